@@ -1,0 +1,164 @@
+"""The schema of ``hw_profiles/``: devices, fabrics, offers. Every figure carries its unit, source and status.
+
+Units are SI and stand in the key. Memory is what the driver reports, not the marketing figure (an "80 GB" H100 has 81,559 MiB).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
+Vendor = Literal["nvidia", "amd", "cpu"]
+Runtime = Literal["cuda", "rocm", "cpu"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
+Family = Literal["gemm", "moe", "attention_prefill", "attention_decode", "elementwise"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Source(_Data):
+    """Where a figure was read: a document with its address and date, or the command that measured it."""
+
+    title: str
+    url: str | None = None
+    date: str | None = None
+    command: str | None = None
+
+
+class Figure(_Data):
+    """One number with its provenance; ``source`` is a key of the file's ``sources``."""
+
+    value: Positive
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class Roofline(_Data):
+    """Shape of an operator's time ``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` with r = ``smoothing``.
+
+    ``t_compute = flops / (peak · compute_efficiency)``, ``t_memory = bytes / (bandwidth · memory_efficiency)``.
+    """
+
+    compute_efficiency: Annotated[float, Field(gt=0, le=1)]
+    memory_efficiency: Annotated[float, Field(gt=0, le=1)]
+    overhead_s: Annotated[float, Field(ge=0, lt=1)]
+    smoothing: Annotated[float, Field(ge=1, le=20)]
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class NodeSpec(_Data):
+    """The machine the device usually sits in: how many share it, what joins them, and what leaves it."""
+
+    devices: Annotated[int, Field(ge=1, le=128)]
+    fabric: Name
+    network: Name
+    host_memory_bytes: Figure | None = None
+
+
+class Sourced(_Data):
+    """A data file whose figures name entries of its own ``sources``."""
+
+    schema_version: Literal[1]
+    sources: dict[str, Source]
+
+    @model_validator(mode="after")
+    def _sources_exist(self) -> Sourced:
+        for figure in _figures(self):
+            if figure.source not in self.sources:
+                raise ValueError(f"source {figure.source!r} is not listed under sources")
+        return self
+
+
+class Device(Sourced):
+    """One accelerator (or a CPU machine) as a file of ``hw_profiles/``.
+
+    ``peak_flops_per_s`` are dense rates by compute dtype; a dtype that is absent is not multiplied natively.
+    ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names drivers report.
+    """
+
+    name: Name
+    title: str
+    vendor: Vendor
+    runtime: Runtime
+    architecture: str
+    aliases: tuple[str, ...] = ()
+    memory_bytes: Figure
+    memory_bandwidth_bytes_per_s: Figure
+    peak_flops_per_s: dict[Dtype, Figure]
+    weight_dtypes: tuple[Dtype, ...]
+    kv_dtypes: tuple[Dtype, ...]
+    tdp_watts: Figure
+    idle_watts: Figure | None = None
+    roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = {}
+    node: NodeSpec
+
+    @model_validator(mode="after")
+    def _half_precision(self) -> Device:
+        if not {"bf16", "fp16", "fp32"} & set(self.peak_flops_per_s):
+            raise ValueError("peak_flops_per_s needs bf16, fp16 or fp32")
+        return self
+
+
+class Fabric(Sourced):
+    """What joins devices in a node, or nodes in a cluster. Rates are per device and direction.
+
+    A collective takes ``latency_s + latency_per_rank_s · (n - 1) + moved bytes / (bandwidth · efficiency)``.
+    ``domain``: devices that reach each other through it (8 on an HGX board, 72 in an NVL72 rack); None for a network.
+    """
+
+    name: Name
+    title: str
+    kind: Literal["scale-up", "scale-out"]
+    topology: Literal["switch", "mesh", "ring", "pcie", "network", "memory"]
+    domain: Annotated[int, Field(ge=1)] | None = None
+    bandwidth_bytes_per_s: Figure
+    efficiency: Annotated[Figure, Field(description="achieved / datasheet rate of large collectives")]
+    latency_s: Figure
+    latency_per_rank_s: Figure | None = None
+
+
+class Offer(_Data):
+    """A price at which somebody rents a device out."""
+
+    name: Name
+    device: Name
+    usd_per_device_hour: Positive
+    commitment: Literal["on-demand", "spot", "reserved-1y", "reserved-3y"]
+    devices_per_node: Annotated[int, Field(ge=1)] = 1
+    instance: str | None = None
+    region: str | None = None
+    date: str
+    source: str
+    note: str | None = None
+
+
+class OfferFile(Sourced):
+    """The offers of one provider, a file of ``hw_profiles/offers/``."""
+
+    provider: str
+    offers: tuple[Offer, ...]
+
+
+class Priors(Sourced):
+    """``hw_profiles/priors.yaml``: roofline figures per runtime for devices that have none of their own."""
+
+    roofline: dict[Runtime, dict[Family, Roofline]]
+
+
+def _figures(value: object) -> list[Figure | Roofline | Offer]:
+    if isinstance(value, Figure | Roofline | Offer):
+        return [value]
+    if isinstance(value, BaseModel):
+        return [found for _, item in value for found in _figures(item)]
+    if isinstance(value, dict):
+        return [found for item in value.values() for found in _figures(item)]
+    return [found for item in value for found in _figures(item)] if isinstance(value, tuple) else []
