@@ -72,9 +72,9 @@ class Sourced(_Data):
 
     @model_validator(mode="after")
     def _sources_exist(self) -> Sourced:
-        for figure in _figures(self):
-            if figure.source not in self.sources:
-                raise ValueError(f"source {figure.source!r} is not listed under sources")
+        unlisted = sorted(set(_cited(self)) - set(self.sources))
+        if unlisted:
+            raise ValueError(f"source {unlisted[0]!r} is not listed under sources")
         return self
 
 
@@ -154,11 +154,13 @@ class Priors(Sourced):
     roofline: dict[Runtime, dict[Family, Roofline]]
 
 
-def _figures(value: object) -> list[Figure | Roofline | Offer]:
-    if isinstance(value, Figure | Roofline | Offer):
-        return [value]
-    if isinstance(value, BaseModel):
-        return [found for _, item in value for found in _figures(item)]
+def _cited(value: object) -> list[str]:
+    """The ``source`` of every figure in ``value``, at any depth."""
     if isinstance(value, dict):
-        return [found for item in value.values() for found in _figures(item)]
-    return [found for item in value for found in _figures(item)] if isinstance(value, tuple) else []
+        return [found for item in value.values() for found in _cited(item)]
+    if isinstance(value, tuple):
+        return [found for item in value for found in _cited(item)]
+    if not isinstance(value, BaseModel):
+        return []
+    own = [value.source] if isinstance(getattr(value, "source", None), str) else []
+    return own + [found for _, item in value for found in _cited(item)]

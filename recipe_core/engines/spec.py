@@ -1,0 +1,149 @@
+"""What an engine is, as data: its version, what it can split, how it divides memory, batches and loses time.
+
+One YAML file an engine beside this module; ``engines/<name>.py`` says how its options become a command.
+Differences between engines live here, not in the physics.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.documents import read_document
+from recipe_core.errors import InputError, unknown
+from recipe_core.hardware.profile import Figure, Runtime, Sourced
+
+Whole = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SplitSupport(_Data):
+    """Which degrees the engine has. ``experts``: "all-ranks" means experts are spread over tp × dp or not at all."""
+
+    tensor: bool
+    pipeline: bool
+    experts: Literal["all-ranks", "none"]
+    data_parallel: Literal["engine", "processes"]
+
+
+class MemoryUse(_Data):
+    """How the engine divides a device. ``fraction`` of the device is its to use; the cache gets what weights and workspace leave."""
+
+    fraction: Figure
+    preallocates: bool
+    context_single_bytes: Figure
+    context_parallel_bytes: Figure
+    sampler_bytes_per_logit: Figure
+    block_tokens: Whole
+
+
+class BatchLimits(_Data):
+    """The engine's default batch limits on devices with at least ``memory_at_least_bytes``."""
+
+    memory_at_least_bytes: NonNegative
+    max_batched_tokens: Whole
+    max_num_seqs: Whole
+
+
+class Overheads(_Data):
+    """Time the engine itself takes: per step, per running sequence and layer of a step, per request and input token."""
+
+    step_s: NonNegative
+    sequence_s: NonNegative
+    layer_s: NonNegative
+    request_s: NonNegative
+    input_token_s: NonNegative
+    source: str
+    status: Literal["measured", "fitted", "published", "assumed"]
+    note: str | None = None
+
+
+class Option(_Data):
+    """One command-line option of the engine's pinned version."""
+
+    flag: str
+    type: Literal["int", "float", "str", "switch"]
+    choices: tuple[str, ...] = ()
+
+
+class Engine(Sourced):
+    """An engine at one version. Of the engines that run on a device the one with the lowest ``preference`` is the default."""
+
+    name: str
+    title: str
+    version: str
+    buildable: bool
+    preference: Whole
+    runtimes: tuple[Runtime, ...]
+    program: str
+    module: str
+    install: str
+    split: SplitSupport
+    memory: MemoryUse
+    batching: tuple[BatchLimits, ...]
+    chunked_prefill: bool
+    overheads: dict[Runtime, Overheads]
+    online_weight_dtypes: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]
+    options: dict[str, Option]
+
+    def batch_limits(self, memory_bytes: float) -> BatchLimits:
+        """The default limits on a device of this size."""
+        return next(b for b in sorted(self.batching, key=lambda b: -b.memory_at_least_bytes) if memory_bytes >= b.memory_at_least_bytes)
+
+    def argv(self, values: dict[str, Any]) -> list[str]:
+        """Options as separate argv words, in the order given.
+
+        Raises:
+            InputError: for an option this version does not have, or a value of the wrong type.
+        """
+        return [word for name, value in values.items() for word in self._words(name, value)]
+
+    def _words(self, name: str, value: Any) -> list[str]:
+        option = self.options.get(name)
+        if option is None:
+            message, hint = unknown(f"{self.title} {self.version} option", name, list(self.options))
+            raise InputError(message, field="options", hint=hint)
+        wanted = {"int": int, "float": (int, float), "str": str, "switch": bool}[option.type]
+        if not isinstance(value, wanted) or (option.type != "switch" and isinstance(value, bool)):  # type: ignore[arg-type]
+            raise InputError(f"{option.flag} takes {option.type}, not {value!r}.", field=f"options.{name}")
+        if option.choices and value not in option.choices:
+            raise InputError(f"{option.flag} takes {', '.join(option.choices)}, not {value!r}.", field=f"options.{name}")
+        if option.type == "switch":
+            return [option.flag] if value else []
+        return [option.flag, str(value)]
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+
+
+def engine_names() -> list[str]:
+    """The engines there are, sorted."""
+    return list(_files())
+
+
+@cache
+def engine(name: str) -> Engine:
+    """An engine by name; raises InputError naming close ones when there is none."""
+    path = _files().get(name.casefold())
+    if path is None:
+        message, hint = unknown("engine", name, engine_names())
+        raise InputError(message, field="candidate.engine", hint=hint)
+    try:
+        return Engine.model_validate(read_document(path))
+    except ValidationError as error:
+        raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
+
+
+def default_engine(runtime: Runtime) -> Engine:
+    """The engine taken when a request names none: the preferred one that can be built for the runtime."""
+    fitting = [e for e in map(engine, engine_names()) if e.buildable and runtime in e.runtimes]
+    return min(fitting, key=lambda e: e.preference)

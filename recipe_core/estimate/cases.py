@@ -1,0 +1,111 @@
+"""What is estimated: many splits and loads of one model on one kind of device, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipe_core.engines.spec import Engine
+from recipe_core.hardware.catalog import Cluster
+from recipe_core.model.dtypes import bytes_per_value
+from recipe_core.model.spec import ModelSpec, Role
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+Mode = Literal["closed", "open", "static", "offline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cases of one call share. Dtypes are resolved: never "auto"."""
+
+    model: ModelSpec
+    cluster: Cluster
+    engine: Engine
+    mode: Mode
+    weight_dtype: str
+    kv_dtype: str
+
+    def stored_dtype(self, role: Role) -> str:
+        """The number format in which tensors of a role lie in device memory.
+
+        A quantisation turns the matrices of attention and feed-forward (or only what the checkpoint says it turned);
+        embeddings, head, router and norms stay as they are.
+        """
+        quantization = self.model.quantization
+        if quantization is not None and self.weight_dtype == quantization.dtype:
+            return self.weight_dtype if role in quantization.roles else self.model.dtype
+        if self.weight_dtype in ("bf16", "fp16", "fp32"):
+            return self.weight_dtype
+        return self.weight_dtype if role in ("linear", "experts") else self.model.dtype
+
+    def stored_bytes(self, role: Role) -> float:
+        """Bytes per stored value of a role, scales included."""
+        return bytes_per_value(self.stored_dtype(role))
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes per activation value: 16 bit, or 32 where the weights are."""
+        return 4.0 if self.weight_dtype == "fp32" else 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """One row a case; all columns have the same length.
+
+    tp, pp, dp, ep: degrees. per_node: devices in a node. input_tokens, output_tokens: mean lengths. max_context: longest
+    request the engine must accept. load: requests in flight, arrivals per second, batch or queued requests, by the mode.
+    prefix_hit: share of the prompt found in the cache. The rest are the engine's own limits.
+    """
+
+    tp: Int
+    pp: Int
+    dp: Int
+    ep: Int
+    per_node: Int
+    nodes: Int
+    input_tokens: Float
+    output_tokens: Float
+    max_context: Float
+    load: Float
+    prefix_hit: Float
+    max_batched_tokens: Float
+    max_num_seqs: Float
+    memory_fraction: Float
+    block_tokens: Float
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, rows: Any) -> Cases:
+        """The chosen rows, in that order."""
+        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @property
+    def devices(self) -> Int:
+        """Devices a case uses."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def replicas(self) -> Int:
+        """Independent schedulers: replicas of the whole model, or data-parallel attention ranks where experts are shared."""
+        return self.dp
+
+    @property
+    def shares_experts(self) -> Bool:
+        """Where experts are spread over ranks instead of being cut by tensor parallelism."""
+        return self.ep > 1
+
+
+def cases(n: int, **columns: Any) -> Cases:
+    """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type."""
+    out = {}
+    for column in fields(Cases):
+        dtype = np.int64 if column.type == "Int" else np.float64
+        out[column.name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns[column.name], dtype=dtype), n))
+    return Cases(**out)

@@ -1,0 +1,215 @@
+"""Memory of a rank, by part. Per device; the fullest pipeline stage is the one reported.
+
+Parts: ``weights`` as the engine shards them, ``kv_cache`` (what the workload needs of it), ``activations`` (workspace of the
+largest step), ``runtime`` (context and communication buffers). The engine's pool is what its share of the device leaves.
+
+Source of the workspace and pool rules: vLLM's profile run (``v1/worker/gpu_worker.py``, ``v1/core/kv_cache_utils.py``);
+twelve logged boots agree within 0.72 GiB. Left out: CUDA graphs (0–1 GiB, inside the band) and fragmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.estimate.cases import Cases, Float, Int, Setting
+from recipe_core.model.dtypes import bytes_per_value
+from recipe_core.model.spec import DenseMlp, Layer, MoeMlp, Tensor, layer_kinds
+
+VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a multiple of this
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per device of the fullest rank (arrays over cases); the four parts add up to ``total_bytes`` exactly.
+
+    pool_bytes: what the engine has for its cache. pool_tokens: tokens of context a replica's pool holds.
+    sequence_bytes: cache of one request at its full length. max_concurrency: such requests over all replicas.
+    usable_bytes: the engine's share of the device. start_bytes: what must fit into it for the engine to start.
+    """
+
+    weights_bytes: Float
+    kv_needed_bytes: Float
+    activations_bytes: Float
+    runtime_bytes: Float
+    total_bytes: Float
+    capacity_bytes: Float
+    usable_bytes: Float
+    pool_bytes: Float
+    pool_tokens: Float
+    sequence_bytes: Float
+    start_bytes: Float
+    max_concurrency: Float
+    context_limit: Float
+
+    @property
+    def shortfall_bytes(self) -> Float:
+        """How much is missing for the engine to start; zero or less when it starts."""
+        return self.start_bytes - self.usable_bytes
+
+
+def stage_layers(layers: int, stages: int) -> list[tuple[int, int]]:
+    """First and past-the-last layer of each pipeline stage, by vLLM's rule.
+
+    A remainder goes one layer each to the stages before the last, from the back, so that the head's stage stays lightest.
+    Source: ``get_pp_indices`` in vLLM's ``distributed/utils.py``.
+    """
+    sizes = [layers // stages] * stages
+    for i in range(2, layers % stages + 2):
+        sizes[-i] += 1
+    ends = np.cumsum(sizes)
+    return [(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
+
+
+def padded_vocabulary(vocabulary: int) -> int:
+    """Rows of the embedding as engines allocate it."""
+    return -(-vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
+
+
+def expert_ranks(cases: Cases) -> Float:
+    """Ranks over which one copy of the experts is cut: tp, or all of tp × dp where experts are shared."""
+    return np.where(cases.shares_experts, cases.tp * cases.dp, cases.tp).astype(float)
+
+
+def _share(tensor: Tensor, layer: Layer | None, cases: Cases) -> Float:
+    """Share of a tensor that one rank holds."""
+    tp = cases.tp.astype(float)
+    if tensor.shard == "replicated":
+        return np.ones_like(tp)
+    if tensor.shard == "kv_heads" and layer is not None:
+        return 1 / np.minimum(tp, layer.attention.kv_heads)
+    if tensor.shard == "experts" and layer is not None and isinstance(layer.mlp, MoeMlp):
+        ep = cases.ep.astype(float)
+        whole_experts = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts  # the fullest rank's
+        return np.where(cases.shares_experts, whole_experts * ep / expert_ranks(cases), 1 / tp)
+    return 1 / tp
+
+
+def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
+    """Weights of one layer on one rank."""
+    parts = [t.numel * setting.stored_bytes(t.role) * _share(t, layer, cases) for t in layer.tensors(setting.model.hidden)]
+    return np.sum(parts, axis=0)
+
+
+def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
+    """The embedding (or the head) on one rank."""
+    model = setting.model
+    return padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes("head") / cases.tp
+
+
+def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
+    """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; an MLA latent never is."""
+    attention = layer.attention
+    heads = np.ceil(attention.kv_heads / np.minimum(tp, attention.kv_heads))
+    return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype)
+
+
+def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
+    """Tokens a layer keeps of a request: all, or its window (and the block that slides out), in whole blocks."""
+    kept = np.ceil(context / block_tokens) * block_tokens
+    window = layer.attention.window
+    if window is None:
+        return kept
+    return np.minimum(kept, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
+
+
+def context_bytes(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, context: Float) -> Float:
+    """Cache of one request with ``context`` tokens over the given layers on one rank."""
+    parts = [n * kv_token_bytes(setting, layer, cases.tp) * cached_tokens(layer, context, cases.block_tokens) for layer, n in layers]
+    return np.sum(parts, axis=0) if parts else np.zeros(len(cases))
+
+
+def activation_bytes(setting: Setting, cases: Cases) -> Float:
+    """Workspace of the largest step: a layer's activations for every batched token, or the sampler's buffers if larger.
+
+    ``max(T · b · (3h + 3f/tp), c · S · V, T · K · (h + 2·f_e) · b / ep)`` with T batched tokens, S sequences; the sampler
+    gathers logits over tensor parallelism, so V is whole there. Source: fits of vLLM boots (3 vocabularies, within 3 %).
+    """
+    model, b = setting.model, setting.activation_bytes
+    tokens = cases.max_batched_tokens
+    if not setting.engine.chunked_prefill:  # a whole prompt goes through at once
+        tokens = np.maximum(tokens, cases.input_tokens)
+    out = setting.engine.memory.sampler_bytes_per_logit.value * cases.max_num_seqs * model.vocabulary
+    for layer, _ in model.kinds:
+        if isinstance(layer.mlp, DenseMlp):
+            out = np.maximum(out, tokens * b * (3 * model.hidden + 3 * layer.mlp.intermediate / cases.tp))
+        else:
+            wide = layer.mlp.shared_intermediate / cases.tp
+            routed = layer.mlp.top_k * (model.hidden + 2 * layer.mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp))
+            ranks = np.where(cases.shares_experts, cases.ep, 1)
+            out = np.maximum(out, tokens * b * np.maximum(3 * model.hidden + 3 * wide, routed * np.maximum(cases.dp, 1) / ranks))
+    return out
+
+
+def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
+    """Memory of the fullest rank when ``sequences`` requests per replica are held at their full length.
+
+    Stages are walked in Python (there are few); candidates are arrays.
+    """
+    n = len(cases)
+    fields = {name: np.zeros(n) for name in Memory.__dataclass_fields__}
+    for stages in np.unique(cases.pp):
+        rows = np.flatnonzero(cases.pp == stages)
+        for name, column in _by_stages(setting, cases.take(rows), int(stages), sequences[rows]).items():
+            fields[name][rows] = column
+    return Memory(**fields)
+
+
+def _by_stages(setting: Setting, cases: Cases, stages: int, sequences: Float) -> dict[str, Float]:
+    """All columns of ``Memory`` for cases that share their number of stages."""
+    model, use = setting.model, setting.engine.memory
+    activations = activation_bytes(setting, cases)
+    runtime = np.where(cases.devices > 1, use.context_parallel_bytes.value, use.context_single_bytes.value)
+    capacity = np.full(len(cases), setting.cluster.device.memory_bytes.value)
+    usable = capacity * cases.memory_fraction
+    full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
+    context_layers = [layer_kinds(model.layers[a:b]) for a, b in stage_layers(len(model.layers), min(stages, len(model.layers)))]
+    vocabulary = vocabulary_bytes(setting, cases)
+    per_kind = {layer: layer_weight_bytes(setting, layer, cases) for layer, _ in model.kinds}
+    best: dict[str, Float] = {}
+    for stage, layers in enumerate(context_layers):
+        first, last = stage == 0, stage == len(context_layers) - 1
+        ends = 1.0 if first and last and model.tied_embeddings else float(first + last)
+        weights = np.sum([count * per_kind[layer] for layer, count in layers], axis=0) + ends * vocabulary
+        sequence = context_bytes(setting, layers, cases, full)
+        longest = context_bytes(setting, layers, cases, cases.max_context)
+        pool = usable - weights - activations - runtime
+        column = {
+            "weights_bytes": weights,
+            "kv_needed_bytes": sequences * sequence,
+            "activations_bytes": activations,
+            "runtime_bytes": runtime,
+            "total_bytes": weights + sequences * sequence + activations + runtime,
+            "capacity_bytes": capacity,
+            "usable_bytes": usable,
+            "pool_bytes": np.maximum(pool, 0),
+            "sequence_bytes": sequence,
+            "start_bytes": weights + activations + runtime + longest,
+            "pool_tokens": np.floor(np.maximum(pool, 0) / np.maximum(longest, 1) * cases.max_context),
+            "max_concurrency": np.floor(np.maximum(pool, 0) / np.maximum(sequence, 1)) * cases.replicas,
+            "context_limit": _context_limit(setting, layers, cases, pool),
+        }
+        best = column if not best else _fullest(best, column)
+    return best
+
+
+def _fullest(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
+    """Of two stages the fuller one, with the cache bounded by the one that holds fewer tokens."""
+    fuller = b["total_bytes"] > a["total_bytes"]
+    out = {name: np.where(fuller, b[name], a[name]) for name in a}
+    out["start_bytes"] = np.maximum(a["start_bytes"], b["start_bytes"])
+    for name in ("pool_tokens", "max_concurrency", "context_limit"):
+        out[name] = np.minimum(a[name], b[name])
+    return out
+
+
+def _context_limit(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, pool: Float) -> Float:
+    """Longest single request (tokens) that the pool holds: windowed layers cost a constant, the others grow with it."""
+    block = cases.block_tokens
+    growing = np.sum([n * kv_token_bytes(setting, k, cases.tp) for k, n in layers if k.attention.window is None], axis=0)
+    windowed = tuple((k, n) for k, n in layers if k.attention.window is not None)
+    fixed = context_bytes(setting, windowed, cases, cases.max_context)
+    growing = np.broadcast_to(np.asarray(growing, dtype=float), len(cases))
+    tokens = np.where(growing > 0, np.maximum(pool - fixed, 0) / np.maximum(growing, 1e-9), np.inf)
+    return np.minimum(np.floor(tokens / block) * block, setting.model.max_context)

@@ -1,0 +1,144 @@
+"""Finding devices, fabrics and price offers in ``hw_profiles/``, and putting them together as a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from recipe_core.documents import read_document
+from recipe_core.errors import HardwareError, unknown
+from recipe_core.hardware.profile import Device, Fabric, Family, Offer, OfferFile, Priors, Roofline
+from recipe_core.request import HardwareRequest
+from recipe_core.resources import root
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _read(path: Path, schema: type[Model]) -> Model:
+    try:
+        return schema.model_validate(read_document(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise HardwareError(f"{path.name}: {where}: {first['msg']}.", field="hardware", hint="Correct the profile.") from None
+
+
+def _named(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def device_names() -> list[str]:
+    """The devices there are profiles of, sorted."""
+    return [name for name in _named(root("hw_profiles")) if name != "priors"]
+
+
+@cache
+def device(name: str) -> Device:
+    """The profile of a device by its name or an alias; raises HardwareError naming close ones when there is none."""
+    files = _named(root("hw_profiles"))
+    wanted = name.casefold()
+    if wanted not in device_names():
+        wanted = _aliases().get(wanted, wanted)
+    if wanted not in device_names():
+        message, hint = unknown("device", name, device_names())
+        raise HardwareError(message, field="hardware.device", hint=hint)
+    return _read(files[wanted], Device)
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    return {alias.casefold(): name for name in device_names() for alias in device(name).aliases}
+
+
+@cache
+def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
+    """The profile of a link technology; raises HardwareError when there is none."""
+    files = _named(root("hw_profiles") / "fabrics")
+    if name not in files:
+        message, hint = unknown("fabric", name, list(files))
+        raise HardwareError(message, field=field, hint=hint)
+    return _read(files[name], Fabric)
+
+
+@cache
+def offers() -> tuple[Offer, ...]:
+    """All price offers, cheapest first."""
+    files = _named(root("hw_profiles") / "offers").values()
+    found = [offer for path in files for offer in _read(path, OfferFile).offers]
+    return tuple(sorted(found, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
+
+
+@cache
+def priors() -> Priors:
+    """Roofline figures for devices without their own."""
+    return _read(root("hw_profiles") / "priors.yaml", Priors)
+
+
+def roofline(profile: Device, family: Family, dtype: str) -> Roofline:
+    """The four numbers of an operator family on a device: its own for the dtype, its own for any, else the runtime's prior."""
+    own = profile.roofline.get(family, {})
+    return own.get(dtype) or own.get("any") or priors().roofline[profile.runtime][family]  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Devices in nodes, what joins them, and what an hour of one costs (None: unknown)."""
+
+    device: Device
+    per_node: int
+    nodes: int
+    fabric: Fabric
+    network: Fabric
+    usd_per_device_hour: float | None
+    price_basis: str | None
+
+    @property
+    def devices(self) -> int:
+        """All devices."""
+        return self.per_node * self.nodes
+
+    @property
+    def rack_scale(self) -> bool:
+        """Whether the fabric joins devices of different nodes (NVL72), so that only its domain bounds a fast group."""
+        return self.fabric.domain is not None and self.fabric.domain > self.device.node.devices
+
+
+def cluster(request: HardwareRequest) -> Cluster:
+    """The cluster a request names; raises HardwareError for an unknown device, fabric, network or offer."""
+    profile = device(request.device)
+    inside = fabric(request.fabric or profile.node.fabric)
+    if inside.kind != "scale-up":
+        raise HardwareError(
+            f"{inside.name!r} joins nodes, not devices in a node.", field="hardware.fabric", hint="Give it as network instead."
+        )
+    price, basis = _price(request, profile)
+    return Cluster(
+        device=profile,
+        per_node=request.per_node,
+        nodes=request.nodes,
+        fabric=inside,
+        network=fabric(request.network or profile.node.network, "hardware.network"),
+        usd_per_device_hour=price,
+        price_basis=basis,
+    )
+
+
+def _price(request: HardwareRequest, profile: Device) -> tuple[float | None, str | None]:
+    """The stated price, the named offer, or the cheapest on-demand offer for the device."""
+    if request.usd_per_device_hour is not None:
+        if request.offer is not None:
+            raise HardwareError("give either an offer or a price per device hour, not both.", field="hardware.offer")
+        return request.usd_per_device_hour, "stated in the request"
+    matching = [offer for offer in offers() if offer.device == profile.name]
+    if request.offer is not None:
+        chosen = next((offer for offer in matching if offer.name == request.offer), None)
+        if chosen is None:
+            message, hint = unknown(f"offer for {profile.name}", request.offer, [offer.name for offer in matching])
+            raise HardwareError(message, field="hardware.offer", hint=hint)
+    else:
+        chosen = next((offer for offer in matching if offer.commitment == "on-demand"), None)
+    return (chosen.usd_per_device_hour, f"{chosen.name}, {chosen.date}") if chosen else (None, None)

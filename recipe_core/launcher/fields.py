@@ -1,0 +1,84 @@
+"""Typed access to a JSON object; every failure names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InputError
+
+_REBUILD = "Build the bundle again with `recipe build`."
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One JSON object and where it is (``launch.json: processes[0]``)."""
+
+    data: dict[str, Any]
+    where: str
+
+    def fail(self, key: str, expected: str) -> InputError:
+        found = f"got {self.data[key]!r}" if key in self.data else "it is missing"
+        return InputError(f"expected {expected}, {found}.", field=f"{self.where}.{key}", hint=_REBUILD)
+
+    def text(self, key: str) -> str:
+        value = self.data.get(key)
+        if not isinstance(value, str) or not value:
+            raise self.fail(key, "text")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        return None if self.data.get(key) is None else self.text(key)
+
+    def one_of(self, key: str, allowed: tuple[str, ...]) -> str:
+        value = self.data.get(key)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.fail(key, "one of " + ", ".join(allowed))
+        return value
+
+    def integer(self, key: str, *, low: int = 0) -> int:
+        value = self.data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise self.fail(key, f"a whole number of at least {low}")
+        return value
+
+    def optional_integer(self, key: str, *, low: int = 0) -> int | None:
+        return None if self.data.get(key) is None else self.integer(key, low=low)
+
+    def optional_number(self, key: str) -> float | None:
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise self.fail(key, "a number above 0")
+        return float(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.data.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(key, "a list of text")
+        return tuple(value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        value = self.data.get(key, [])
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.fail(key, "a list of whole numbers")
+        return tuple(value)
+
+    def text_map(self, key: str) -> dict[str, str]:
+        value = self.data.get(key, {})
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise self.fail(key, "an object of text")
+        return dict(value)
+
+    def child(self, key: str, *, optional: bool = False) -> Fields:
+        value = self.data.get(key, {} if optional else None)
+        if not isinstance(value, dict):
+            raise self.fail(key, "an object")
+        return Fields(value, f"{self.where}.{key}")
+
+    def children(self, key: str) -> tuple[Fields, ...]:
+        value = self.data.get(key)
+        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+            raise self.fail(key, "a list of objects")
+        return tuple(Fields(item, f"{self.where}.{key}[{index}]") for index, item in enumerate(value))

@@ -1,0 +1,60 @@
+"""Reading and writing small files: JSON, digests, the tail of a log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; one clear error for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.", hint="Run this in the folder of a bundle made by `recipe build`.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}.", hint="Build the bundle again with `recipe build`.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds {type(data).__name__}, not an object.", hint="Build the bundle again with `recipe build`.")
+    return data
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write through a temporary file in the same folder, so that a reader sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def tail(path: Path, lines: int = 20, *, limit: int = 16_384) -> str:
+    """The last lines of a log; progress bars' carriage returns count as line ends."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    kept = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
+    return "\n".join(kept[-lines:])

@@ -1,0 +1,189 @@
+"""What this machine is: accelerators by their vendor's own tool, processor and memory from /proc."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator; memory is None where the tool does not say (unified memory prints [N/A])."""
+
+    index: int
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``runtime`` is cuda or rocm when accelerators were found, else cpu. ``notes`` say why a vendor's tool was no help."""
+
+    runtime: str
+    devices: tuple[Device, ...]
+    cpu_name: str
+    cpus: int
+    memory_bytes: int | None
+    available_bytes: int | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def detect() -> Machine:
+    """Ask each vendor's tool in turn; the first that lists devices names the runtime."""
+    notes: list[str] = []
+    runtime, devices = "cpu", _nvidia(notes)
+    if devices:
+        runtime, devices = "cuda", visible(devices, "CUDA_VISIBLE_DEVICES")
+    else:
+        devices = _amd(notes)
+        if devices:
+            runtime, devices = "rocm", visible(devices, "HIP_VISIBLE_DEVICES")
+    total, available = memory()
+    return Machine(runtime, tuple(devices), cpu_name(), len(os.sched_getaffinity(0)), total, available, tuple(notes))
+
+
+def visible(devices: list[Device], variable: str) -> list[Device]:
+    """Only the devices the environment leaves visible, when it lists them by number; UUIDs are left to the engine."""
+    value = os.environ.get(variable)
+    if value is None or not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
+        return devices
+    wanted = {int(part) for part in value.split(",")}
+    return [device for device in devices if device.index in wanted]
+
+
+def _run(argv: list[str], notes: list[str]) -> str | None:
+    """A tool's output; None, and a note when it is there but fails."""
+    if shutil.which(argv[0]) is None:
+        return None
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        notes.append(f"{argv[0]}: {error}")
+        return None
+    if done.returncode != 0:
+        notes.append(f"{argv[0]}: {(done.stderr or done.stdout).strip().splitlines()[:1] or [f'exit code {done.returncode}']}")
+        return None
+    return done.stdout
+
+
+def _nvidia(notes: list[str]) -> list[Device]:
+    output = _run(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], notes)
+    return parse_nvidia_smi(output) if output else []
+
+
+def parse_nvidia_smi(output: str) -> list[Device]:
+    """Lines like ``NVIDIA H100 80GB HBM3, 81559`` (MiB); ``[N/A]`` on machines with unified memory."""
+    devices = []
+    for line in output.splitlines():
+        name, comma, size = line.rpartition(",")
+        if comma and name.strip():
+            mebibytes = size.strip()
+            devices.append(Device(len(devices), name.strip(), int(mebibytes) << 20 if mebibytes.isdigit() else None))
+    return devices
+
+
+def _amd(notes: list[str]) -> list[Device]:
+    attempts: list[tuple[list[str], Callable[[str], list[Device]]]] = [
+        (["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json"], parse_rocm_smi),
+        (["amd-smi", "static", "--asic", "--vram", "--json"], parse_amd_smi),
+    ]
+    for argv, parse in attempts:
+        output = _run(argv, notes)
+        if output is None:
+            continue
+        try:
+            if devices := parse(output):
+                return devices
+        except (ValueError, TypeError, AttributeError) as error:
+            notes.append(f"{argv[0]}: its output was not understood ({error})")
+    return read_kfd(Path("/sys/class/kfd/kfd/topology/nodes"))
+
+
+def parse_rocm_smi(output: str) -> list[Device]:
+    """``{"card0": {"Card Series": ..., "VRAM Total Memory (B)": "..."}}``; warnings may stand before the object."""
+    cards = json.loads(output[output.index("{") :])
+    numbered = sorted((int(key[4:]), value) for key, value in cards.items() if re.fullmatch(r"card\d+", key))
+    return [Device(index, _card_name(card), _integer(card.get("VRAM Total Memory (B)"))) for index, card in numbered]
+
+
+def _card_name(card: dict[str, Any]) -> str:
+    """Releases differ in capitals, and some put a number like 0x74a1 where the name belongs."""
+    by_key = {key.casefold(): str(value) for key, value in card.items()}
+    names = [by_key.get(key, "") for key in ("card series", "card model", "device name", "market name")]
+    return next((name for name in names if name and name != "N/A" and not name.startswith("0x")), "AMD GPU")
+
+
+def parse_amd_smi(output: str) -> list[Device]:
+    """A list of objects, inside ``gpu_data`` in later releases; the size is ``{"value": 196592, "unit": "MB"}`` (binary)."""
+    starts = [position for position in (output.find("["), output.find("{")) if position >= 0]
+    data = json.loads(output[min(starts) :]) if starts else []
+    items = data.get("gpu_data", []) if isinstance(data, dict) else data
+    return [
+        Device(int(item.get("gpu", index)), item.get("asic", {}).get("market_name") or "AMD GPU", _sized(item.get("vram", {}).get("size")))
+        for index, item in enumerate(items)
+    ]
+
+
+def _sized(size: object) -> int | None:
+    if isinstance(size, dict) and isinstance(size.get("value"), int):
+        return int(size["value"]) * _UNITS.get(str(size.get("unit", "MB")).upper(), 1 << 20)
+    return None
+
+
+def _integer(value: object) -> int | None:
+    return int(str(value)) if str(value).isdigit() else None
+
+
+def read_kfd(nodes: Path) -> list[Device]:
+    """The kernel's own list, for machines without ROCm's tools: nodes with SIMD units are GPUs."""
+    devices = []
+    for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
+        if _properties(node / "properties").get("simd_count", 0) > 0:
+            banks = [_properties(bank).get("size_in_bytes", 0) for bank in sorted(node.glob("mem_banks/*/properties"))]
+            devices.append(Device(len(devices), "AMD GPU", max(banks, default=0) or None))
+    return devices
+
+
+def _properties(path: Path) -> dict[str, int]:
+    try:
+        pairs = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return {}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int | None]:
+    """Total and available bytes; a container's own limit counts when it is lower than the machine's."""
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
+        total, available = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return None, None
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="utf-8"))
+        used = int((cgroup / "memory.current").read_text(encoding="utf-8"))
+        used -= _properties(cgroup / "memory.stat").get("inactive_file", 0)  # file cache is given back on demand
+    except (OSError, ValueError):  # "max" means no limit
+        return total, available
+    return min(total, limit), min(available, max(0, limit - used))
+
+
+def cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown CPU"
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else "unknown CPU"

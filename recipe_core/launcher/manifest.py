@@ -1,0 +1,72 @@
+"""Does the bundle still hold what was built? Digests of every file against MANIFEST.json."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from .errors import LauncherError
+from .files import read_object, sha256
+
+NAME = "MANIFEST.json"
+_CODE = (".py", ".so", ".pth", ".sh")
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Paths relative to the bundle. ``added_code`` could run in place of the bundle's own; ``added`` is only clutter."""
+
+    missing: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    added_code: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        return not (self.missing or self.changed or self.added_code)
+
+
+def verify(root: Path) -> tuple[int, Findings]:
+    """The number of files listed, and how the folder differs from the list."""
+    files = read_object(root / NAME).get("files")
+    if not isinstance(files, dict) or not files:
+        raise LauncherError(f"{NAME} lists no files.", hint="Build the bundle again with `recipe build`.")
+    outside = [name for name in files if not _inside(name)]
+    if outside:
+        raise LauncherError(f"{NAME} names a path outside the bundle: {outside[0]!r}.", hint="Do not use this bundle; build it again.")
+    present = set(walk(root))
+    added = sorted(present - set(files))
+    code = tuple(name for name in added if name.endswith(_CODE) or name.startswith("launcher/"))
+    return len(files), Findings(
+        missing=tuple(sorted(set(files) - present)),
+        changed=tuple(sorted(name for name in present & set(files) if not _same(root / name, files[name]))),
+        added_code=code,
+        added=tuple(name for name in added if name not in code),
+    )
+
+
+def digest(root: Path) -> str | None:
+    """What a measurement is filed under: the digest of the list itself."""
+    path = root / NAME
+    return sha256(path) if path.is_file() else None
+
+
+def walk(root: Path) -> list[str]:
+    """Every file but the list itself, what runs leave in ``run/``, and Python's caches."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        folders[:] = [name for name in folders if name != "__pycache__" and not (name == "run" and here == root)]
+        links = [name for name in folders if (here / name).is_symlink()]  # a linked folder is one entry, never followed
+        found += [(here / name).relative_to(root).as_posix() for name in (*names, *links)]
+    return [name for name in found if name != NAME]
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and name == path.as_posix()
+
+
+def _same(path: Path, expected: object) -> bool:
+    return path.is_file() and not path.is_symlink() and sha256(path) == expected

@@ -1,0 +1,265 @@
+"""``launch.json`` as typed objects, with the command line's parameters filled in."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .fields import Fields
+from .files import read_object
+
+MODES = ("closed", "open", "static", "offline")
+RUNTIMES = ("cuda", "rocm", "cpu")
+_PLACEHOLDER = re.compile(r"\$\{(model|host|port|root|run)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The program that serves. ``requires`` are modules its interpreter must also be able to import."""
+
+    name: str
+    version: str
+    program: str
+    module: str
+    install: str
+    requires: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The machine the recipe was computed for; memory is per device (of the machine where ``runtime`` is cpu)."""
+
+    runtime: str
+    device: str
+    title: str
+    names: tuple[str, ...]
+    count: int
+    memory_bytes: int | None
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What the command line may change."""
+
+    model: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One server to start, ready to execute: placeholders are filled in."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    port: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How to ask: the path, the model's name in a request, and fields added to every body."""
+
+    path: str
+    model: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The traffic the recipe was computed for."""
+
+    mode: str
+    input_tokens: int
+    output_tokens: int
+    concurrency: int | None
+    request_rate: float | None
+    batch: int | None
+    requests: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """All of launch.json, and the folder it was found in."""
+
+    root: Path
+    name: str
+    engine: Engine
+    needs: Needs
+    parameters: Parameters
+    processes: tuple[Process, ...]
+    health: str
+    startup_timeout_s: float
+    api: Api
+    workload: Workload
+
+    @property
+    def run(self) -> Path:
+        """Where logs, state and measurements go; not part of the bundle's digests."""
+        return self.root / "run"
+
+    @property
+    def client_host(self) -> str:
+        """The address to connect to: a server that listens on every interface is asked on the loopback."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.parameters.host, self.parameters.host)
+
+    def address(self, port: int) -> str:
+        host = f"[{self.client_host}]" if ":" in self.client_host else self.client_host
+        return f"http://{host}:{port}"
+
+
+def load_plan(root: Path, *, model: str | None = None, host: str | None = None, port: int | None = None) -> LaunchPlan:
+    """Read ``root/launch.json``; ``model``, ``host`` and ``port`` replace its parameters."""
+    fields = Fields(read_object(root / "launch.json"), "launch.json")
+    if fields.data.get("schema_version") != 1:
+        raise fields.fail("schema_version", "1 (the version this launcher reads)")
+    parameters = _parameters(fields.child("parameters"))
+    parameters = Parameters(
+        model=_user_path(model) if model is not None else _bundle_path(parameters.model, root),
+        host=host if host is not None else parameters.host,
+        port=port if port is not None else parameters.port,
+    )
+    fill = Filler(parameters, root)
+    return LaunchPlan(
+        root=root,
+        name=fields.text("name"),
+        engine=_engine(fields.child("engine")),
+        needs=_needs(fields.child("needs")),
+        parameters=parameters,
+        processes=_processes(fields.children("processes"), fill),
+        health=fields.optional_text("health") or "/health",
+        startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
+        api=_api(fields.child("api"), fill),
+        workload=_workload(fields.child("workload")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """Replaces ``${model}``, ``${host}``, ``${port}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text."""
+
+    parameters: Parameters
+    root: Path
+    port_offset: int = 0
+
+    def text(self, template: str) -> str:
+        values = {
+            "model": self.parameters.model,
+            "host": self.parameters.host,
+            "port": str(self.parameters.port + self.port_offset),
+            "root": str(self.root),
+            "run": str(self.root / "run"),
+        }
+        return _PLACEHOLDER.sub(lambda match: values[match.group(1)], template)
+
+    def json(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.json(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.json(item) for key, item in value.items()}
+        return value
+
+
+def is_path(model: str) -> bool:
+    """True for a folder on disk, False for a name on a hub (``owner/name``)."""
+    return model.startswith(("/", "./", "../", "~")) or model in (".", "..")
+
+
+def check_port(port: int, where: str) -> int:
+    if not 1 <= port <= 65535:
+        raise InputError(f"port {port} is not between 1 and 65535.", field=where, hint="Choose a free port, for example --port 8000.")
+    return port
+
+
+def _user_path(model: str) -> str:
+    """A path on the command line is relative to where the user stands, and need not start with a dot."""
+    if is_path(model) or os.path.isdir(model):
+        return os.path.abspath(os.path.expanduser(model))
+    return model
+
+
+def _bundle_path(model: str, root: Path) -> str:
+    return os.path.normpath(root / os.path.expanduser(model)) if is_path(model) else model
+
+
+def _parameters(fields: Fields) -> Parameters:
+    port = fields.integer("port", low=1)
+    return Parameters(fields.text("model"), fields.text("host"), check_port(port, f"{fields.where}.port"))
+
+
+def _engine(fields: Fields) -> Engine:
+    program = fields.text("program")
+    return Engine(
+        name=fields.text("name"),
+        version=fields.text("version"),
+        program=program,
+        module=fields.optional_text("module") or fields.text("name"),
+        install=fields.text("install"),
+        requires=fields.texts("requires"),
+    )
+
+
+def _needs(fields: Fields) -> Needs:
+    device = fields.text("device")
+    return Needs(
+        runtime=fields.one_of("runtime", RUNTIMES),
+        device=device,
+        title=fields.optional_text("title") or device,
+        names=fields.texts("names"),
+        count=fields.integer("count", low=1),
+        memory_bytes=fields.optional_integer("memory_bytes"),
+        used_bytes=fields.optional_integer("used_bytes"),
+    )
+
+
+def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
+    processes = tuple(_process(item, fill) for item in items)
+    for attribute in ("name", "port"):
+        values = [getattr(process, attribute) for process in processes]
+        if len(set(values)) != len(values):
+            raise InputError(f"processes share a {attribute}: {values}.", field="launch.json.processes", hint="Each needs its own.")
+    return processes
+
+
+def _process(fields: Fields, fill: Filler) -> Process:
+    fill = replace(fill, port_offset=fields.optional_integer("port_offset") or 0)
+    argv = fields.texts("argv")
+    if not argv:
+        raise fields.fail("argv", "a list with the program first")
+    name = fields.text("name")
+    if not re.fullmatch(r"[\w.-]+", name):  # the name becomes the log's file name
+        raise fields.fail("name", "letters, digits, dots and dashes")
+    return Process(
+        name=name,
+        argv=tuple(fill.text(word) for word in argv),
+        env={key: fill.text(value) for key, value in fields.text_map("env").items()},
+        port=check_port(fill.parameters.port + fill.port_offset, f"{fields.where}.port_offset"),
+        devices=fields.integers("devices"),
+    )
+
+
+def _api(fields: Fields, fill: Filler) -> Api:
+    path = fields.text("path")
+    if not path.startswith("/"):
+        raise fields.fail("path", "a path that starts with /")
+    return Api(path, fill.text(fields.text("model")), fill.json(fields.child("body", optional=True).data))
+
+
+def _workload(fields: Fields) -> Workload:
+    return Workload(
+        mode=fields.one_of("mode", MODES),
+        input_tokens=fields.integer("input_tokens", low=1),
+        output_tokens=fields.integer("output_tokens", low=1),
+        concurrency=fields.optional_integer("concurrency", low=1),
+        request_rate=fields.optional_number("request_rate"),
+        batch=fields.optional_integer("batch", low=1),
+        requests=fields.optional_integer("requests", low=1),
+    )

@@ -1,0 +1,98 @@
+"""Processes by an identity that survives recycled pids: the pid and the tick at which the kernel started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "RECIPE_LAUNCH_ID"
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat that are used here."""
+
+    pid: int
+    state: str
+    group: int
+    started: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name, in parentheses, may hold spaces and parentheses itself; field 3 follows the last one.
+    fields = text[text.rindex(")") + 2 :].split()
+    return Stat(pid, fields[0], int(fields[2]), int(fields[19]))
+
+
+def alive(pid: int, started: int) -> bool:
+    """True while the very process that was started runs; a zombie does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat.started == started and stat.state not in "ZX"
+
+
+def reap(pid: int) -> None:
+    """Collect a child that ended; a process of someone else's is left to them."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
+    """The leader's process group, if the leader is still the one that was started, and every process that carries our mark.
+
+    An engine's workers outlive a crashed parent and may leave its group; the mark in their environment still tells them.
+    """
+    ours = alive(*leader)
+    found = set()
+    for entry in os.listdir("/proc"):
+        stat = read_stat(int(entry)) if entry.isdigit() and int(entry) != os.getpid() else None
+        if stat and stat.state not in "ZX" and ((ours and stat.group == leader[0]) or _marked(stat.pid, mark)):
+            found.add((stat.pid, stat.started))
+    return found
+
+
+def _marked(pid: int, mark: str) -> bool:
+    try:
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def send(members: Iterable[tuple[int, int]], number: signal.Signals) -> None:
+    for pid, started in members:
+        if alive(pid, started):
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+
+def terminate(leader: tuple[int, int], mark: str, *, grace_s: float) -> bool:
+    """SIGTERM to the process group and whoever carries the mark, SIGKILL after ``grace_s``; True when something was running."""
+    members = family(leader, mark)
+    had = bool(members)
+    send(members, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while members and time.monotonic() < deadline:
+        time.sleep(0.05)
+        reap(leader[0])
+        members = {member for member in members | family(leader, mark) if alive(*member)}
+    send(members, signal.SIGKILL)
+    _wait_gone(leader, members)
+    return had
+
+
+def _wait_gone(leader: tuple[int, int], members: set[tuple[int, int]], limit_s: float = 5.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and any(alive(*member) for member in members):
+        reap(leader[0])
+        time.sleep(0.02)

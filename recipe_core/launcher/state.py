@@ -1,0 +1,103 @@
+"""``run/state.json``: which servers were started, so that a later command can find exactly these processes again."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import procs
+from .errors import InputError, LauncherError
+from .fields import Fields
+from .files import read_object, write_json
+
+_NAME = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One started process. ``started`` is the kernel's start tick: a recycled pid has another."""
+
+    name: str
+    pid: int
+    started: int
+    port: int
+    log: str
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.pid, self.started
+
+    @property
+    def alive(self) -> bool:
+        return procs.alive(self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is running, with the parameters it was started with. ``boot`` guards against start ticks from before a restart."""
+
+    mark: str
+    boot: str
+    model: str
+    host: str
+    port: int
+    ready: bool
+    servers: tuple[Server, ...]
+
+    @property
+    def alive(self) -> bool:
+        """True when every server of this boot still runs."""
+        return self.boot == boot_id() and bool(self.servers) and all(server.alive for server in self.servers)
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset(server.port for server in self.servers)
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def save(run: Path, state: State) -> None:
+    write_json(run / _NAME, {"schema_version": 1, **asdict(state)})
+
+
+def load(run: Path) -> State | None:
+    """The recorded state; a damaged file is an error with a remedy, never a reason to kill something."""
+    path = run / _NAME
+    if not path.exists():
+        return None
+    try:
+        fields = Fields(read_object(path), str(path))
+        servers = tuple(_server(item) for item in fields.children("servers"))
+        mark, boot, model, host = (fields.text(key) for key in ("mark", "boot", "model", "host"))
+        return State(mark, boot, model, host, fields.integer("port", low=1), fields.data.get("ready") is True, servers)
+    except InputError as error:
+        raise LauncherError(f"{path} is damaged: {error.message}", hint=f"Stop what it started by hand, then remove {path}.") from None
+
+
+def _server(fields: Fields) -> Server:
+    numbers = (fields.integer("pid", low=2), fields.integer("started"), fields.integer("port", low=1))
+    return Server(fields.text("name"), *numbers, fields.text("log"))
+
+
+def remove(run: Path) -> None:
+    (run / _NAME).unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(run: Path) -> Iterator[None]:
+    """One command at a time starts or stops servers of a bundle; the kernel drops the lock when its holder dies."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LauncherError("another launcher is starting or stopping this bundle.", hint="Wait for it, then try again.") from None
+        yield

@@ -1,0 +1,159 @@
+"""Start the servers, wait until they answer, watch them, stop them."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import procs, state
+from .engine import command
+from .errors import StartError
+from .files import tail
+from .plan import LaunchPlan, Process
+from .state import Server, State
+
+GRACE_S = 20.0
+_PROGRESS_S = 3.0
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a person reads how far it is; the results themselves go to standard output."""
+
+    quiet: bool = False
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
+    """Start every process and wait for health; whatever goes wrong, what was started is stopped."""
+    plan.run.mkdir(parents=True, exist_ok=True)
+    parameters = plan.parameters
+    current = State(uuid.uuid4().hex, state.boot_id(), parameters.model, parameters.host, parameters.port, False, ())
+    try:
+        for process in plan.processes:
+            server = _spawn(plan, process, current.mark)
+            current = replace(current, servers=(*current.servers, server))
+            state.save(plan.run, current)  # before it is healthy, so that `down` finds it even if this launcher is killed now
+            progress.say(f"started {server.name}: pid {server.pid}, port {server.port}, log {server.log}")
+        wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
+    except BaseException:
+        stop(plan.run, current, progress=progress)
+        raise
+    current = replace(current, ready=True)
+    state.save(plan.run, current)
+    return current
+
+
+def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
+    log = plan.run / f"{process.name}.log"
+    argv = command(plan, process.argv)
+    environment = process_environment(plan, process, mark)
+    try:
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                argv, cwd=plan.root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+    except OSError as error:
+        raise StartError(
+            f"{process.name}: {argv[0]} cannot be started: {error.strerror}.", hint=f"Install it: {plan.engine.install}"
+        ) from None
+    found = procs.read_stat(child.pid)
+    child.returncode = 0  # it is watched by pid and start tick from here on, not by this object (which would warn when dropped)
+    return Server(process.name, child.pid, found.started if found else 0, process.port, str(log))
+
+
+def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
+    """This environment, the process's own, and its devices where several servers share the machine."""
+    environment = {**os.environ, **process.env, procs.MARK: mark}
+    variable = _VISIBLE.get(plan.needs.runtime)
+    if variable and len(plan.processes) > 1 and process.devices:
+        environment[variable] = ",".join(_outer(process.devices, os.environ.get(variable)))
+    for value in process.env.values():
+        if value.startswith(f"{plan.run}{os.sep}"):  # a cache kept inside the bundle's run folder must exist before the engine looks
+            Path(value).mkdir(parents=True, exist_ok=True)
+    return environment
+
+
+def _outer(devices: tuple[int, ...], outer: str | None) -> list[str]:
+    """Device numbers count within what the surrounding environment leaves visible."""
+    given = [part.strip() for part in outer.split(",")] if outer else []
+    return [given[index] if index < len(given) else str(index) for index in devices]
+
+
+def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress: Progress) -> None:
+    """Return when every server answers on its health path; raise with the log's tail when one dies or the time is over."""
+    began = time.monotonic()
+    told = began
+    waiting = list(current.servers)
+    while waiting:
+        for server in current.servers:
+            if not _runs(server):
+                raise _died(server, "ended before it was ready")
+        waiting = [server for server in waiting if not healthy(plan, server.port)]
+        passed = time.monotonic() - began
+        if waiting and passed >= timeout_s:
+            raise _late(waiting[0], timeout_s)
+        if waiting and time.monotonic() - told >= _PROGRESS_S:
+            told = time.monotonic()
+            last = tail(Path(waiting[0].log), 1) or "nothing logged yet"
+            progress.say(f"waiting for {', '.join(server.name for server in waiting)}: {passed:.0f} s of {timeout_s:.0f}; {last[:100]}")
+        if waiting:
+            time.sleep(0.2)
+
+
+def _runs(server: Server) -> bool:
+    procs.reap(server.pid)
+    return server.alive
+
+
+def _died(server: Server, what: str) -> StartError:
+    return StartError(f"{server.name} {what}.", hint=f"The end of {server.log} follows.", detail=tail(Path(server.log)))
+
+
+def _late(server: Server, timeout_s: float) -> StartError:
+    hint = f"Give it more with --timeout, or read {server.log}, whose end follows."
+    return StartError(f"{server.name} was not ready after {timeout_s:.0f} s.", hint=hint, detail=tail(Path(server.log)))
+
+
+def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
+    connection = http.client.HTTPConnection(plan.client_host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", plan.health)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def watch(current: State, stopping: Callable[[], bool]) -> None:
+    """Stay until ``stopping()``; raise when a server dies."""
+    while not stopping():
+        for server in current.servers:
+            if not _runs(server):
+                raise _died(server, "died")
+        time.sleep(0.3)
+
+
+def stop(run: Path, current: State, *, progress: Progress, grace_s: float = GRACE_S) -> list[str]:
+    """Stop every server, newest first, and forget them; the names of those that were running."""
+    stopped = []
+    same_boot = current.boot == state.boot_id()
+    for server in reversed(current.servers):
+        # After a restart of the machine neither pid nor start tick means anything; nothing of ours can be running.
+        if same_boot and procs.terminate(server.identity, current.mark, grace_s=grace_s):
+            stopped.append(server.name)
+            progress.say(f"stopped {server.name}")
+    state.remove(run)
+    return stopped

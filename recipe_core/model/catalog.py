@@ -1,0 +1,110 @@
+"""Finding a model: by its Hugging Face id in the catalog, by a folder with a ``config.json``, or given inline.
+
+The catalog is data: one file a model under ``model/catalog/`` named ``org--name.yaml``, holding the architecture fields of its
+``config.json``, the published parameter counts, and where each was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.documents import parse_json, read_document, read_text
+from recipe_core.errors import ModelError, unknown
+from recipe_core.hardware.profile import Source
+from recipe_core.model.config import read_config
+from recipe_core.model.spec import ModelSpec
+
+FOLDER = Path(__file__).with_name("catalog")
+
+
+class PublishedCount(BaseModel):
+    """Parameters as their publisher counts them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    parameters: Annotated[int, Field(gt=0)]
+    active_parameters: Annotated[int, Field(gt=0)] | None = None
+    source: str
+    note: str | None = None
+
+
+class CatalogEntry(BaseModel):
+    """One file of the catalog; ``same_as`` borrows the architecture of another entry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    id: str
+    aliases: tuple[str, ...] = ()
+    same_as: str | None = None
+    config: dict[str, Any] = {}
+    published: PublishedCount
+    sources: dict[str, Source]
+
+
+@cache
+def _files() -> dict[str, Path]:
+    """Catalog files by casefolded model id (read off the file names, so that listing costs no parsing)."""
+    return {path.stem.replace("--", "/", 1).casefold(): path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def catalog_ids() -> list[str]:
+    """The ids in the catalog, sorted."""
+    return [path.stem.replace("--", "/", 1) for path in _files().values()]
+
+
+@cache
+def catalog_entry(model_id: str) -> CatalogEntry:
+    """The catalog's file for an id (case does not matter); raises ModelError naming close ids when there is none."""
+    path = _files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
+    if path is None:
+        message, hint = unknown("model", model_id, catalog_ids())
+        raise ModelError(message, field="model", hint=f"{hint} Or give a folder with a config.json.")
+    try:
+        return CatalogEntry.model_validate(read_document(path))
+    except ValidationError as error:
+        raise ModelError(f"the catalog file {path.name} is malformed: {error}.", field="model") from None
+
+
+@cache
+def _by_alias() -> dict[str, Path]:
+    entries = ((path, CatalogEntry.model_validate(read_document(path))) for path in _files().values())
+    return {alias.casefold(): path for path, entry in entries for alias in entry.aliases}
+
+
+@cache
+def catalog_model(model_id: str) -> ModelSpec:
+    """A model of the catalog; raises ModelError when it is not there."""
+    entry = catalog_entry(model_id)
+    config = catalog_entry(entry.same_as).config if entry.same_as else {}
+    return read_config({**config, **entry.config}, entry.id)
+
+
+def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> ModelSpec:
+    """The model a request names.
+
+    Args:
+        model: a catalog id, a folder with a ``config.json`` (or that file), or the parsed config itself.
+        folders: whether paths may be read; a server that strangers can reach says no.
+
+    Raises:
+        ModelError: when it is unknown, unreadable or not a decoder-only language model.
+    """
+    if isinstance(model, Mapping):
+        return read_config(model, str(model.get("_name_or_path") or "inline config"))
+    path = Path(model).expanduser()
+    if model.casefold() in _files() or not (path.is_absolute() or model.startswith(".") or path.exists()):
+        return catalog_model(model)
+    if not folders:
+        raise ModelError(f"{model!r} is a path; this server reads none.", field="model", hint="Send the config.json inline.")
+    return read_folder(path)
+
+
+def read_folder(path: Path) -> ModelSpec:
+    """The model of a folder on disk, named by its absolute path; raises ModelError when there is no ``config.json``."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ModelError(f"there is no config.json in {str(path)!r}.", field="model", hint="Give a folder that holds one, or a catalog id.")
+    return read_config(parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve()))

@@ -1,0 +1,46 @@
+"""Number formats: what a stored weight or cached value costs, and in which format it is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from recipe_core.errors import InputError, unknown
+
+BYTES_PER_VALUE: dict[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "fp8-block": 1.0 + 4.0 / 128**2,  # one fp32 scale a 128 × 128 block
+    "int8": 1.0,
+    "int4": 0.5 + 2.5 / 128,  # groups of 128: a 16-bit scale and a 4-bit zero point
+    "mxfp4": 0.5 + 1.0 / 32,  # OCP MX: an 8-bit scale for 32 values
+    "nvfp4": 0.5 + 1.0 / 16,  # an fp8 scale for 16 values
+}
+
+_COMPUTE = {"fp8-block": "fp8", "int4": "bf16"}
+_HALF = ("bf16", "fp16", "fp32")
+
+
+def bytes_per_value(dtype: str, *, field: str | None = None) -> float:
+    """Stored bytes per value, scales included; raises InputError for an unknown format."""
+    if dtype not in BYTES_PER_VALUE:
+        message, hint = unknown("number format", dtype, list(BYTES_PER_VALUE))
+        raise InputError(message, field=field, hint=hint)
+    return BYTES_PER_VALUE[dtype]
+
+
+def compute_dtype(dtype: str, native: Collection[str]) -> str:
+    """The format a matrix product with weights in ``dtype`` runs in on a device with ``native`` rates.
+
+    Weight-only formats (int4 always; fp8, fp4, int8 where the device has no such units) are widened to 16 bit first,
+    as Marlin-like kernels do; one 4-bit float format stands in for the other.
+    """
+    wanted = _COMPUTE.get(dtype, dtype)
+    if wanted in native:
+        return wanted
+    if wanted in ("mxfp4", "nvfp4"):
+        other = "nvfp4" if wanted == "mxfp4" else "mxfp4"
+        if other in native:
+            return other
+    return next(half for half in _HALF if half in native)

@@ -1,0 +1,317 @@
+"""Which split is best: enumerate, estimate, judge, rank."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recipe_core.candidates import Resolved, describe, every_split, one_split, resolve, settings
+from recipe_core.errors import RecipeError
+from recipe_core.estimate import Cases, Estimates, Setting, estimate
+from recipe_core.estimate.cases import Bool, Float, Int
+from recipe_core.request import CandidateRequest, Goal, Limits, PlanRequest
+from recipe_core.split import Refusal
+from recipe_core.units import duration, usd
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS: dict[str, Callable[[Estimates], Any]] = {
+    "tp": lambda e: e.cases.tp,
+    "pp": lambda e: e.cases.pp,
+    "dp": lambda e: e.cases.dp,
+    "ep": lambda e: e.cases.ep,
+    "gpus": lambda e: e.cases.devices,
+    "weights_bytes": lambda e: e.memory.weights_bytes,
+    "kv_needed_bytes": lambda e: e.memory.kv_needed_bytes,
+    "activations_bytes": lambda e: e.memory.activations_bytes,
+    "runtime_bytes": lambda e: e.memory.runtime_bytes,
+    "total_bytes": lambda e: e.memory.total_bytes,
+    "usable_bytes": lambda e: e.memory.usable_bytes,
+    "capacity_bytes": lambda e: e.memory.capacity_bytes,
+    "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
+    "kv_cache_tokens": lambda e: e.memory.pool_tokens,
+    "max_concurrency": lambda e: e.memory.max_concurrency,
+    "ttft_s": lambda e: e.serving.ttft_s,
+    "tpot_s": lambda e: e.serving.tpot_s,
+    "request_latency_s": lambda e: e.serving.request_latency_s,
+    "output_tokens_per_s": lambda e: e.serving.output_tokens_per_s,
+    "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,
+    "usd_per_hour": lambda e: e.cost.usd_per_hour,
+    "usd_per_million_output_tokens": lambda e: e.cost.usd_per_million_output_tokens,
+    "watts": lambda e: e.cost.watts,
+    "joules_per_token": lambda e: e.cost.joules_per_token,
+    "feasible": lambda e: e.feasible,
+}
+"""The columns of a plan: name (with its unit) and where it comes from. Memory is per device, throughput of the deployment."""
+
+_BEST: dict[Goal, tuple[str, int]] = {
+    "throughput": ("output_tokens_per_s", -1),
+    "latency": ("request_latency_s", 1),
+    "ttft": ("ttft_s", 1),
+    "tpot": ("tpot_s", 1),
+    "cost": ("output_tokens_per_s_per_gpu", -1),  # the price per device is the same for all: most tokens per device is cheapest
+    "gpus": ("gpus", 1),
+    "energy": ("joules_per_token", 1),
+}
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Every candidate of a request, judged. ``blocks`` hold one setting each; rows are numbered through all blocks."""
+
+    found: Resolved
+    blocks: tuple[Estimates, ...]
+
+    @property
+    def request(self) -> PlanRequest:
+        """What was asked."""
+        return self.found.request
+
+    def __len__(self) -> int:
+        return sum(len(block.cases) for block in self.blocks)
+
+    @cached_property
+    def _at(self) -> list[tuple[Estimates, int]]:
+        return [(block, i) for block in self.blocks for i in range(len(block.cases))]
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """Each of ``COLUMNS`` over all rows."""
+        return {name: np.concatenate([np.asarray(get(block)) for block in self.blocks]) for name, get in COLUMNS.items()}
+
+    @cached_property
+    def ranked(self) -> Int:
+        """Feasible rows, best first; equal ones by simplicity: fewer devices, no pipeline, smaller tp, unshared experts."""
+        c = self.columns
+        name, sign = _BEST[self.request.objective.optimize]
+        value = sign * np.asarray(c[name], dtype=float)
+        keys = (c["ep"], c["tp"], c["pp"], -c["output_tokens_per_s"], c["gpus"], _significant(value))
+        order = np.lexsort(keys)
+        return order[c["feasible"][order]]
+
+    @cached_property
+    def front(self) -> Bool:
+        """Rows on the Pareto front of time per output token (less) against tokens/s per device (more)."""
+        c = self.columns
+        return pareto_front(c["tpot_s"], -c["output_tokens_per_s_per_gpu"], c["feasible"])
+
+    def candidate(self, row: int) -> dict[str, Any]:
+        """The split of a row, as the contract writes it."""
+        block, i = self._at[row]
+        return describe(block.setting, block.cases, i)
+
+    def estimate(self, row: int) -> dict[str, Any]:
+        """The estimate of a row, as the contract writes it."""
+        block, i = self._at[row]
+        return block.row(i)
+
+    def reasons(self, row: int) -> list[str]:
+        """Why a row is refused; empty when it is not."""
+        block, i = self._at[row]
+        return block.reasons(i)
+
+    @cached_property
+    def nearest(self) -> int | None:
+        """When nothing is feasible, the row with the fewest kinds of problem and the smallest lack of memory."""
+        if len(self.ranked) or not len(self):
+            return None
+        problems = np.concatenate([np.sum([r.broken for r in block.refusals], axis=0) for block in self.blocks])
+        c = self.columns
+        return int(np.lexsort((c["gpus"], np.maximum(c["shortfall_bytes"], 0), problems))[0])
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Ranked candidates (the first ``top``), every refused split with its reasons, and the nearest when none is feasible."""
+        best = self.ranked if top is None else self.ranked[:top]
+        ranked = [
+            {"rank": n + 1, "candidate": self.candidate(r), "estimate": self.estimate(r), "pareto": bool(self.front[r])}
+            for n, r in enumerate(best)
+        ]
+        refused = [{"candidate": self.candidate(r), "reasons": self.reasons(r)} for r in np.flatnonzero(~self.columns["feasible"])]
+        row = self.nearest
+        nearest = (
+            None
+            if row is None
+            else {"candidate": self.candidate(row), "estimate": self.estimate(row), "change": smallest_change(self.found)}
+        )
+        return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest}
+
+    def frame(self) -> pd.DataFrame:
+        """All rows as a DataFrame: engine and dtypes, ``COLUMNS``, rank (empty when refused), pareto, reasons."""
+        import pandas as pd
+
+        names = {"engine": [], "weight_dtype": [], "kv_dtype": []}  # type: dict[str, list[str]]
+        for block, _ in self._at:
+            for name, value in zip(names, (block.setting.engine.name, block.setting.weight_dtype, block.setting.kv_dtype), strict=True):
+                names[name].append(value)
+        rank = pd.array([None] * len(self), dtype="Int64")
+        rank[self.ranked] = np.arange(1, len(self.ranked) + 1)
+        reasons = ["; ".join(self.reasons(row)) for row in range(len(self))]
+        return pd.DataFrame(names | self.columns | {"rank": rank, "pareto": self.front, "reasons": reasons})
+
+
+def _significant(value: Float, digits: int = 4) -> Float:
+    """Rounded to ``digits`` significant digits, so that what differs by less ties."""
+    safe = np.where((value == 0) | ~np.isfinite(value), 1.0, value)
+    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(safe))))
+    return np.where(np.isfinite(value), np.round(value * scale) / scale, value)
+
+
+def pareto_front(first: Float, second: Float, among: Bool) -> Bool:
+    """Rows of ``among`` that no other row beats in one of two quantities (both: less is better) without losing in the other."""
+    on = np.zeros(len(first), dtype=bool)
+    rows = np.flatnonzero(among)
+    order = rows[np.lexsort((second[rows], first[rows]))]
+    if len(order):
+        before = np.r_[np.inf, np.minimum.accumulate(second[order])[:-1]]
+        on[order[second[order] < before]] = True
+    return on
+
+
+def limit_rules(limits: Limits, block: Estimates) -> list[Refusal]:
+    """One rule a limit of the objective."""
+    s, c = block.serving, block.cost
+
+    def over(code: str, label: str, value: Float, limit: float | None, show: Callable[[float], str]) -> list[Refusal]:
+        if limit is None:
+            return []
+        return [Refusal(code, value > limit, lambda i: f"{label} {show(float(value[i]))} exceeds the limit of {show(limit)}")]
+
+    def seconds(milliseconds: float | None) -> float | None:
+        return None if milliseconds is None else milliseconds / 1e3
+
+    return [
+        *over("limit-ttft", "time to first token", s.ttft_s, seconds(limits.ttft_ms), duration),
+        *over("limit-tpot", "time per output token", s.tpot_s, seconds(limits.tpot_ms), duration),
+        *over("limit-latency", "request latency", s.request_latency_s, seconds(limits.request_latency_ms), duration),
+        *over("limit-usd", "cost per hour", c.usd_per_hour, limits.usd_per_hour, usd),
+        *over("limit-gpus", "device count", block.cases.devices.astype(float), limits.gpus, lambda n: f"{n:,.0f}"),
+    ]
+
+
+def _judged(found: Resolved, chosen: Setting, columns: Cases) -> Estimates:
+    block = estimate(chosen, columns)
+    return replace(block, refusals=(*block.refusals, *limit_rules(found.request.objective.limits, block)))
+
+
+def plan(request: PlanRequest, *, folders: bool = True) -> PlanTable:
+    """Every split of the request's cluster, judged and ranked. ``request.candidate`` plays no part.
+
+    Raises:
+        InputError: for unknown names or what this version does not model.
+    """
+    found = resolve(request, folders=folders)
+    return PlanTable(found, tuple(_judged(found, chosen, every_split(found, chosen)) for chosen in settings(found)))
+
+
+def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTable, int]:
+    """The plan narrowed to what ``request.candidate`` states, and its best row (the nearest when none is feasible).
+
+    Raises:
+        InputError: also when no split agrees with the candidate.
+    """
+    found = resolve(request, folders=folders)
+    candidate = request.candidate or CandidateRequest()
+    exact = one_split(found, candidate)
+    if exact is not None:
+        return PlanTable(found, (_judged(found, *exact),)), 0
+    options = request.options.model_copy(
+        update={
+            "engines": (candidate.engine,) if candidate.engine else request.options.engines,
+            "weight_dtypes": (candidate.weight_dtype,) if candidate.weight_dtype else request.options.weight_dtypes,
+            "kv_dtypes": (candidate.kv_dtype,) if candidate.kv_dtype else request.options.kv_dtypes,
+        }
+    )
+    found = replace(found, request=request.model_copy(update={"options": options}))
+    blocks = [(chosen, every_split(found, chosen, candidate)) for chosen in settings(found)]
+    table = PlanTable(found, tuple(_judged(found, chosen, columns) for chosen, columns in blocks if len(columns)))
+    if not len(table):
+        raise RecipeError(
+            f"no split of {found.cluster.devices} devices agrees with the candidate.",
+            field="candidate",
+            hint="Leave tp, pp, dp or ep out, or add devices.",
+        )
+    return table, int(table.ranked[0]) if len(table.ranked) else int(table.nearest or 0)
+
+
+def smallest_change(found: Resolved) -> dict[str, Any] | None:
+    """The first of a few changes that makes the request feasible, each really planned: lower weights, more devices, shorter context."""
+    request = found.request
+    hardware, workload = request.hardware, found.workload
+    tries: list[tuple[str, Any, PlanRequest]] = []
+    for dtype in found.cluster.device.weight_dtypes:
+        if dtype in ("fp8", "mxfp4", "int4") and dtype not in request.options.weight_dtypes:
+            tries.append(
+                (
+                    "options.weight_dtypes",
+                    [dtype],
+                    request.model_copy(update={"options": request.options.model_copy(update={"weight_dtypes": (dtype,)})}),
+                )
+            )
+    for factor in (2, 4, 8):
+        name = "per_node" if hardware.per_node * factor <= found.cluster.device.node.devices else "nodes"
+        bigger = getattr(hardware, name) * factor
+        tries.append((f"hardware.{name}", bigger, request.model_copy(update={"hardware": hardware.model_copy(update={name: bigger})})))
+    shortest = workload.input_tokens + workload.output_tokens
+    if workload.max_context is not None and workload.max_context > shortest:
+        tries.append(
+            (
+                "workload.max_context",
+                shortest,
+                request.model_copy(update={"workload": workload.model_copy(update={"max_context": shortest})}),
+            )
+        )
+    for field, value, changed in tries:
+        try:
+            table = plan(changed)
+        except RecipeError:
+            continue
+        if len(table.ranked):
+            return {"field": field, "value": value, "candidate": table.candidate(int(table.ranked[0]))}
+    return None
+
+
+def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
+    """One estimate a request, in order; a bad request answers its error in its place.
+
+    Requests that share model, device, engine, mode and dtypes are estimated together, as columns.
+    """
+    answers: dict[int, dict[str, Any]] = {}
+    groups: defaultdict[str, list[tuple[int, Resolved, Setting, Cases]]] = defaultdict(list)
+    for n, value in enumerate(values):
+        try:
+            request = PlanRequest.parse(value)
+            found = resolve(request)
+            exact = one_split(found, request.candidate or CandidateRequest())
+            if exact is None:
+                table, row = chosen_plan(request)
+                answers[n] = table.estimate(row)
+            else:
+                groups[_key(found, exact[0])].append((n, found, *exact))
+        except RecipeError as error:
+            answers[n] = error.to_json()
+    for members in groups.values():
+        first = members[0]
+        block = _judged(first[1], first[2], _stack([columns for _, _, _, columns in members]))
+        answers |= {n: block.row(i) for i, (n, _, _, _) in enumerate(members)}
+    return [answers[n] for n in sorted(answers)]
+
+
+def _key(found: Resolved, chosen: Setting) -> str:
+    """What requests must share to be columns of one estimate: all of the setting (not the counts) and the limits."""
+    c = chosen.cluster
+    hardware = [c.device.name, c.fabric.name, c.network.name, c.usd_per_device_hour, c.price_basis]
+    limits = found.request.objective.limits.model_dump(mode="json")
+    return json.dumps(
+        [chosen.model.name, chosen.model.digest, hardware, chosen.engine.name, chosen.mode, chosen.weight_dtype, chosen.kv_dtype, limits]
+    )
+
+
+def _stack(rows: list[Cases]) -> Cases:
+    return Cases(**{f.name: np.concatenate([getattr(row, f.name) for row in rows]) for f in fields(Cases)})

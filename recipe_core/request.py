@@ -1,0 +1,225 @@
+"""What is wanted: the PlanRequest, one object that the API takes, the URL encodes and the command line reads from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from recipe_core.errors import InputError
+
+Tokens = Annotated[int, Field(ge=1, le=1 << 30)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Degree = Annotated[int, Field(ge=1, le=1 << 16)]
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
+WeightDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
+KvDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HardwareRequest(_Part):
+    """Devices on offer: ``per_node`` of one kind in each of ``nodes``. Links come from the profile unless named."""
+
+    device: Text
+    per_node: Count = 8
+    nodes: Count = 1
+    fabric: Text | None = None
+    network: Text | None = None
+    offer: Text | None = None
+    usd_per_device_hour: Positive | None = None
+
+    @property
+    def devices(self) -> int:
+        """All devices of the cluster."""
+        return self.per_node * self.nodes
+
+
+class Speculative(_Part):
+    """Speculative decoding: ``tokens`` drafted a step, each accepted with probability ``acceptance``."""
+
+    tokens: Annotated[int, Field(ge=1, le=16)]
+    acceptance: Share
+
+
+class ServingWorkload(_Part):
+    """Requests to be answered. Lengths are means, in tokens.
+
+    ``closed``: ``concurrency`` in flight; ``open``: ``request_rate`` arriving per second; ``static``: one ``batch`` of exact
+    lengths; ``offline``: ``requests`` queued at once.
+    """
+
+    kind: Literal["serving"] = "serving"
+    mode: Literal["closed", "open", "static", "offline"] = "closed"
+    input_tokens: Tokens = 1024
+    output_tokens: Tokens = 256
+    concurrency: Count | None = None
+    request_rate: Positive | None = None
+    batch: Count | None = None
+    requests: Count | None = None
+    max_context: Tokens | None = None
+    prefix_hit: Share = 0.0
+    speculative: Speculative | None = None
+
+    @model_validator(mode="after")
+    def _load_fits_mode(self) -> Self:
+        load = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
+        needed = load[self.mode]
+        if getattr(self, needed) is None:
+            raise ValueError(f"mode {self.mode} needs {needed}")
+        extra = sorted(name for name in load.values() if name != needed and getattr(self, name) is not None)
+        if extra:
+            raise ValueError(f"mode {self.mode} takes {needed}, not {', '.join(extra)}; leave it out or change the mode")
+        if self.max_context is not None and self.max_context < self.input_tokens + self.output_tokens:
+            raise ValueError(
+                f"max_context {self.max_context} is shorter than input_tokens + output_tokens = {self.input_tokens + self.output_tokens}"
+            )
+        return self
+
+
+class TrainingWorkload(_Part):
+    """A training run; ``tokens`` is the whole budget."""
+
+    kind: Literal["training"]
+    method: Literal["pretrain", "finetune", "lora", "qlora"] = "pretrain"
+    sequence_length: Tokens
+    global_batch: Count
+    tokens: Positive | None = None
+
+
+Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]
+
+
+class Limits(_Part):
+    """What an acceptable plan must keep to; means unless ``percentile`` is given."""
+
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    request_latency_ms: Positive | None = None
+    usd_per_hour: Positive | None = None
+    gpus: Count | None = None
+    percentile: Annotated[int, Field(ge=50, le=99)] | None = None
+
+
+class Objective(_Part):
+    """What to optimise, and the limits that come first."""
+
+    optimize: Goal = "throughput"
+    limits: Limits = Limits()
+
+
+class Options(_Part):
+    """What the search may vary; empty ``engines`` means every engine that can be built for the device."""
+
+    engines: tuple[Text, ...] = ()
+    weight_dtypes: Annotated[tuple[WeightDtype, ...], Field(min_length=1)] = ("auto",)
+    kv_dtypes: Annotated[tuple[KvDtype, ...], Field(min_length=1)] = ("auto",)
+    nodes: Literal["any", "all"] = "any"
+
+
+class CandidateRequest(_Part):
+    """One split, or part of one: a field left out means "choose"."""
+
+    engine: Text | None = None
+    tp: Degree | None = None
+    pp: Degree | None = None
+    dp: Degree | None = None
+    ep: Degree | None = None
+    cp: Degree | None = None
+    weight_dtype: WeightDtype | None = None
+    kv_dtype: KvDtype | None = None
+    max_batched_tokens: Tokens | None = None
+    max_num_seqs: Count | None = None
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    eager: bool | None = None
+    virtual_stages: Degree | None = None
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    micro_batch: Count | None = None
+    recompute: Literal["none", "selective", "full"] | None = None
+    precision: Literal["bf16", "fp16", "fp8"] | None = None
+
+
+class PlanRequest(_Part):
+    """Model, hardware, workload and objective: all that a plan, an estimate or a bundle is made from."""
+
+    model: Text | dict[str, Any]
+    hardware: HardwareRequest
+    workload: Workload
+    objective: Objective = Objective()
+    options: Options = Options()
+    candidate: CandidateRequest | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_is_serving(cls, value: Any) -> Any:
+        """A workload without ``kind`` is serving."""
+        if isinstance(value, Mapping) and isinstance(value.get("workload"), Mapping) and "kind" not in value["workload"]:
+            return {**value, "workload": {"kind": "serving", **value["workload"]}}
+        return value
+
+    @classmethod
+    def parse(cls, value: Any) -> PlanRequest:
+        """The request in ``value`` (plain Python values); raises InputError naming the first wrong field and what it takes."""
+        if not isinstance(value, Mapping):
+            raise InputError(
+                f"a request is an object with model, hardware and workload, not {type(value).__name__}.",
+                hint="See docs/request.md for an example.",
+            )
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise _first(error, value) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, without what was left at its default."""
+        workload = self.workload.model_dump(mode="json", exclude_defaults=True)
+        out = self.model_dump(mode="json", exclude_defaults=True)
+        return {**out, "workload": {"kind": self.workload.kind, **workload}}
+
+
+def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
+    """The first problem as one sentence: field, value, what is wrong, and the fix."""
+    details = error.errors(include_url=False)
+    problem = next((p for p in details if p["type"] == "extra_forbidden"), details[0])
+    path = [str(step) for step in problem["loc"] if step not in ("serving", "training", "str", "dict[any,any]", "dict[str,any]")]
+    message = problem["msg"].removeprefix("Value error, ")
+    field = ".".join(path) or None
+    hint = None
+    if problem["type"] == "missing":
+        return InputError("is missing.", field=field, hint="Add it; see docs/request.md for an example.")
+    if problem["type"] == "extra_forbidden":
+        message, hint = "is not a known field", f"Known here: {', '.join(_known(path[:-1], value))}."
+    given = problem.get("input")
+    shown = "" if isinstance(given, Mapping | list | tuple | BaseModel) or problem["type"] == "extra_forbidden" else f" (got {given!r:.80})"
+    return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field, hint=hint)
+
+
+_PARTS: dict[str, type[BaseModel]] = {
+    "hardware": HardwareRequest,
+    "objective": Objective,
+    "objective.limits": Limits,
+    "options": Options,
+    "candidate": CandidateRequest,
+    "workload.speculative": Speculative,
+}
+
+
+def _known(path: list[str], value: Mapping[str, Any]) -> list[str]:
+    where = ".".join(path)
+    if where == "workload":
+        kind = TrainingWorkload if isinstance(w := value.get("workload"), Mapping) and w.get("kind") == "training" else ServingWorkload
+        return list(kind.model_fields)
+    return list(_PARTS.get(where, PlanRequest).model_fields)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a PlanRequest."""
+    return TypeAdapter(PlanRequest).json_schema()

@@ -1,0 +1,163 @@
+"""How a model is cut over devices: all the splits there are, and why some of them cannot run.
+
+``tp × pp × dp`` devices: tensor parallel ranks within pipeline stages within replicas. ``ep`` counts the ranks that share the
+experts (within tp × dp); with ep > 1 dp is data-parallel attention, otherwise dp are replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.estimate.cases import Bool, Cases, Int, Setting
+from recipe_core.model.spec import DenseMlp, MoeMlp
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One rule over many cases: where it is ``broken``, and the sentence (with this case's numbers) that says so."""
+
+    code: str
+    broken: Bool
+    say: Callable[[int], str]
+
+
+def enumerate_splits(devices: int, *, experts: int, shares_experts: bool) -> dict[str, Int]:
+    """Every tp × pp × dp of at most ``devices`` ranks; for experts also each with them shared by all tp × dp ranks.
+
+    Degrees are not restricted to powers of two: what a model's heads or layers do not allow is refused with the reason.
+    """
+    grid = [(tp, pp, dp) for tp in _upto(devices) for pp in _upto(devices // tp) for dp in _upto(devices // (tp * pp))]
+    rows = [(tp, pp, dp, ep) for tp, pp, dp in grid for ep in ({1, tp * dp} if shares_experts and experts else {1})]
+    table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4)
+    return {"tp": table[:, 0], "pp": table[:, 1], "dp": table[:, 2], "ep": table[:, 3]}
+
+
+def _upto(n: int) -> range:
+    return range(1, n + 1)
+
+
+def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Every rule that a split can break before memory is looked at."""
+    return [*_device_rules(setting, cases), *_head_rules(setting, cases), *_width_rules(setting, cases), *_engine_rules(setting, cases)]
+
+
+def _everywhere(cases: Cases, broken: bool) -> Bool:
+    return np.full(len(cases), broken)
+
+
+def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
+    device, engine = setting.cluster.device, setting.engine
+    there = cases.per_node * cases.nodes
+    yield Refusal(
+        "devices",
+        cases.devices > there,
+        lambda i: f"tp({cases.tp[i]}) × pp({cases.pp[i]}) × dp({cases.dp[i]}) = {cases.devices[i]} devices; there are {there[i]}",
+    )
+    yield Refusal(
+        "runtime",
+        _everywhere(cases, device.runtime not in engine.runtimes),
+        lambda i: (
+            f"{engine.title} {engine.version} does not run on {device.runtime} ({device.name}); it runs on {', '.join(engine.runtimes)}"
+        ),
+    )
+    usable = setting.weight_dtype in device.weight_dtypes
+    yield Refusal(
+        "weight-dtype",
+        _everywhere(cases, not usable),
+        lambda i: f"no kernels for {setting.weight_dtype} weights on {device.name}; it runs {', '.join(device.weight_dtypes)}",
+    )
+    cacheable = setting.kv_dtype in device.kv_dtypes and setting.kv_dtype in engine.kv_dtypes
+    both = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
+    yield Refusal(
+        "kv-dtype",
+        _everywhere(cases, not cacheable),
+        lambda i: f"{engine.title} on {device.name} keeps no {setting.kv_dtype} cache; it keeps {', '.join(both) or 'none'}",
+    )
+
+
+def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
+    model = setting.model
+    for heads, kv_heads in sorted({(layer.attention.heads, layer.attention.kv_heads) for layer, _ in model.kinds}):
+        yield Refusal(
+            "heads",
+            heads % cases.tp != 0,
+            lambda i, heads=heads: f"{heads} attention heads do not divide over tp {cases.tp[i]}",  # type: ignore[misc]
+        )
+        uneven = (kv_heads % cases.tp != 0) & (cases.tp % kv_heads != 0)
+        yield Refusal(
+            "kv-heads",
+            uneven & (heads % cases.tp == 0),
+            lambda i, kv=kv_heads: f"{kv} KV heads neither divide over tp {cases.tp[i]} nor repeat evenly on it",  # type: ignore[misc]
+        )
+    layers = len(model.layers)
+    yield Refusal("layers", cases.pp > layers, lambda i: f"{layers} layers do not fill {cases.pp[i]} pipeline stages")
+    yield Refusal(
+        "context",
+        cases.max_context > model.max_context,
+        lambda i: f"requests of {cases.max_context[i]:,.0f} tokens exceed the model's context of {model.max_context:,}",
+    )
+
+
+def _width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
+    """Feed-forward widths must divide, and under block-quantised weights each share must be whole blocks."""
+    block = (
+        setting.model.quantization.block
+        if setting.model.quantization and setting.weight_dtype == setting.model.quantization.dtype
+        else None
+    )
+    for name, width, cut in _widths(setting, cases):
+        share = width / cases.tp
+        uneven = cut & (width % cases.tp != 0)
+        yield Refusal(
+            "width",
+            uneven,
+            lambda i, n=name, w=width: f"the {n} width {w} does not divide over tp {cases.tp[i]}",  # type: ignore[misc]
+        )
+        if block:
+            advice = "; share the experts (ep = tp × dp) instead of cutting them" if name == "expert" else ""
+            yield Refusal(
+                "block",
+                cut & ~uneven & (share % block != 0),
+                lambda i, n=name, w=width, a=advice: (  # type: ignore[misc]
+                    f"{setting.weight_dtype} blocks of {block} do not divide the {n} share {w}/{cases.tp[i]} = {w / cases.tp[i]:g}{a}"
+                ),
+            )
+
+
+def _widths(setting: Setting, cases: Cases) -> list[tuple[str, int, Bool]]:
+    """Every feed-forward width with where tensor parallelism cuts it."""
+    always = _everywhere(cases, True)
+    found: dict[tuple[str, int], Bool] = {}
+    for layer, _ in setting.model.kinds:
+        if isinstance(layer.mlp, DenseMlp):
+            found["feed-forward", layer.mlp.intermediate] = always
+        else:
+            found["expert", layer.mlp.intermediate] = ~cases.shares_experts
+            if layer.mlp.shared_intermediate:
+                found["shared expert", layer.mlp.shared_intermediate] = always
+    return [(name, width, cut) for (name, width), cut in found.items()]
+
+
+def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
+    engine, model = setting.engine, setting.model
+    split, title = engine.split, f"{engine.title} {engine.version}"
+    if not split.tensor:
+        yield Refusal("no-tensor", cases.tp > 1, lambda i: f"{title} has no tensor parallelism; tp must be 1, not {cases.tp[i]}")
+    if not split.pipeline:
+        yield Refusal("no-pipeline", cases.pp > 1, lambda i: f"{title} has no pipeline parallelism; pp must be 1, not {cases.pp[i]}")
+    experts = max((layer.mlp.experts for layer, _ in model.kinds if isinstance(layer.mlp, MoeMlp)), default=0)
+    yield Refusal("no-experts", (cases.ep > 1) & (experts == 0), lambda i: f"ep is {cases.ep[i]} but the model has no experts to share")
+    ranks = cases.tp * cases.dp
+    shared = cases.shares_experts & (experts > 0)
+    yield Refusal("experts", shared & (cases.ep > experts), lambda i: f"{experts} experts do not fill ep {cases.ep[i]} ranks")
+    if split.experts == "none":
+        yield Refusal("no-expert-parallel", shared, lambda i: f"{title} has no expert parallelism; ep must be 1")
+    else:
+        yield Refusal(
+            "ep-ranks",
+            shared & (cases.ep != ranks),
+            lambda i: f"{title} shares experts over all tp × dp = {ranks[i]} ranks; ep must be 1 or {ranks[i]}, not {cases.ep[i]}",
+        )
