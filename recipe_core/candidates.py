@@ -107,7 +107,7 @@ def settings(found: Resolved) -> list[Setting]:
 
 def _columns(found: Resolved, chosen: Engine, limits: CandidateRequest) -> dict[str, Any]:
     """Columns that do not depend on the split."""
-    memory_bytes = found.cluster.device.memory_bytes.value
+    memory_bytes = found.cluster.device.usable_memory_bytes
     batching = chosen.batch_limits(memory_bytes)
     workload = found.workload
     return {

@@ -161,7 +161,7 @@ def _by_stages(setting: Setting, cases: Cases, stages: int, sequences: Float) ->
     model, use = setting.model, setting.engine.memory
     activations = activation_bytes(setting, cases)
     runtime = np.where(cases.devices > 1, use.context_parallel_bytes.value, use.context_single_bytes.value)
-    capacity = np.full(len(cases), setting.cluster.device.memory_bytes.value)
+    capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
     usable = capacity * cases.memory_fraction
     full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
     context_layers = [layer_kinds(model.layers[a:b]) for a, b in stage_layers(len(model.layers), min(stages, len(model.layers)))]

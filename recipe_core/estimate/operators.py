@@ -130,7 +130,7 @@ def _attention(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Part
     else:
         per_pair = 2 * heads * (a.head_dim + a.v_head_dim)
     seen = step.sequences * np.minimum(step.context, window)
-    decode = operator_s(device, "attention_decode", setting.model.dtype, seen * per_pair, seen * token_bytes + step.sequences * io)
+    decode = operator_s(device, "attention_decode", setting.kv_dtype, seen * per_pair, seen * token_bytes + step.sequences * io)
     return {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
 
 
@@ -148,12 +148,11 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp, reduce_s:
     per_expert = mlp.matrices * hidden * mlp.intermediate
     flops = 2 * tokens * mlp.top_k * per_expert / ranks
     moved = distinct * per_expert * setting.stored_bytes("experts") / ranks
-    moved += (
-        tokens * mlp.top_k / np.where(shared, cases.ep, 1) * (2 * hidden + 3 * mlp.intermediate * np.where(shared, 1, 1 / cases.tp)) * b
-    )
+    inner = 3 * mlp.intermediate / np.where(shared, cases.ep, cases.tp)
+    moved += tokens * mlp.top_k * (2 * hidden + inner) * b  # dispatched in and out, and the expert's own activations
     out = {
         "router": _matmul(setting, rows, float(hidden), float(mlp.experts), dtype=setting.model.dtype),
-        "experts": operator_s(device, "moe", setting.stored_dtype("experts"), flops, moved, 2.0),
+        "experts": operator_s(device, "moe", setting.stored_dtype("experts"), flops, moved),
     }
     if mlp.shared_intermediate:
         width = mlp.shared_intermediate / cases.tp

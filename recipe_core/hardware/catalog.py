@@ -78,10 +78,11 @@ def priors() -> Priors:
     return _read(root("hw_profiles") / "priors.yaml", Priors)
 
 
-def roofline(profile: Device, family: Family, dtype: str) -> Roofline:
-    """The four numbers of an operator family on a device: its own for the dtype, its own for any, else the runtime's prior."""
-    own = profile.roofline.get(family, {})
-    return own.get(dtype) or own.get("any") or priors().roofline[profile.runtime][family]  # type: ignore[call-overload, no-any-return]
+def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
+    """The four numbers of an operator family: the device's own for the first of ``dtypes`` it has, else for any, else its runtime's prior."""
+    own: dict[str, Roofline] = {str(dtype): shape for dtype, shape in profile.roofline.get(family, {}).items()}
+    known = [own[dtype] for dtype in (*dtypes, "any") if dtype in own]
+    return known[0] if known else priors().roofline[profile.runtime][family]
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class Device(Sourced):
     """One accelerator (or a CPU machine) as a file of ``hw_profiles/``.
 
     ``peak_flops_per_s`` are dense rates by compute dtype; a dtype that is absent is not multiplied natively.
+    ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no process gets.
     ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names drivers report.
     """
 
@@ -92,6 +93,7 @@ class Device(Sourced):
     architecture: str
     aliases: tuple[str, ...] = ()
     memory_bytes: Figure
+    reserved_bytes: Figure | None = None
     memory_bandwidth_bytes_per_s: Figure
     peak_flops_per_s: dict[Dtype, Figure]
     weight_dtypes: tuple[Dtype, ...]
@@ -100,6 +102,11 @@ class Device(Sourced):
     idle_watts: Figure | None = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = {}
     node: NodeSpec
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Memory a process can allocate."""
+        return self.memory_bytes.value - (self.reserved_bytes.value if self.reserved_bytes else 0.0)
 
     @model_validator(mode="after")
     def _half_precision(self) -> Device:

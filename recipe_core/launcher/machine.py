@@ -85,7 +85,7 @@ def _nvidia(notes: list[str]) -> list[Device]:
 
 def parse_nvidia_smi(output: str) -> list[Device]:
     """Lines like ``NVIDIA H100 80GB HBM3, 81559`` (MiB); ``[N/A]`` on machines with unified memory."""
-    devices = []
+    devices: list[Device] = []
     for line in output.splitlines():
         name, comma, size = line.rpartition(",")
         if comma and name.strip():
@@ -148,7 +148,7 @@ def _integer(value: object) -> int | None:
 
 def read_kfd(nodes: Path) -> list[Device]:
     """The kernel's own list, for machines without ROCm's tools: nodes with SIMD units are GPUs."""
-    devices = []
+    devices: list[Device] = []
     for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
         if _properties(node / "properties").get("simd_count", 0) > 0:
             banks = [_properties(bank).get("size_in_bytes", 0) for bank in sorted(node.glob("mem_banks/*/properties"))]

@@ -1,0 +1,182 @@
+"""The five commands, each a short function from a request to an exit code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import report, state, supervisor
+from .bench import Options, measure
+from .errors import LauncherError, StartError
+from .plan import LaunchPlan, load_plan
+from .preflight import Preflight, preflight
+from .state import State
+from .supervisor import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line."""
+
+    root: Path
+    command: str
+    as_json: bool = False
+    model: str | None = None
+    host: str | None = None
+    port: int | None = None
+    foreground: bool = False
+    timeout: float | None = None
+    requests: int | None = None
+    concurrency: int | None = None
+    duration_limit: float | None = None
+
+    def plan(self) -> LaunchPlan:
+        return load_plan(self.root, model=self.model, host=self.host, port=self.port)
+
+    def show(self, data: Any, text: Callable[[], str]) -> None:
+        print(json.dumps(data, indent=2, ensure_ascii=False) if self.as_json else text(), flush=True)
+
+
+def run_preflight(request: Request) -> int:
+    plan = request.plan()
+    result = preflight(plan, own_ports=_own_ports(plan))
+    request.show(result.to_json(), lambda: report.preflight_text(result))
+    return 0 if result.ok else 1
+
+
+def run_up(request: Request) -> int:
+    plan = request.plan()
+    progress = Progress()
+    with state.exclusive(plan.run):
+        current = _running(plan)
+        already = current is not None
+        if current is None:
+            current = _start(request, plan, progress)[0]
+        else:
+            plan = _as_started(plan, current)
+            if not current.ready:  # its launcher was killed while it waited
+                supervisor.wait_healthy(plan, current, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress)
+    _show_up(request, plan, current, already)
+    return _stay(plan, current, progress) if request.foreground else 0
+
+
+def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
+    servers = [{"name": s.name, "pid": s.pid, "port": s.port, "address": plan.address(s.port), "log": s.log} for s in current.servers]
+    data = {
+        "state": "up",
+        "already": already,
+        "api": f"{servers[0]['address']}{plan.api.path}",
+        "model": plan.api.model,
+        "servers": servers,
+    }
+    request.show(data, lambda: ("already up\n" if already else "") + report.up_text(plan, current))
+
+
+def run_bench(request: Request) -> int:
+    """On the running servers, or on ones that are started for it and stopped afterwards."""
+    plan = request.plan()
+    progress = Progress()
+    options = Options(request.requests, request.concurrency, request.duration_limit)
+    with ExitStack() as stack:
+        current = _running(plan)
+        if current is None:
+            stack.enter_context(state.exclusive(plan.run))
+            current, seen = _start(request, plan, progress)
+            stack.callback(supervisor.stop, plan.run, current, progress=progress)
+        else:
+            plan = _as_started(plan, current)
+            seen = preflight(plan, own_ports=current.ports)
+        bench = measure(plan, current, seen, options, progress)
+    request.show(bench.measurement, lambda: report.bench_text(bench) + f"\n\nwritten: {plan.run / 'measurement.json'}")
+    return 0
+
+
+def run_status(request: Request) -> int:
+    """Always JSON; 0 only when every server runs and answers."""
+    plan = request.plan()
+    current = state.load(plan.run)
+    if current is None:
+        print(json.dumps({"state": "down", "servers": []}, indent=2))
+        return 1
+    plan = _as_started(plan, current)
+    same_boot = current.boot == state.boot_id()
+    servers = [
+        {
+            "name": server.name,
+            "pid": server.pid,
+            "port": server.port,
+            "address": plan.address(server.port),
+            "alive": (alive := same_boot and server.alive),
+            "healthy": alive and supervisor.healthy(plan, server.port),
+            "log": server.log,
+        }
+        for server in current.servers
+    ]
+    healthy = all(server["healthy"] for server in servers)
+    word = "up" if healthy else "degraded" if any(server["alive"] for server in servers) else "down"
+    print(json.dumps({"state": word, "model": current.model, "servers": servers}, indent=2, ensure_ascii=False))
+    return 0 if healthy else 1
+
+
+def run_down(request: Request) -> int:
+    plan = request.plan()
+    with state.exclusive(plan.run):
+        current = state.load(plan.run)
+        stopped = supervisor.stop(plan.run, current, progress=Progress(request.as_json)) if current else []
+    request.show({"state": "down", "stopped": stopped}, lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    return 0
+
+
+def _running(plan: LaunchPlan) -> State | None:
+    current = state.load(plan.run)
+    return current if current is not None and current.alive else None
+
+
+def _own_ports(plan: LaunchPlan) -> frozenset[int]:
+    current = _running(plan)
+    return current.ports if current else frozenset()
+
+
+def _as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
+    """The plan with the parameters the running servers were started with."""
+    return load_plan(plan.root, model=current.model, host=current.host, port=current.port)
+
+
+def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
+    """Preflight, then start; leftovers of a deployment that is only half alive are stopped first."""
+    leftover = state.load(plan.run)
+    if leftover is not None:
+        supervisor.stop(plan.run, leftover, progress=progress)
+    result = preflight(plan)
+    progress.say(report.preflight_text(result))
+    if not result.ok:
+        failed = [check for check in result.checks if check.status == "FAIL"]
+        raise LauncherError(f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint)
+    began = time.monotonic()
+    current = supervisor.start(plan, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress)
+    progress.say(f"ready after {time.monotonic() - began:.1f} s")
+    return current, result
+
+
+def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:
+    """In the foreground until a signal (0) or a death (1); servers that another launcher's `down` stops are no death."""
+    try:
+        supervisor.watch(current, stopping=lambda: False)
+    except KeyboardInterrupt:
+        supervisor.stop(plan.run, current, progress=progress)
+        return 0
+    except StartError as error:
+        try:
+            with state.exclusive(plan.run):
+                if state.load(plan.run) is None:
+                    return 0
+                supervisor.stop(plan.run, current, progress=progress)
+        except LauncherError:
+            return 0
+        raise error
+    return 0

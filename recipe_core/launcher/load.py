@@ -1,0 +1,125 @@
+"""Send requests the way the workload says: so many in flight, in waves, at random times, or all at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .client import Sample
+from .errors import RequestError
+
+# A thread a request is honest up to here; beyond, this client itself would be what is measured.
+MOST_IN_FLIGHT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """``in_flight`` bounds all modes but open, where ``rate`` (requests per second) sets the pace."""
+
+    mode: str
+    requests: int
+    in_flight: int
+    rate: float | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came back. ``skipped`` requests were never sent because the time limit was reached."""
+
+    samples: list[Sample] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    skipped: int = 0
+    wall_s: float = 0.0
+
+
+def drive(traffic: Traffic, send: Callable[[int], Sample], *, limit_s: float | None, tell: Callable[[str], None]) -> Outcome:
+    """Send all requests (or as many as start within ``limit_s``) and wait for every answer."""
+    run = _Run(traffic, send, limit_s, tell)
+    modes = {"open": run.arrivals, "static": run.waves, "closed": run.steady, "offline": run.steady}
+    began = time.perf_counter()
+    modes[traffic.mode]()
+    outcome = run.outcome
+    outcome.skipped = traffic.requests - len(outcome.samples) - len(outcome.errors)
+    outcome.wall_s = time.perf_counter() - began
+    return outcome
+
+
+class _Run:
+    """One measurement under way; threads share ``outcome`` under a lock."""
+
+    def __init__(self, traffic: Traffic, send: Callable[[int], Sample], limit_s: float | None, tell: Callable[[str], None]) -> None:
+        self.traffic = traffic
+        self.send = send
+        self.tell = tell
+        self.outcome = Outcome()
+        self.lock = threading.Lock()
+        self.taken = 0
+        self.told = time.monotonic()
+        self.deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+
+    def steady(self) -> None:
+        """Each of ``in_flight`` workers sends its next request when its last was answered."""
+        workers = min(self.traffic.in_flight, self.traffic.requests)
+        self._join([self._thread(self._pull) for _ in range(workers)])
+
+    def waves(self) -> None:
+        """A static batch: all of one wave start together, the next wave when the last of them is done."""
+        while indexes := [index for _ in range(self.traffic.in_flight) if (index := self._take()) is not None]:
+            self._join([self._thread(self._one, index) for index in indexes])
+
+    def arrivals(self) -> None:
+        """Poisson arrivals: exponential gaps, the same for the same seed."""
+        gaps = random.Random(self.traffic.seed)
+        due, threads = time.monotonic(), []
+        while (index := self._take()) is not None:
+            threads.append(self._thread(self._one, index))
+            due += gaps.expovariate(self.traffic.rate or 1.0)
+            while (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, 0.5))
+                self._progress()
+        self._join(threads)
+
+    def _take(self) -> int | None:
+        with self.lock:
+            if self.taken >= self.traffic.requests or time.monotonic() >= self.deadline:
+                return None
+            self.taken += 1
+            return self.taken - 1
+
+    def _pull(self) -> None:
+        while (index := self._take()) is not None:
+            self._one(index)
+
+    def _one(self, index: int) -> None:
+        try:
+            sample = self.send(index)
+        except RequestError as error:
+            with self.lock:
+                self.outcome.errors.append(str(error))
+        except Exception as error:  # a bug here must show up as a failed request, not as a thread that vanished
+            with self.lock:
+                self.outcome.errors.append(f"{type(error).__name__}: {error}")
+        else:
+            with self.lock:
+                self.outcome.samples.append(sample)
+
+    def _thread(self, target: Callable[..., None], *args: int) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # daemon: Ctrl-C need not wait for slow answers
+        thread.start()
+        return thread
+
+    def _join(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                self._progress()
+
+    def _progress(self) -> None:
+        if time.monotonic() - self.told >= 2.0:
+            self.told = time.monotonic()
+            failed = f", {len(self.outcome.errors)} failed" if self.outcome.errors else ""
+            self.tell(f"bench: {len(self.outcome.samples)} of {self.traffic.requests} requests answered{failed}")

@@ -1,0 +1,122 @@
+"""``python launch.py COMMAND``: preflight, up, bench, status, down.
+
+Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from . import commands
+from .commands import Request
+from .errors import InputError, LauncherError
+from .plan import check_port
+
+_COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
+    "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
+    "up": (commands.run_up, "start the servers and wait until they answer"),
+    "bench": (commands.run_bench, "measure with real requests, next to the prediction"),
+    "status": (commands.run_status, "what runs, as JSON"),
+    "down": (commands.run_down, "stop the servers"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message + ".", hint=f"See: {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None, root: Path | None = None) -> int:
+    """Run one command on the bundle in ``root``, by default the folder this package was copied into."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with _term_interrupts():
+            request = _request(words, (root or Path(__file__).parent.parent).resolve())
+            return _COMMANDS[request.command][0](request)
+    except LauncherError as error:
+        return _report(error, as_json="--json" in words)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        sys.stderr.close()
+        return 1
+
+
+def _report(error: LauncherError, *, as_json: bool) -> int:
+    print(f"launch: {error}", file=sys.stderr)
+    if error.detail:
+        print(error.detail, file=sys.stderr)
+    if as_json:
+        print(json.dumps(error.to_json(), ensure_ascii=False))
+    return error.exit_code
+
+
+@contextmanager
+def _term_interrupts() -> Iterator[None]:
+    """SIGTERM stops as cleanly as Ctrl-C does. Only the main thread may say so; elsewhere the caller decides."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _request(words: list[str], root: Path) -> Request:
+    found: dict[str, Any] = vars(_parser().parse_args(words))
+    if found.get("port") is not None:
+        check_port(found["port"], "--port")
+    return Request(root=root, **found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    # SUPPRESS: an option may stand before or after the command, and its absence in one place must not undo the other.
+    shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
+    shared.add_argument("--model", metavar="FOLDER|NAME", help="serve this model instead of the recipe's")
+    shared.add_argument("--host", help="listen on this address")
+    shared.add_argument("--port", type=int, help="listen on this port (servers after the first count up from it)")
+    parser = _Parser(prog="launch.py", description="Start, check and measure the deployment in this folder.", parents=[shared])
+    actions = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    subs = {
+        name: actions.add_parser(name, help=text, description=text, parents=[shared], argument_default=argparse.SUPPRESS)
+        for name, (_, text) in _COMMANDS.items()
+    }
+    subs["up"].add_argument("--foreground", action="store_true", help="stay; Ctrl-C stops the servers")
+    for name in ("up", "bench"):
+        subs[name].add_argument("--timeout", type=_positive(float), metavar="S", help="seconds to wait until the servers answer")
+    subs["bench"].add_argument("--requests", type=_positive(int), metavar="N", help="how many to measure")
+    subs["bench"].add_argument("--concurrency", type=_positive(int), metavar="C", help="how many at once")
+    subs["bench"].add_argument("--duration-limit", type=_positive(float), metavar="S", help="send no new request after this many seconds")
+    return parser
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return convert
