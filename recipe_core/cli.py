@@ -1,0 +1,365 @@
+"""The command line: parse, ask, print. Exit codes: 0 ok, 1 the answer is "no", 2 bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from recipe_core import __version__
+from recipe_core.documents import finite, parse_json, parse_yaml, read_document, read_text, to_json
+from recipe_core.errors import InputError, RecipeError
+
+app = typer.Typer(
+    name="recipe",
+    help="From model, hardware and objective to every split judged and one runnable bundle.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RequestFile = Annotated[str, typer.Argument(metavar="REQUEST", help="A request as YAML or JSON; - reads standard input.")]
+Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.")]
+
+
+def main() -> None:
+    """Entry point: errors become one line on standard error (JSON on standard output with --json) and an exit code."""
+    try:
+        app()
+    except RecipeError as error:
+        fail(error)
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+def fail(error: RecipeError) -> NoReturn:
+    """Print an error and leave with its code."""
+    if "--json" in sys.argv:
+        typer.echo(to_json(error.to_json(), indent=None))
+    typer.echo(f"error: {error}", err=True)
+    raise SystemExit(error.exit_code)
+
+
+def emit(value: Any) -> None:
+    """Print JSON."""
+    typer.echo(to_json(value))
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something is going on, when a person is watching."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def read_request(source: str) -> Any:
+    """The plain values of a request file."""
+    if source == "-":
+        return parse_yaml(sys.stdin.read(), "standard input")
+    return read_document(Path(source), field="request")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"recipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+def _listing(name: str | None, as_json: bool, names: list[str], show: Callable[[str], dict[str, Any]], line: Callable[[str], str]) -> None:
+    """A list of everything, or one in full."""
+    if name is not None:
+        value = show(name)
+        emit(value) if as_json else _print_facts(value)
+    elif as_json:
+        emit([show(each) for each in names])
+    else:
+        for each in names:
+            typer.echo(line(each))
+
+
+def _print_facts(value: dict[str, Any], indent: str = "") -> None:
+    for key, item in value.items():
+        if isinstance(item, dict) and item and not {"value", "compute_efficiency"} & set(item):
+            typer.echo(f"{indent}{key}:")
+            _print_facts(item, indent + "  ")
+        else:
+            typer.echo(f"{indent}{key}: {json.dumps(finite(item), ensure_ascii=False, default=str)}")
+
+
+@app.command()
+def models(name: Name = None, as_json: Json = False) -> None:
+    """The model catalog; NAME may also be a folder with a config.json."""
+    from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, in_catalog, load_model
+    from recipe_core.views import model_view
+
+    def show(each: str) -> dict[str, Any]:
+        return model_view(load_model(each), catalog_entry(each) if in_catalog(each) else None)
+
+    def line(each: str) -> str:
+        model = catalog_model(each)
+        active = f", {model.active_parameters / 1e9:.3g} B active" if model.is_moe else ""
+        return f"{each:44} {model.parameters / 1e9:7.3g} B{active}  {model.weight_dtype}"
+
+    _listing(name, as_json, catalog_ids(), show, line)
+
+
+@app.command()
+def hardware(name: Name = None, as_json: Json = False) -> None:
+    """The device profiles, each figure with its source."""
+    from recipe_core.hardware.catalog import device, device_names, offers
+    from recipe_core.units import gib
+    from recipe_core.views import hardware_view
+
+    def line(each: str) -> str:
+        d = device(each)
+        return (
+            f"{each:16} {d.vendor:7} {gib(d.usable_memory_bytes):>10}  {d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s  {d.title}"
+        )
+
+    _listing(name, as_json, device_names(), lambda each: hardware_view(device(each), offers()), line)
+
+
+@app.command()
+def engines(name: Name = None, as_json: Json = False) -> None:
+    """The engines and their pinned versions."""
+    from recipe_core.engines.spec import engine, engine_names
+    from recipe_core.views import engine_view
+
+    def line(each: str) -> str:
+        e = engine(each)
+        return f"{each:14} {e.version:10} {', '.join(e.runtimes):16} {e.title}"
+
+    _listing(name, as_json, engine_names(), lambda each: engine_view(engine(each)), line)
+
+
+@app.command("plan")
+def plan_command(
+    request: RequestFile,
+    top: Annotated[int | None, typer.Option(min=0, help="How many of the ranked splits to print.")] = None,
+    everything: Annotated[Path | None, typer.Option("--all", metavar="FILE", help="Write every row, as .csv, .parquet or .json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every split of the cluster, judged and ranked."""
+    from recipe_core.plan import plan
+    from recipe_core.request import PlanRequest
+    from recipe_core.terminal import plan_text
+
+    with working("Judging every split …"):
+        table = plan(PlanRequest.parse(read_request(request)))
+        if everything is not None:
+            _write_rows(table, everything)
+    if as_json:
+        emit(table.to_json(top))
+    else:
+        typer.echo(plan_text(table, 10 if top is None else top))
+    raise typer.Exit(0 if len(table.ranked) else 1)
+
+
+def _write_rows(table: Any, path: Path) -> None:
+    import io
+
+    from recipe_core.documents import write_whole
+
+    writers: dict[str, Callable[[Any, io.BytesIO], Any]] = {
+        ".csv": lambda frame, buffer: frame.to_csv(buffer, index=False),
+        ".parquet": lambda frame, buffer: frame.to_parquet(buffer, index=False),
+        ".json": lambda frame, buffer: frame.to_json(buffer, orient="records"),
+    }
+    if path.suffix not in writers:
+        raise InputError(f"{path.name!r} has no known suffix.", field="all", hint=f"Use {', '.join(writers)}.")
+    buffer = io.BytesIO()
+    writers[path.suffix](table.frame(), buffer)
+    write_whole(path, buffer.getvalue())
+
+
+@app.command()
+def estimate(request: RequestFile, as_json: Json = False) -> None:
+    """Exactly the split in REQUEST.candidate (or the best that agrees with it); a .jsonl file answers line by line."""
+    from recipe_core.plan import chosen_plan
+    from recipe_core.request import PlanRequest
+    from recipe_core.terminal import estimate_text
+
+    if request.endswith(".jsonl"):
+        _each_line(Path(request))
+        return
+    with working("Estimating …"):
+        table, row = chosen_plan(PlanRequest.parse(read_request(request)))
+        answer = table.estimate(row)
+    if as_json:
+        emit({"candidate": table.candidate(row)} | answer)
+    else:
+        typer.echo(estimate_text(table.candidate(row), answer))
+    raise typer.Exit(0 if answer["feasible"] else 1)
+
+
+def _each_line(path: Path, checked: bool = False) -> None:
+    from recipe_core.plan import estimate_many
+
+    lines = [line for line in read_text(path, field="request", limit=None).splitlines() if line.strip()]
+    with working(f"Estimating {len(lines):,} requests …"):
+        answers = estimate_many([_parsed(line, n) for n, line in enumerate(lines, 1)])
+    for answer in answers:
+        if checked and "error" not in answer:
+            answer = {"ok": answer["feasible"], "reasons": answer["reasons"]}
+        typer.echo(to_json(answer, indent=None))
+
+
+def _parsed(line: str, number: int) -> Any:
+    try:
+        return parse_json(line, f"line {number}")
+    except InputError as error:
+        return error
+
+
+@app.command()
+def check(
+    what: Annotated[str | None, typer.Argument(metavar="[REQUEST|BUNDLE]", help="A request, a bundle, or a .jsonl of requests.")] = None,
+    command: Annotated[str | None, typer.Option("--command", help='An engine\'s command line, e.g. "vllm serve …".')] = None,
+    hardware: Annotated[str | None, typer.Option("--hardware", help="The device of --command: NAME or NAME:COUNT.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A verdict, the reasons, and a better split."""
+    from recipe_core.check import check_request, request_of_command
+    from recipe_core.request import PlanRequest
+    from recipe_core.terminal import check_text
+
+    if (what is None) == (command is None):
+        raise InputError("give either a request or bundle, or --command.", field="check")
+    if command is not None:
+        if hardware is None:
+            raise InputError("--command needs the device it runs on.", field="hardware", hint="For example --hardware h100-sxm:8.")
+        wanted, unread = request_of_command(command, hardware)
+        answer = check_request(wanted) | {"unread": unread}
+    elif what is not None and what.endswith(".jsonl"):
+        return _each_line(Path(what), checked=True)
+    elif what is not None and (Path(what).is_dir() or what.endswith(".zip")):
+        return _check_bundle(Path(what), as_json)
+    else:
+        answer = check_request(PlanRequest.parse(read_request(str(what))))
+    emit(answer) if as_json else typer.echo(check_text(answer))
+    raise typer.Exit(0 if answer["ok"] else 1)
+
+
+def _check_bundle(path: Path, as_json: bool) -> None:
+    from recipe_core.bundle import read_bundle
+
+    checked = read_bundle(path)
+    if as_json:
+        emit(
+            {
+                "ok": True,
+                "recipe": checked.recipe.name,
+                "digest": checked.recipe.digest,
+                "files": len(checked.files),
+                "warnings": checked.warnings,
+            }
+        )
+        return
+    typer.echo(f"ok: {checked.recipe.name}, {len(checked.files)} files, every digest matches")
+    for warning in checked.warnings:
+        typer.echo(f"note: {warning}")
+
+
+@app.command()
+def build(
+    request: RequestFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="A folder, or a file that ends in .zip.")],
+    as_json: Json = False,
+) -> None:
+    """Plan, pick the best split (or the given candidate) and write the bundle."""
+    from recipe_core.bundle import write_bundle
+    from recipe_core.recipe import make_recipe
+    from recipe_core.request import PlanRequest
+    from recipe_core.terminal import build_text
+
+    with working("Building …"):
+        recipe = make_recipe(PlanRequest.parse(read_request(request)))
+        write_bundle(recipe, output)
+    if as_json:
+        emit({"bundle": str(output), "name": recipe.name, "digest": recipe.digest, "candidate": recipe.candidate})
+    else:
+        typer.echo(build_text(recipe, output))
+
+
+def _launcher(command: str, bundle: Path, words: list[str]) -> NoReturn:
+    """Run the bundle's own launcher in this interpreter's environment."""
+    from recipe_core.bundle import unpack
+
+    folder = unpack(bundle)
+    raise SystemExit(
+        subprocess.call(
+            [
+                sys.executable,
+                str(folder / "launch.py"),
+                *(["--json"] if "--json" in words else []),
+                command,
+                *(w for w in words if w != "--json"),
+            ]
+        )
+    )
+
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(context_settings=_PASS_ON)
+def preflight(context: typer.Context, bundle: Bundle) -> None:
+    """Is this the machine the bundle needs? (The bundle's own launcher; its options are passed on.)"""
+    _launcher("preflight", bundle, context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def up(context: typer.Context, bundle: Bundle) -> None:
+    """Start the bundle's servers and wait until they are healthy."""
+    _launcher("up", bundle, context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def bench(context: typer.Context, bundle: Bundle) -> None:
+    """Send real requests; print predicted against measured; write measurement.json."""
+    _launcher("bench", bundle, context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def status(context: typer.Context, bundle: Bundle) -> None:
+    """Whether the bundle's servers run and are healthy."""
+    _launcher("status", bundle, context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def down(context: typer.Context, bundle: Bundle) -> None:
+    """Stop the bundle's servers."""
+    _launcher("down", bundle, context.args)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on; others than loopback let strangers in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+) -> None:
+    """The web builder and the JSON API."""
+    from recipe_core.serve import serve as run
+
+    run(host, port)

@@ -83,11 +83,11 @@ def parse_json(text: str, what: str = "the document") -> Any:
         raise InputError(f"{what} is not valid JSON: {error}.") from None
 
 
-def read_text(path: Path, *, field: str | None = None) -> str:
-    """The text of a file; raises InputError when it is missing, not a file, too large or not UTF-8."""
+def read_text(path: Path, *, field: str | None = None, limit: int | None = MAX_DOCUMENT_BYTES) -> str:
+    """The text of a file; raises InputError when it is missing, not a file, longer than ``limit`` bytes or not UTF-8."""
     try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path} is {path.stat().st_size:,} bytes; at most {MAX_DOCUMENT_BYTES:,} are read.", field=field)
+        if limit is not None and path.stat().st_size > limit:
+            raise InputError(f"{path} is {path.stat().st_size:,} bytes; at most {limit:,} are read.", field=field)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text.", field=field) from None

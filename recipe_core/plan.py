@@ -102,6 +102,10 @@ class PlanTable:
         c = self.columns
         return pareto_front(c["tpot_s"], -c["output_tokens_per_s_per_gpu"], c["feasible"])
 
+    def setting(self, row: int) -> Setting:
+        """What the split of a row shares with its block: model, cluster, engine, dtypes."""
+        return self._at[row][0].setting
+
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
         block, i = self._at[row]
@@ -125,6 +129,11 @@ class PlanTable:
         problems = np.concatenate([np.sum([r.broken for r in block.refusals], axis=0) for block in self.blocks])
         c = self.columns
         return int(np.lexsort((c["gpus"], np.maximum(c["shortfall_bytes"], 0), problems))[0])
+
+    def advice(self) -> str | None:
+        """The smallest change that makes the request feasible, as a sentence."""
+        change = smallest_change(self.found)
+        return None if change is None else f"It works with {change['field']}: {change['value']}."
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Ranked candidates (the first ``top``), every refused split with its reasons, and the nearest when none is feasible."""
@@ -175,13 +184,13 @@ def pareto_front(first: Float, second: Float, among: Bool) -> Bool:
 
 
 def limit_rules(limits: Limits, block: Estimates) -> list[Refusal]:
-    """One rule a limit of the objective."""
-    s, c = block.serving, block.cost
+    """One rule a limit of the objective, for cases that can run at all."""
+    s, c, runs = block.serving, block.cost, block.feasible
 
     def over(code: str, label: str, value: Float, limit: float | None, show: Callable[[float], str]) -> list[Refusal]:
         if limit is None:
             return []
-        return [Refusal(code, value > limit, lambda i: f"{label} {show(float(value[i]))} exceeds the limit of {show(limit)}")]
+        return [Refusal(code, runs & (value > limit), lambda i: f"{label} {show(float(value[i]))} exceeds the limit of {show(limit)}")]
 
     def seconds(milliseconds: float | None) -> float | None:
         return None if milliseconds is None else milliseconds / 1e3
@@ -286,6 +295,8 @@ def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
     groups: defaultdict[str, list[tuple[int, Resolved, Setting, Cases]]] = defaultdict(list)
     for n, value in enumerate(values):
         try:
+            if isinstance(value, RecipeError):  # a line that was no document
+                raise value
             request = PlanRequest.parse(value)
             found = resolve(request)
             exact = one_split(found, request.candidate or CandidateRequest())

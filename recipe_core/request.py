@@ -179,10 +179,9 @@ class PlanRequest(_Part):
             raise _first(error, value) from None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, without what was left at its default."""
-        workload = self.workload.model_dump(mode="json", exclude_defaults=True)
-        out = self.model_dump(mode="json", exclude_defaults=True)
-        return {**out, "workload": {"kind": self.workload.kind, **workload}}
+        """Plain values with every default written out, so that a stored request keeps its meaning; unset fields are left out."""
+        out: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        return out
 
 
 def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:

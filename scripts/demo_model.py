@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 CORPUS = Path(__file__).with_name("demo_corpus.txt")
 RECORD = "demo_model.json"
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", RECORD)
+SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 # The corpus has a paragraph of questions in exactly this form, so that a chat gets an answer and not a continuation of the question.
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}The cook says: {{ m['content'] }} "
@@ -129,7 +129,7 @@ def build(out: Path, digest: str, training: Training) -> Record:
     import torch
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     text = CORPUS.read_text(encoding="utf-8").strip()
     tokenizer = train_tokenizer(text)
     model = make_model(Shape(), len(tokenizer), tokenizer)
@@ -144,7 +144,7 @@ def build(out: Path, digest: str, training: Training) -> Record:
         tokenizer.save_pretrained(staged)
         (staged / RECORD).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
-        os.replace(staged, out)
+        staged.replace(out)
     return record
 
 
@@ -156,18 +156,17 @@ def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    specials = ["<s>", "</s>", "<pad>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=2048, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=2048, special_tokens=list(SPECIALS.values()), initial_alphabet=alphabet, show_progress=False)
     raw.train_from_iterator([text], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=2048)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **SPECIALS, model_max_length=2048)  # type: ignore[no-untyped-call]
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """The corpus as token ids, with an end-of-text token after each paragraph so that answers know where to stop."""
-    end = int(tokenizer.convert_tokens_to_ids("</s>"))
+    end = tokenizer.eos_token_id
     return [token for paragraph in text.split("\n\n") for token in (*tokenizer(paragraph)["input_ids"], end)]
 
 
@@ -260,7 +259,7 @@ def corpus_loss(model: LlamaForCausalLM, data: torch.Tensor, length: int) -> flo
     """Mean loss per token over the whole corpus, in nats."""
     import torch
 
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     whole = data[: len(data) // length * length].reshape(-1, length)
     with torch.inference_mode():
         return float(model(input_ids=whole, labels=whole).loss)

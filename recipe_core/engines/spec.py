@@ -69,6 +69,7 @@ class Option(_Data):
     """One command-line option of the engine's pinned version."""
 
     flag: str
+    short: tuple[str, ...] = ()
     type: Literal["int", "float", "str", "switch"]
     choices: tuple[str, ...] = ()
 

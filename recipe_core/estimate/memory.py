@@ -160,7 +160,8 @@ def _by_stages(setting: Setting, cases: Cases, stages: int, sequences: Float) ->
     """All columns of ``Memory`` for cases that share their number of stages."""
     model, use = setting.model, setting.engine.memory
     activations = activation_bytes(setting, cases)
-    runtime = np.where(cases.devices > 1, use.context_parallel_bytes.value, use.context_single_bytes.value)
+    together = (cases.tp * cases.pp > 1) | cases.shares_experts  # plain replicas do not talk to each other
+    runtime = np.where(together, use.context_parallel_bytes.value, use.context_single_bytes.value)
     capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
     usable = capacity * cases.memory_fraction
     full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)

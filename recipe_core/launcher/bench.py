@@ -23,6 +23,8 @@ from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough to fill every lazily made cache and kernel, short enough not to matter
 _MOST_BY_DEFAULT = 256
+_SHOWN_PROMPT = "A good recipe"
+_SHOWN_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,7 @@ class Options:
     seed: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A finished measurement and what only a person reads."""
-
-    measurement: dict[str, Any]
-    completion: str
-    notes: tuple[str, ...]
-
-
-def measure(plan: LaunchPlan, current: State, seen: Preflight, options: Options, progress: Progress) -> Bench:
+def measure(plan: LaunchPlan, current: State, seen: Preflight, options: Options, progress: Progress) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload, write ``run/measurement.json``."""
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, server.port, plan.api) for server in current.servers]
@@ -58,10 +51,18 @@ def measure(plan: LaunchPlan, current: State, seen: Preflight, options: Options,
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say)
     if not outcome.samples:
         raise _all_failed(outcome)
-    notes = _notes(plan, traffic, outcome, length)
-    measurement = record(plan, seen, traffic, outcome, notes)
+    measurement = record(plan, seen, traffic, outcome, _notes(plan, traffic, outcome, length))
+    measurement["completion"] = _show(endpoints[0], min(plan.workload.output_tokens, _SHOWN_TOKENS), outcome)
     write_json(plan.run / "measurement.json", measurement)
-    return Bench(measurement, outcome.samples[0].text, notes)
+    return measurement
+
+
+def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
+    """Complete a sentence a person can judge: the measured prompts are random words."""
+    try:
+        return {"prompt": _SHOWN_PROMPT, "text": complete(endpoint, _SHOWN_PROMPT, tokens).text}
+    except RequestError:
+        return {"prompt": "(random words)", "text": outcome.samples[0].text}
 
 
 def plan_traffic(workload: Workload, options: Options) -> Traffic:

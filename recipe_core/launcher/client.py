@@ -36,14 +36,17 @@ class Sample:
 
     @property
     def ttft_s(self) -> float:
+        """Time to the first token."""
         return self.first - self.started
 
     @property
     def tpot_s(self) -> float | None:
+        """Time for each token after the first; None when there was only one."""
         return (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
     def latency_s(self) -> float:
+        """Time to the last token."""
         return self.last - self.started
 
 

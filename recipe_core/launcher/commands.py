@@ -36,13 +36,16 @@ class Request:
     duration_limit: float | None = None
 
     def plan(self) -> LaunchPlan:
+        """The bundle's plan with this command line's parameters."""
         return load_plan(self.root, model=self.model, host=self.host, port=self.port)
 
     def show(self, data: Any, text: Callable[[], str]) -> None:
+        """Print the result: JSON when asked for, else for a person."""
         print(json.dumps(data, indent=2, ensure_ascii=False) if self.as_json else text(), flush=True)
 
 
 def run_preflight(request: Request) -> int:
+    """Check everything, start nothing."""
     plan = request.plan()
     result = preflight(plan, own_ports=_own_ports(plan))
     request.show(result.to_json(), lambda: report.preflight_text(result))
@@ -50,6 +53,7 @@ def run_preflight(request: Request) -> int:
 
 
 def run_up(request: Request) -> int:
+    """Start the servers and wait until they answer; already up is fine."""
     plan = request.plan()
     progress = Progress()
     with state.exclusive(plan.run):
@@ -91,8 +95,8 @@ def run_bench(request: Request) -> int:
         else:
             plan = _as_started(plan, current)
             seen = preflight(plan, own_ports=current.ports)
-        bench = measure(plan, current, seen, options, progress)
-    request.show(bench.measurement, lambda: report.bench_text(bench) + f"\n\nwritten: {plan.run / 'measurement.json'}")
+        measurement = measure(plan, current, seen, options, progress)
+    request.show(measurement, lambda: report.bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}")
     return 0
 
 
@@ -124,6 +128,7 @@ def run_status(request: Request) -> int:
 
 
 def run_down(request: Request) -> int:
+    """Stop what was started; nothing running is fine."""
     plan = request.plan()
     with state.exclusive(plan.run):
         current = state.load(plan.run)

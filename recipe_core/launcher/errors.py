@@ -28,6 +28,7 @@ class LauncherError(Exception):
         return f"{where}{self.message}{fix}"
 
     def to_json(self) -> dict[str, object]:
+        """The error as every door of the project prints it."""
         error = {"code": self.code, "field": self.field, "message": self.message, "hint": self.hint}
         return {"error": {**error, "detail": self.detail} if self.detail else error}
 

@@ -73,7 +73,7 @@ class _Run:
 
     def arrivals(self) -> None:
         """Poisson arrivals: exponential gaps, the same for the same seed."""
-        gaps = random.Random(self.traffic.seed)
+        gaps = random.Random(self.traffic.seed)  # noqa: S311 - arrival times, not a secret
         due, threads = time.monotonic(), []
         while (index := self._take()) is not None:
             threads.append(self._thread(self._one, index))

@@ -37,6 +37,7 @@ class Machine:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """The machine as a measurement records it."""
         return asdict(self)
 
 
@@ -181,6 +182,7 @@ def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/c
 
 
 def cpu_name() -> str:
+    """The processor's name as the kernel prints it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

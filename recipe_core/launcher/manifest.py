@@ -24,6 +24,7 @@ class Findings:
 
     @property
     def sound(self) -> bool:
+        """True when everything that was built is there unchanged and no code was added."""
         return not (self.missing or self.changed or self.added_code)
 
 

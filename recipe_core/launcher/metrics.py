@@ -47,6 +47,7 @@ def predictions(expected: dict[str, Any]) -> dict[str, float | None]:
 
 
 def bands(expected: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Low and high ends from expected.json, where both are numbers."""
     given = expected.get("bands")
     found = {}
     for key, band in (given if isinstance(given, dict) else {}).items():

@@ -107,9 +107,11 @@ class LaunchPlan:
     @property
     def client_host(self) -> str:
         """The address to connect to: a server that listens on every interface is asked on the loopback."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.parameters.host, self.parameters.host)
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
+        return everywhere.get(self.parameters.host, self.parameters.host)
 
     def address(self, port: int) -> str:
+        """The base URL of the server on ``port``."""
         host = f"[{self.client_host}]" if ":" in self.client_host else self.client_host
         return f"http://{host}:{port}"
 
@@ -149,6 +151,7 @@ class Filler:
     port_offset: int = 0
 
     def text(self, template: str) -> str:
+        """Fill one text."""
         values = {
             "model": self.parameters.model,
             "host": self.parameters.host,
@@ -159,6 +162,7 @@ class Filler:
         return _PLACEHOLDER.sub(lambda match: values[match.group(1)], template)
 
     def json(self, value: Any) -> Any:
+        """Fill every text inside a JSON value."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -174,6 +178,7 @@ def is_path(model: str) -> bool:
 
 
 def check_port(port: int, where: str) -> int:
+    """The port, or an error that names where it came from."""
     if not 1 <= port <= 65535:
         raise InputError(f"port {port} is not between 1 and 65535.", field=where, hint="Choose a free port, for example --port 8000.")
     return port
@@ -181,13 +186,12 @@ def check_port(port: int, where: str) -> int:
 
 def _user_path(model: str) -> str:
     """A path on the command line is relative to where the user stands, and need not start with a dot."""
-    if is_path(model) or os.path.isdir(model):
-        return os.path.abspath(os.path.expanduser(model))
-    return model
+    folder = Path(model).expanduser()
+    return os.path.normpath(Path.cwd() / folder) if is_path(model) or folder.is_dir() else model
 
 
 def _bundle_path(model: str, root: Path) -> str:
-    return os.path.normpath(root / os.path.expanduser(model)) if is_path(model) else model
+    return os.path.normpath(root / Path(model).expanduser()) if is_path(model) else model
 
 
 def _parameters(fields: Fields) -> Parameters:

@@ -41,9 +41,11 @@ class Preflight:
 
     @property
     def ok(self) -> bool:
+        """True when nothing stops the launch."""
         return all(check.status != "FAIL" for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
+        """The answers as ``--json`` prints them."""
         checks = [asdict(check) for check in self.checks]
         return {"ok": self.ok, "checks": checks, "machine": self.machine.to_json(), "engine_version": self.engine_version}
 
@@ -58,6 +60,7 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
 
 
 def check_files(root: Path) -> Check:
+    """Compare the files with what was built."""
     try:
         count, found = manifest.verify(root)
     except LauncherError as error:
@@ -72,6 +75,7 @@ def check_files(root: Path) -> Check:
 
 
 def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> Iterator[Check]:
+    """Compare the devices: kind, number, name, memory."""
     if needs.runtime == "cpu":
         yield Check("device", "ok", f"{machine.cpu_name}, {machine.cpus} CPUs")
         yield check_ram(needs, machine, running=running)
@@ -95,7 +99,7 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
 
 def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
     vendor = {"cuda": "an NVIDIA GPU (CUDA)", "rocm": "an AMD GPU (ROCm)"}
-    have = vendor[machine.runtime] if machine.runtime in vendor else "no GPU"
+    have = vendor.get(machine.runtime, "no GPU")
     why = f" ({'; '.join(machine.notes)})" if machine.notes else ""
     tool = "nvidia-smi" if needs.runtime == "cuda" else "rocm-smi or amd-smi"
     detail = f"the recipe needs {needs.count} x {needs.title}, {vendor[needs.runtime]}; this machine has {have}{why}"
@@ -107,6 +111,7 @@ def _known(name: str, names: tuple[str, ...]) -> bool:
 
 
 def check_device_memory(needs: Needs, machine: Machine) -> Check:
+    """Compare each device's memory with what the recipe uses."""
     sizes = [device.memory_bytes for device in machine.devices if device.memory_bytes is not None]
     if not sizes or not needs.memory_bytes:
         return Check("memory", "warn", "the device does not say how much memory it has" if not sizes else "the recipe does not say")
@@ -122,6 +127,7 @@ def check_device_memory(needs: Needs, machine: Machine) -> Check:
 
 
 def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
+    """Compare free memory with what a recipe for the CPU uses."""
     used = needs.used_bytes or 0
     if machine.available_bytes is None:
         return Check("memory", "warn", "/proc/meminfo cannot be read, so free memory is unknown", "The launcher is made for Linux.")
@@ -132,6 +138,7 @@ def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
 
 
 def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
+    """Look for the engine: installed, able to serve, of the planned version."""
     engine = plan.engine
     found = locate(engine)
     if found is None:
@@ -149,6 +156,7 @@ def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
 
 
 def check_model(plan: LaunchPlan) -> Check:
+    """Look for the model where the parameters say."""
     model = plan.parameters.model
     if not is_path(model):
         return _check_hub(plan, model)
@@ -164,8 +172,8 @@ def check_model(plan: LaunchPlan) -> Check:
 
 def _check_hub(plan: LaunchPlan, model: str) -> Check:
     environment = {**os.environ, **plan.processes[0].env}
-    home = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = Path(environment.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = Path(environment.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     if (cache / f"models--{model.replace('/', '--')}").is_dir():
         return Check("model", "ok", f"{model} (in {cache})")
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -175,6 +183,7 @@ def _check_hub(plan: LaunchPlan, model: str) -> Check:
 
 
 def check_port(plan: LaunchPlan, port: int) -> Check:
+    """Try whether a server could listen there."""
     host = plan.parameters.host
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Stat:
 
 
 def read_stat(pid: int) -> Stat | None:
+    """The kernel's line about a process, or None when there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -40,10 +42,8 @@ def alive(pid: int, started: int) -> bool:
 
 def reap(pid: int) -> None:
     """Collect a child that ended; a process of someone else's is left to them."""
-    try:
+    with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
 
 
 def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
@@ -53,8 +53,8 @@ def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
     """
     ours = alive(*leader)
     found = set()
-    for entry in os.listdir("/proc"):
-        stat = read_stat(int(entry)) if entry.isdigit() and int(entry) != os.getpid() else None
+    for entry in Path("/proc").iterdir():
+        stat = read_stat(int(entry.name)) if entry.name.isdigit() and int(entry.name) != os.getpid() else None
         if stat and stat.state not in "ZX" and ((ours and stat.group == leader[0]) or _marked(stat.pid, mark)):
             found.add((stat.pid, stat.started))
     return found
@@ -68,12 +68,11 @@ def _marked(pid: int, mark: str) -> bool:
 
 
 def send(members: Iterable[tuple[int, int]], number: signal.Signals) -> None:
+    """Signal each process that is still the one we know."""
     for pid, started in members:
         if alive(pid, started):
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
 
 
 def terminate(leader: tuple[int, int], mark: str, *, grace_s: float) -> bool:

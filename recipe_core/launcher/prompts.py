@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from .errors import RequestError
 
 # Common words: nearly every tokenizer has each as one token, so prompts of as many words differ little in tokens.
-WORDS = (
-    "the a model reads order kitchen serves meal plate time token text memory fast good recipe plan what you need work cache large small "
-    "long short guest waits line first next last machine cook table tray full same many split step part shelf fit start stop count cost "
-    "number answer says look keep write make take less more than when then with from into after before each other all some way day"
-).split()
+_TEXT = """
+the a model reads order kitchen serves meal plate time token text memory fast good recipe plan what you need work cache large small
+long short guest waits line first next last machine cook table tray full same many split step part shelf fit start stop count cost
+number answer says look keep write make take less more than when then with from into after before each other all some way day
+"""
+WORDS = tuple(_TEXT.split())
 _START_WORDS_PER_TOKEN = 0.7  # short at first: a prompt over the context limit would be refused
 _TRIES = 5
 _CLOSE = 0.01
@@ -27,7 +28,8 @@ class Prompts:
     seed: int = 0
 
     def text(self, index: int) -> str:
-        pick = random.Random(self.seed * 1_000_003 + index)
+        """The prompt of request ``index``."""
+        pick = random.Random(self.seed * 1_000_003 + index)  # noqa: S311 - words of a prompt, not a secret
         return " ".join(pick.choice(WORDS) for _ in range(self.words))
 
 

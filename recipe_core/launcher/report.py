@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from .bench import Bench
 from .metrics import FIGURES
 from .plan import LaunchPlan
 from .preflight import Preflight
@@ -27,20 +27,23 @@ _TITLES = {
 def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as their widest cell; the first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def preflight_text(result: Preflight) -> str:
+    """The table of checks."""
     rows = [(check.name, check.status, check.detail + (f". {check.hint}" if check.hint else "")) for check in result.checks]
     return table([("check", "result", "reason"), *rows])
 
 
 def up_text(plan: LaunchPlan, current: State) -> str:
+    """Where the servers answer, and how to try them."""
     lines = [f"ready: {plan.address(server.port)}{plan.api.path}" for server in current.servers]
     return "\n".join([*lines, "", "Try it:", f"  {curl(plan, current.servers[0].port)}", "", "Stop it: python launch.py down"])
 
 
 def curl(plan: LaunchPlan, port: int) -> str:
+    """A request to copy into a shell."""
     chat = plan.api.path.endswith("/chat/completions")
     ask = "What is a good recipe?"
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": ask}]} if chat else {"prompt": "A good recipe"}
@@ -48,18 +51,18 @@ def curl(plan: LaunchPlan, port: int) -> str:
     return f"curl -s {plan.address(port)}{plan.api.path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
-def bench_text(bench: Bench) -> str:
-    data = bench.measurement
+def bench_text(data: dict[str, Any]) -> str:
+    """Predicted next to measured, and a completion."""
     rows: list[tuple[str, ...]] = [("", "predicted", "band", "measured", "measured/predicted", "in band")]
     rows += [_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None]
-    work, metrics = data["workload"], data["metrics"]
+    work, counts = data["workload"], data["metrics"]
     pace = f"{work['request_rate']:g} per second" if work["mode"] == "open" else f"{work['concurrency']} at once"
-    head = (
-        f"{metrics['requests']} requests ({work['mode']}, {pace}), {work['input_tokens']:g} tokens in, {work['output_tokens']:g} out; "
-        f"{metrics['failed']} failed"
-    )
-    notes = [f"note: {note}" for note in bench.notes]
-    return "\n".join([head, "", table(rows), "", *notes, "first completion:", f"  {bench.completion.strip()[:600]!r}"])
+    sent = f"{counts['requests']} requests ({work['mode']}, {pace})"
+    head = f"{sent}, {work['input_tokens']:g} tokens in, {work['output_tokens']:g} out; {counts['failed']} failed"
+    notes = [f"note: {note}" for note in data["notes"]]
+    shown = data["completion"]
+    answer = textwrap.wrap(shown["text"].strip()[:600], 100, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([head, "", table(rows), "", *notes, f"completion of {shown['prompt']!r}:", *answer])
 
 
 def _row(key: str, data: dict[str, Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ class EventParser:
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> Iterator[str]:
+        """Take the next bytes; the events they complete."""
         *lines, self._pending = (self._pending + piece).split(b"\n")
         for line in lines:
             yield from self._line(line)

@@ -28,10 +28,12 @@ class Server:
 
     @property
     def identity(self) -> tuple[int, int]:
+        """Pid and start tick."""
         return self.pid, self.started
 
     @property
     def alive(self) -> bool:
+        """True while this very process runs."""
         return procs.alive(self.pid, self.started)
 
 
@@ -54,10 +56,12 @@ class State:
 
     @property
     def ports(self) -> frozenset[int]:
+        """The ports these servers hold."""
         return frozenset(server.port for server in self.servers)
 
 
 def boot_id() -> str:
+    """The kernel's name for the time since the machine was started."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -65,6 +69,7 @@ def boot_id() -> str:
 
 
 def save(run: Path, state: State) -> None:
+    """Write the state, whole or not at all."""
     write_json(run / _NAME, {"schema_version": 1, **asdict(state)})
 
 
@@ -76,8 +81,10 @@ def load(run: Path) -> State | None:
     try:
         fields = Fields(read_object(path), str(path))
         servers = tuple(_server(item) for item in fields.children("servers"))
-        mark, boot, model, host = (fields.text(key) for key in ("mark", "boot", "model", "host"))
-        return State(mark, boot, model, host, fields.integer("port", low=1), fields.data.get("ready") is True, servers)
+        mark, model, host = (fields.text(key) for key in ("mark", "model", "host"))
+        return State(
+            mark, str(fields.data.get("boot")), model, host, fields.integer("port", low=1), fields.data.get("ready") is True, servers
+        )
     except InputError as error:
         raise LauncherError(f"{path} is damaged: {error.message}", hint=f"Stop what it started by hand, then remove {path}.") from None
 
@@ -88,6 +95,7 @@ def _server(fields: Fields) -> Server:
 
 
 def remove(run: Path) -> None:
+    """Forget what was started."""
     (run / _NAME).unlink(missing_ok=True)
 
 

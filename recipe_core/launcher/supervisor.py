@@ -31,6 +31,7 @@ class Progress:
     quiet: bool = False
 
     def say(self, text: str) -> None:
+        """One line on standard error."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
@@ -57,7 +58,7 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
 
 def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = plan.run / f"{process.name}.log"
-    argv = command(plan, process.argv)
+    argv = command(process.argv)
     environment = process_environment(plan, process, mark)
     try:
         with log.open("wb") as output:
@@ -74,7 +75,7 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
 
 
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
-    """This environment, the process's own, and its devices where several servers share the machine."""
+    """The surrounding environment, the process's own, and its devices where several servers share the machine."""
     environment = {**os.environ, **process.env, procs.MARK: mark}
     variable = _VISIBLE.get(plan.needs.runtime)
     if variable and len(plan.processes) > 1 and process.devices:
@@ -127,6 +128,7 @@ def _late(server: Server, timeout_s: float) -> StartError:
 
 
 def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
+    """True when the server answers its health path with 200."""
     connection = http.client.HTTPConnection(plan.client_host, port, timeout=timeout_s)
     try:
         connection.request("GET", plan.health)

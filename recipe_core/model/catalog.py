@@ -55,6 +55,11 @@ def catalog_ids() -> list[str]:
     return [path.stem.replace("--", "/", 1) for path in _files().values()]
 
 
+def in_catalog(model_id: str) -> bool:
+    """Whether the catalog has this id or alias."""
+    return model_id.casefold() in _files() or model_id.casefold() in _by_alias()
+
+
 @cache
 def catalog_entry(model_id: str) -> CatalogEntry:
     """The catalog's file for an id (case does not matter); raises ModelError naming close ids when there is none."""

@@ -1,0 +1,457 @@
+"""A PlanTable as plotly figures and as tables for people; pages, report and notebooks share them.
+
+Colours are set on every trace, so a figure looks the same under any template; text and grid are left to the page's theme.
+A second channel (symbol, pattern) always says what the colour says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from recipe_core.plan import PlanTable
+from recipe_core.query import broken_codes, row_of, split_key
+from recipe_core.units import GIB, duration, gib, rate, significant, usd
+
+XAxis = Literal["tpot", "interactivity"]
+MAX_POINTS = 4000
+"""Feasible points drawn besides the front; a browser stays smooth and the eye cannot tell more apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Colours that stay apart for colour-blind readers; ``series`` in the order of use."""
+
+    series: tuple[str, ...]
+    muted: str
+    alarm: str
+    ink: str
+    paper: str
+
+
+LIGHT = Palette(("#0B57D0", "#B96A00", "#00936A", "#C2189B", "#22313A"), "#7C8894", "#B3261E", "#1B2430", "#FFFFFF")
+DARK = Palette(("#4C86F0", "#B98A2E", "#35E0A1", "#D65AA8", "#C6E3F9"), "#8593A1", "#FF8A80", "#E6EAEE", "#12171D")
+
+
+def palette(dark: bool) -> Palette:
+    """The colours for a dark or light page."""
+    return DARK if dark else LIGHT
+
+
+# --- names ------------------------------------------------------------------------------------------------------------------
+
+
+def degrees(candidate: Mapping[str, Any]) -> str:
+    """``tp 4 · dp 2``: tp always, the other degrees when they are more than one."""
+    named = [f"{name} {candidate[name]}" for name in ("tp", "pp", "dp", "ep") if name == "tp" or candidate[name] > 1]
+    return " · ".join(named)
+
+
+def split_label(table: PlanTable, row: int) -> str:
+    """The degrees, and engine or dtypes where the plan has several."""
+    candidate = table.candidate(row)
+    settings = [block.setting for block in table.blocks]
+    extra = [
+        candidate[name]
+        for name, values in (
+            ("engine", {s.engine.name for s in settings}),
+            ("weight_dtype", {s.weight_dtype for s in settings}),
+        )
+        if len(values) > 1
+    ]
+    if len({s.kv_dtype for s in settings}) > 1:
+        extra.append(f"{candidate['kv_dtype']} cache")
+    return " · ".join([degrees(candidate), *extra])
+
+
+CAUSES = {
+    "qkv": "Query, key, value projections",
+    "o": "Output projection",
+    "attention": "Attention",
+    "mlp": "Feed-forward",
+    "router": "Expert router",
+    "experts": "Experts",
+    "shared_experts": "Shared experts",
+    "all_reduce": "All-reduce (tp)",
+    "all_to_all": "All-to-all (ep)",
+    "norms": "Norms and residuals",
+    "embedding": "Embedding",
+    "head": "Language-model head",
+    "pipeline": "Pipeline hand-over (pp)",
+    "engine": "Engine overhead",
+    "prefill_interference": "Prefills of other requests",
+    "schedule": "Wait for a step",
+    "request": "Request handling",
+    "queue": "Queue",
+}
+"""What a person calls the causes of an estimate's breakdown."""
+
+REFUSALS = {
+    "devices": "More devices than there are",
+    "runtime": "Engine does not run on the device",
+    "weight-dtype": "No kernels for the weight format",
+    "kv-dtype": "No kernels for the cache format",
+    "heads": "Attention heads do not divide",
+    "kv-heads": "KV heads do not divide",
+    "layers": "Too few layers for the pipeline",
+    "context": "Longer than the model's context",
+    "width": "Feed-forward width does not divide",
+    "block": "Quantisation blocks do not divide",
+    "no-tensor": "Engine has no tensor parallelism",
+    "no-pipeline": "Engine has no pipeline parallelism",
+    "no-experts": "Model has no experts",
+    "experts": "Too few experts",
+    "no-expert-parallel": "Engine has no expert parallelism",
+    "ep-ranks": "Engine shares experts over all ranks",
+    "memory": "Does not fit in memory",
+    "batch": "The batch does not fit in memory",
+    "rate": "Requests arrive faster than served",
+    "limit-ttft": "Over the limit on time to first token",
+    "limit-tpot": "Over the limit on time per output token",
+    "limit-latency": "Over the limit on request latency",
+    "limit-usd": "Over the limit on cost",
+    "limit-gpus": "Over the limit on devices",
+}
+"""What a person calls the kinds of refusal."""
+
+_PARTS = {"weights_bytes": "Weights", "kv_needed_bytes": "KV cache needed", "activations_bytes": "Activations", "runtime_bytes": "Runtime"}
+_PATTERNS = ("", "/", "x", ".", "\\")
+
+
+# --- numbers that only people read ----------------------------------------------------------------------------------------------
+
+
+def count(value: float) -> str:
+    """A large count with three digits: ``8.03 B``, ``630 M``."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{significant(value / size)} {letter}"
+    return significant(value)
+
+
+def per_second(value: float, unit: str) -> str:
+    """A rate with a decimal prefix: ``3.35 TB/s``, ``989 TFLOP/s``."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{significant(value / size)} {prefix}{unit}/s"
+    return f"{significant(value)} {unit}/s"
+
+
+def band(low_high: Sequence[float], show: Any) -> str:
+    """A band as two formatted ends."""
+    return f"{show(low_high[0])} – {show(low_high[1])}"
+
+
+def rounded(values: Any, digits: int = 3) -> Any:
+    """An array rounded to significant digits, for a table that formats numbers itself."""
+    array = np.asarray(values, dtype=float)
+    safe = np.where((array == 0) | ~np.isfinite(array), 1.0, np.abs(array))
+    scale = 10.0 ** (digits - 1 - np.floor(np.log10(safe)))
+    return np.round(array * scale) / scale
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------------
+
+
+def splits_frame(table: PlanTable, rows: Sequence[int]) -> pd.DataFrame:
+    """Rows of a plan in units for people, rounded to three significant digits; ``key`` names the split."""
+    index = np.asarray(rows, dtype=int)
+    c = {name: values[index] for name, values in table.columns.items()}
+    return pd.DataFrame(
+        {
+            "key": [split_key(table.candidate(row)) for row in rows],
+            "split": [split_label(table, row) for row in rows],
+            "gpus": c["gpus"],
+            "tokens": rounded(c["output_tokens_per_s"]),
+            "per_gpu": rounded(c["output_tokens_per_s_per_gpu"]),
+            "tpot": rounded(c["tpot_s"] * 1e3),
+            "ttft": rounded(c["ttft_s"] * 1e3),
+            "memory": rounded(c["total_bytes"] / GIB),
+            "used": np.round(100 * c["total_bytes"] / c["usable_bytes"]),
+            "concurrency": c["max_concurrency"],
+            "usd": rounded(c["usd_per_million_output_tokens"]),
+            "pareto": table.front[index],
+        }
+    )
+
+
+def refused_frame(table: PlanTable) -> pd.DataFrame:
+    """Every refused split with the kinds of its problems and the sentences, simplest problem first."""
+    codes = broken_codes(table)
+    rows = [int(row) for row in np.flatnonzero(~table.columns["feasible"])]
+    rows.sort(key=lambda row: (len(codes[row]), sorted(codes[row]), row))
+    return pd.DataFrame(
+        {
+            "split": [split_label(table, row) for row in rows],
+            "kind": ["; ".join(REFUSALS.get(code, code) for code in sorted(codes[row])) for row in rows],
+            "why": ["; ".join(table.reasons(row)) for row in rows],
+        }
+    )
+
+
+def refusal_counts(table: PlanTable) -> dict[str, int]:
+    """How many splits each kind of problem refuses, most first; a split with two problems counts in both."""
+    counts = Counter(code for codes in broken_codes(table) for code in codes)
+    return {REFUSALS.get(code, code): n for code, n in counts.most_common()}
+
+
+def memory_rows(table: PlanTable, pins: Sequence[str], best: int = 4, refused: int = 3) -> list[int]:
+    """Rows worth comparing by memory: pinned, best, and those refused for memory alone (or the nearest) that lack the least."""
+    pinned = [row for key in pins if (row := row_of(table, key)) is not None]
+    codes = broken_codes(table)
+    short = [row for row, broken in enumerate(codes) if broken == {"memory"}] or ([table.nearest] if table.nearest is not None else [])
+    short.sort(key=lambda row: float(table.columns["shortfall_bytes"][row]))
+    return list(dict.fromkeys([*pinned, *(int(row) for row in table.ranked[:best]), *short[:refused]]))
+
+
+# --- figures -----------------------------------------------------------------------------------------------------------------
+
+
+def pareto(table: PlanTable, *, pins: Sequence[str] = (), x: XAxis = "tpot", dark: bool = False) -> go.Figure:
+    """Time per output token (or its inverse) against tokens/s per device: what every split trades.
+
+    Traces: feasible, front (with a step line), refused by a limit alone, pinned. ``customdata[0]`` of a point is the split's key.
+    """
+    colours = palette(dark)
+    figure = go.Figure()
+    feasible, front = table.columns["feasible"], table.front
+    limited = np.array([bool(b) and all(code.startswith("limit-") for code in b) for b in broken_codes(table)], dtype=bool)
+    plain = [int(row) for row in np.flatnonzero(feasible & ~front)]
+    drawn = plain[:: max(1, -(-len(plain) // MAX_POINTS))]
+    on_front = sorted((int(row) for row in np.flatnonzero(front)), key=lambda row: _x(table, x, row))
+    beyond = [int(row) for row in np.flatnonzero(limited)][:MAX_POINTS]
+    figure.add_scatter(
+        x=[_x(table, x, row) for row in on_front],
+        y=[_y(table, row) for row in on_front],
+        mode="lines",
+        line={"shape": "hv" if x == "tpot" else "vh", "color": colours.series[0], "width": 1.5},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    some = "" if len(drawn) == len(plain) else f" ({len(drawn):,} of {len(plain):,} drawn)"
+    figure.add_trace(_points(table, beyond, x, "Over a limit", "x", colours.alarm, 8))
+    figure.add_trace(_points(table, drawn, x, f"Fits{some}", "circle", colours.muted, 9))
+    figure.add_trace(_points(table, on_front, x, "Best tradeoffs", "diamond", colours.series[0], 12))
+    _mark_pins(figure, table, pins, x, colours)
+    _limit_line(figure, table, x, colours)
+    title = "Time per output token (ms)" if x == "tpot" else "Tokens/s that one user sees"
+    figure.update_xaxes(title=title, rangemode="tozero", zeroline=False)
+    figure.update_yaxes(title="Output tokens/s per GPU", rangemode="tozero", zeroline=False)
+    figure.update_layout(height=420, hovermode="closest", **_FRAME)
+    return figure
+
+
+_FRAME: dict[str, Any] = {
+    "margin": {"l": 10, "r": 16, "t": 40, "b": 10},
+    "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "title": None},
+}
+
+
+def _x(table: PlanTable, axis: XAxis, row: int) -> float:
+    seconds = float(table.columns["tpot_s"][row])
+    return seconds * 1e3 if axis == "tpot" else 1 / seconds
+
+
+def _y(table: PlanTable, row: int) -> float:
+    return float(table.columns["output_tokens_per_s_per_gpu"][row])
+
+
+def _points(table: PlanTable, rows: Sequence[int], axis: XAxis, name: str, symbol: str, colour: str, size: int) -> go.Scatter:
+    return go.Scatter(
+        x=[_x(table, axis, row) for row in rows],
+        y=[_y(table, row) for row in rows],
+        mode="markers",
+        name=name,
+        marker={"symbol": symbol, "color": colour, "size": size},
+        customdata=[_told(table, row) for row in rows],
+        hovertemplate=_HOVER,
+        selected={"marker": {"opacity": 1}},
+        unselected={"marker": {"opacity": 1}},
+    )
+
+
+_HOVER = (
+    "<b>%{customdata[1]}</b> on %{customdata[2]} GPUs<br>"
+    "Output %{customdata[3]}<br>Per output token %{customdata[4]}<br>First token %{customdata[5]}<br>"
+    "Memory %{customdata[6]} per GPU<br>%{customdata[7]}<extra></extra>"
+)
+
+
+def _told(table: PlanTable, row: int) -> list[Any]:
+    """What a point carries: its key and what its tooltip says."""
+    c = table.columns
+    price = float(c["usd_per_million_output_tokens"][row])
+    return [
+        split_key(table.candidate(row)),
+        split_label(table, row),
+        int(c["gpus"][row]),
+        rate(float(c["output_tokens_per_s"][row])),
+        duration(float(c["tpot_s"][row])),
+        duration(float(c["ttft_s"][row])),
+        gib(float(c["total_bytes"][row])),
+        f"{usd(price)} per million output tokens" if np.isfinite(price) else "Price unknown",
+    ]
+
+
+def _mark_pins(figure: go.Figure, table: PlanTable, pins: Sequence[str], axis: XAxis, colours: Palette) -> None:
+    """Rings around pinned points with their names; splits refused for more than a limit have no place on the chart."""
+    named = [(key, row) for key in pins if (row := row_of(table, key)) is not None]
+    rows = [row for _, row in named if table.columns["feasible"][row]]
+    if rows:
+        figure.add_scatter(
+            x=[_x(table, axis, row) for row in rows],
+            y=[_y(table, row) for row in rows],
+            mode="markers+text",
+            name="Pinned",
+            text=[split_label(table, row) for row in rows],
+            textposition="bottom center",
+            textfont={"color": colours.ink},
+            marker={"symbol": "circle-open", "size": 22, "color": colours.series[3], "line": {"width": 3}},
+            hoverinfo="skip",
+            cliponaxis=False,
+        )
+
+
+def _limit_line(figure: go.Figure, table: PlanTable, axis: XAxis, colours: Palette) -> None:
+    limit = table.request.objective.limits.tpot_ms
+    if limit is not None:
+        place = limit if axis == "tpot" else 1e3 / limit
+        figure.add_vline(
+            x=place,
+            line={"dash": "dash", "color": colours.alarm, "width": 2},
+            annotation={"text": f"limit {significant(limit)} ms", "font": {"color": colours.alarm}},
+        )
+
+
+def memory_bars(table: PlanTable, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
+    """Memory per device by part, one bar a split, with the usable share and the capacity; drawn also where it does not fit."""
+    colours = palette(dark)
+    c = table.columns
+    labels = [_bar_label(table, row) for row in rows]
+    figure = go.Figure()
+    for n, (column, name) in enumerate(_PARTS.items()):
+        figure.add_bar(
+            y=labels,
+            x=[float(c[column][row]) / GIB for row in rows],
+            orientation="h",
+            name=name,
+            marker=_fill(colours, n),
+            customdata=[[split_key(table.candidate(row)), gib(float(c[column][row]))] for row in rows],
+            hovertemplate=f"%{{y}}<br>{name} %{{customdata[1]}}<extra></extra>",
+        )
+    totals = [float(c["total_bytes"][row]) for row in rows]
+    figure.add_scatter(
+        y=labels,
+        x=[total / GIB for total in totals],
+        mode="text",
+        text=[_total_text(table, row) for row in rows],
+        textposition="middle right",
+        textfont={"color": colours.ink},
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
+    )
+    usable, capacity = (float(np.max(c[name][list(rows)])) / GIB if len(rows) else 0.0 for name in ("usable_bytes", "capacity_bytes"))
+    figure.add_vline(x=usable, line={"dash": "dot", "color": colours.ink, "width": 2})
+    figure.add_vline(x=capacity, line={"color": colours.alarm, "width": 2})
+    figure.add_annotation(x=usable, y=1, yref="paper", yanchor="bottom", xanchor="right", showarrow=False, text=f"usable {usable:.1f} ")
+    figure.add_annotation(
+        x=capacity,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        xanchor="left",
+        showarrow=False,
+        text=f" {capacity:.1f} GiB capacity",
+        font={"color": colours.alarm},
+    )
+    widest = max([capacity, *(total / GIB for total in totals)])
+    figure.update_layout(barmode="stack", height=130 + 36 * len(rows), bargap=0.35, **(_FRAME | _LEGEND_BELOW))
+    figure.update_xaxes(title="GiB per GPU", range=[0, widest * 1.3], zeroline=False)
+    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    return figure
+
+
+_LEGEND_BELOW: dict[str, Any] = {"legend": {"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0, "title": None, "traceorder": "normal"}}
+
+
+def _fill(colours: Palette, n: int) -> dict[str, Any]:
+    return {
+        "color": colours.series[n % len(colours.series)],
+        "pattern": {
+            "shape": _PATTERNS[n % len(_PATTERNS)],
+            "fillmode": "overlay",
+            "fgcolor": colours.paper,
+            "fgopacity": 0.5,
+            "size": 7,
+            "solidity": 0.25,
+        },
+    }
+
+
+def _bar_label(table: PlanTable, row: int) -> str:
+    fits = table.columns["feasible"][row]
+    return split_label(table, row) + ("" if fits else " (refused)")
+
+
+def _total_text(table: PlanTable, row: int) -> str:
+    """The total, and what is missing where the smallest start does not fit."""
+    short = float(table.columns["shortfall_bytes"][row])
+    total = gib(float(table.columns["total_bytes"][row]))
+    return f" {total}, {gib(short)} short" if short > 0 else f" {total}"
+
+
+def step_breakdown(found: Sequence[tuple[str, Mapping[str, float]]], *, dark: bool = False) -> go.Figure:
+    """Seconds by cause, largest first, one bar a split; ``found`` pairs a split's name with its part of ``breakdown_s``."""
+    colours = palette(dark)
+    causes = sorted({cause for _, parts in found for cause in parts}, key=lambda cause: -max(parts.get(cause, 0.0) for _, parts in found))
+    figure = go.Figure()
+    for n, (name, parts) in enumerate(found):
+        figure.add_bar(
+            y=[CAUSES.get(cause, cause) for cause in causes],
+            x=[parts.get(cause, 0.0) * 1e3 for cause in causes],
+            orientation="h",
+            name=name,
+            marker=_fill(colours, n),
+            text=[duration(parts[cause]) if parts.get(cause) else "" for cause in causes],
+            textposition="outside",
+            textfont={"color": colours.ink},
+            cliponaxis=False,
+            customdata=[duration(parts.get(cause, 0.0)) for cause in causes],
+            hovertemplate="%{y}<br>%{customdata}<extra>" + name + "</extra>",
+        )
+    widest = max([parts.get(cause, 0.0) for _, parts in found for cause in causes], default=0.0) * 1e3
+    figure.update_layout(barmode="group", height=90 + len(causes) * (16 + 14 * len(found)), bargap=0.3, showlegend=len(found) > 1, **_FRAME)
+    figure.update_xaxes(title="ms", range=[0, widest * 1.25 or 1], zeroline=False)
+    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    return figure
+
+
+def parts_bars(parts: Mapping[str, float], *, dark: bool = False) -> go.Figure:
+    """Parameters by part of the model, largest first."""
+    colours = palette(dark)
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    figure = go.Figure()
+    figure.add_bar(
+        y=[name for name, _ in ordered],
+        x=[value for _, value in ordered],
+        orientation="h",
+        marker={"color": colours.series[0]},
+        text=[count(value) for _, value in ordered],
+        textposition="outside",
+        textfont={"color": colours.ink},
+        cliponaxis=False,
+        customdata=[f"{value:,}" for _, value in ordered],
+        hovertemplate="%{y}<br>%{customdata} parameters<extra></extra>",
+    )
+    widest = max(parts.values(), default=1.0)
+    figure.update_layout(height=40 + 30 * len(ordered), bargap=0.35, showlegend=False, margin={"l": 10, "r": 16, "t": 10, "b": 10})
+    figure.update_xaxes(visible=False, range=[0, widest * 1.25])
+    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    return figure

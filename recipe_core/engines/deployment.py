@@ -1,0 +1,79 @@
+"""What an engine module is given, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipe_core.estimate.cases import Setting
+
+DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A chosen split with the engine's limits; nothing is left to choose."""
+
+    engine: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    weight_dtype: str
+    kv_dtype: str
+    max_batched_tokens: int
+    max_num_seqs: int
+    memory_fraction: float
+    block_size: int
+
+    @property
+    def devices(self) -> int:
+        """Devices used."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A candidate on its setting; ``max_context`` is the longest request the engine is told to accept."""
+
+    setting: Setting
+    candidate: Candidate
+    max_context: int
+    served_name: str
+
+    @property
+    def activation_word(self) -> str:
+        """The 16- or 32-bit format that activations have, as torch names it."""
+        weights = self.setting.weight_dtype
+        return DTYPE_WORDS[weights if weights in DTYPE_WORDS else self.setting.model.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One server: argv words (``${model}``, ``${host}``, ``${port}`` are filled at launch), environment, device indices."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    port_offset: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All servers of a deployment and how to ask them. ``options`` are the engine's own, by name, as the recipe records them."""
+
+    processes: tuple[Process, ...]
+    options: dict[str, Any]
+    health: str
+    startup_timeout_s: int
+    api_path: str
+    api_model: str
+    api_body: dict[str, Any] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+
+
+def device_groups(candidate: Candidate, processes: int) -> list[tuple[int, ...]]:
+    """Device indices of each process: consecutive, equally many."""
+    each = candidate.devices // processes
+    return [tuple(range(n * each, (n + 1) * each)) for n in range(processes)]

@@ -1,0 +1,53 @@
+"""Start the web builder and the API on one port."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+import tomllib
+from typing import Any
+
+from recipe_core.errors import InputError
+from recipe_core.resources import root
+
+
+def serve(host: str, port: int) -> None:
+    """Run the builder until it is stopped.
+
+    Raises:
+        InputError: when the address cannot be listened on.
+    """
+    _check_free(host, port)
+    path = root("app.py")
+    spec = importlib.util.spec_from_file_location("recipe_builder_app", path)
+    if spec is None or spec.loader is None:  # a broken installation
+        raise InputError(f"{path} is missing.", hint="Install the package again.")
+    sys.argv = [str(path)]
+    module = importlib.util.module_from_spec(spec)
+    settings = _flat(tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8")))
+    module.__dict__["HOST"] = host
+    spec.loader.exec_module(module)
+    sys.stdout.write(f"Recipe Builder: http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}\n")  # noqa: S104
+    sys.stdout.flush()
+    module.app.run(config=settings | {"server.address": host, "server.port": port})
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}.", field="port", hint="Choose another with --port."
+        ) from None
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A TOML document as dotted option names."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out

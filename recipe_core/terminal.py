@@ -1,0 +1,142 @@
+"""Plans and estimates as text for a terminal."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from recipe_core.plan import PlanTable
+from recipe_core.recipe import Recipe
+from recipe_core.units import GIB, duration, gib, rate, significant, usd
+
+REFUSALS_SHOWN = 12
+LABELS = {
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+    "request_latency_s": "request latency",
+    "output_tokens_per_s": "output tokens per second",
+}
+
+
+def _render(table: Table) -> str:
+    console = Console(width=max(shutil.get_terminal_size((140, 40)).columns, 100), no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip("\n")
+
+
+def split_text(candidate: dict[str, Any]) -> str:
+    """A split in one line."""
+    shared = f" ep {candidate['ep']}" if candidate["ep"] > 1 else ""
+    return f"tp {candidate['tp']} × pp {candidate['pp']} × dp {candidate['dp']}{shared}"
+
+
+def plan_text(table: PlanTable, top: int) -> str:
+    """The best splits as a table, then why others were refused."""
+    found = table.found
+    head = (
+        f"{found.model.name} on {found.cluster.devices} × {found.cluster.device.title}: {len(table.ranked)} of {len(table)} splits can run"
+    )
+    parts = [head]
+    if len(table.ranked):
+        parts.append(_render(_best(table, top)))
+    else:
+        row = int(table.nearest or 0)
+        advice = table.advice()
+        parts.append(
+            f"nearest: {split_text(table.candidate(row))}\n  " + "\n  ".join(table.reasons(row)) + (f"\n  {advice}" if advice else "")
+        )
+    parts.append(_refused(table))
+    return "\n".join(part for part in parts if part)
+
+
+def _best(table: PlanTable, top: int) -> Table:
+    out = Table(box=SIMPLE, pad_edge=False)
+    for name in ("rank", "split", "GPUs", "engine", "weights", "TTFT", "TPOT", "tok/s", "tok/s/GPU", "GiB/GPU", "$/M tok", "front"):
+        out.add_column(name, justify="left" if name in ("split", "engine", "weights") else "right")
+    for rank, row in enumerate(table.ranked[:top], 1):
+        c = {name: column[row] for name, column in table.columns.items()}
+        candidate = table.candidate(int(row))
+        out.add_row(
+            str(rank),
+            split_text(candidate),
+            str(c["gpus"]),
+            candidate["engine"],
+            candidate["weight_dtype"],
+            duration(c["ttft_s"]),
+            duration(c["tpot_s"]),
+            significant(c["output_tokens_per_s"]),
+            significant(c["output_tokens_per_s_per_gpu"]),
+            significant(c["total_bytes"] / GIB),
+            usd(c["usd_per_million_output_tokens"]),
+            "●" if table.front[row] else "",
+        )
+    return out
+
+
+def _refused(table: PlanTable) -> str:
+    """Refused splits, grouped by their reasons."""
+    rows = [row for row in range(len(table)) if not table.columns["feasible"][row]]
+    if not rows:
+        return ""
+    by_reason: dict[str, list[int]] = {}
+    for row in rows:
+        by_reason.setdefault("; ".join(table.reasons(row)), []).append(row)
+    lines = []
+    for reason, members in list(by_reason.items())[:REFUSALS_SHOWN]:
+        others = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
+        lines.append(f"  {split_text(table.candidate(members[0]))}{others}: {reason}")
+    more = (
+        f"\n  … and {len(by_reason) - REFUSALS_SHOWN} more reasons (--json or --all FILE for all)"
+        if len(by_reason) > REFUSALS_SHOWN
+        else ""
+    )
+    return f"refused: {len(rows)}\n" + "\n".join(lines) + more
+
+
+def estimate_text(candidate: dict[str, Any], answer: dict[str, Any]) -> str:
+    """One estimate, with bands."""
+    lines = [f"{split_text(candidate)}, {candidate['engine']}, {candidate['weight_dtype']} weights, {candidate['kv_dtype']} cache"]
+    if not answer["feasible"]:
+        return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
+    m, s, bands = answer["memory"], answer["serving"], answer["bands"]
+    for key in ("weights", "kv_needed", "activations", "runtime", "total"):
+        lines.append(f"  {key.replace('_', ' '):24} {gib(m[f'{key}_bytes']):>12}")
+    lines.append(f"  {'of':24} {gib(m['usable_bytes']):>12}   cache holds {m['kv_cache_tokens']:,} tokens")
+    for key in LABELS:
+        show = rate if key == "output_tokens_per_s" else duration
+        low, high = bands[key]
+        lines.append(f"  {LABELS[key]:24} {show(s[key]):>12}   {show(low)} – {show(high)}, {answer['basis'][key]}")
+    if answer["cost"]["usd_per_hour"] is not None:
+        lines.append(
+            f"  {'cost':24} {usd(answer['cost']['usd_per_million_output_tokens']):>12}   per million output tokens, {answer['basis']['usd_per_hour']}"
+        )
+    return "\n".join([*lines, *(f"  note: {note}" for note in answer["notes"])])
+
+
+def check_text(answer: dict[str, Any]) -> str:
+    """A verdict with its reasons and what would be better."""
+    verdict = "yes: it can run" if answer["ok"] else "no: it cannot run"
+    lines = [verdict, estimate_text(answer["candidate"], answer["estimate"])]
+    if answer.get("unread"):
+        lines.append(f"not looked at: {' '.join(answer['unread'])}")
+    better = answer["better"]
+    if better is not None:
+        s = better["estimate"]["serving"]
+        lines.append(
+            f"better: {split_text(better['candidate'])}: {rate(s['output_tokens_per_s'])}, {duration(s['tpot_s'])} per output token"
+        )
+    change = (answer["change"] or {}).get("change")
+    if change:
+        lines.append(f"it works with {change['field']}: {change['value']}")
+    return "\n".join(lines)
+
+
+def build_text(recipe: Recipe, output: Path) -> str:
+    """What was built and what comes next."""
+    return f"{estimate_text(recipe.candidate, recipe.estimate)}\nwrote {output}\nnext: recipe up {output} && recipe bench {output}"
