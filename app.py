@@ -1,0 +1,41 @@
+"""The server: the web pages and, on the same port, the JSON API under /api/v1.
+
+Start it with ``recipe serve``, ``streamlit run app.py``, ``python app.py`` or ``uvicorn app:app``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import streamlit as st
+from recipe_core.api import create_api
+from recipe_core.resources import root
+from starlette.routing import Mount
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+log = logging.getLogger("recipe_builder")
+
+
+def say_sorry(error: Exception) -> bool:
+    """Show an unexpected error as one sentence with an id; the log has the traceback under the same id."""
+    number = secrets.token_hex(4)
+    log.error("error %s in a page", number, exc_info=error)
+    st.error(
+        f"Something went wrong that is not your fault. The log of the server has the details under **{number}**. "
+        "Your choices are kept in the address; reload the page to go on.",
+        icon=":material/bug_report:",
+    )
+    return True
+
+
+# Paths on this machine may be named only while nobody else can reach the server.
+FOLDERS = st.get_option("server.address") in LOOPBACK
+app = st.App(
+    root("pages") / "_entry.py",
+    routes=[Mount("/api/v1", app=create_api(folders=FOLDERS))],
+    on_script_error=say_sorry,
+)
+
+if __name__ == "__main__":
+    app.run()

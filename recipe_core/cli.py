@@ -326,7 +326,7 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 @app.command(context_settings=_PASS_ON)
 def preflight(context: typer.Context, bundle: Bundle) -> None:
-    """Is this the machine the bundle needs? (The bundle's own launcher; its options are passed on.)"""
+    """Check that this is the machine the bundle needs; the bundle's own launcher, as in the commands below."""
     _launcher("preflight", bundle, context.args)
 
 

@@ -60,7 +60,7 @@ class HardwareError(InputError):
     code = "hardware"
 
 
-class NoAnswer(RecipeError):
+class NoAnswer(RecipeError):  # noqa: N818 - an answer, not a fault
     """The question was understood and the answer is no: nothing fits, a check failed."""
 
     code = "no-answer"

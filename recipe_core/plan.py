@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ class PlanTable:
         value = sign * np.asarray(c[name], dtype=float)
         keys = (c["ep"], c["tp"], c["pp"], -c["output_tokens_per_s"], c["gpus"], _significant(value))
         order = np.lexsort(keys)
-        return order[c["feasible"][order]]
+        return np.asarray(order[c["feasible"][order]], dtype=np.int64)
 
     @cached_property
     def front(self) -> Bool:
@@ -140,9 +140,11 @@ class PlanTable:
         best = self.ranked if top is None else self.ranked[:top]
         ranked = [
             {"rank": n + 1, "candidate": self.candidate(r), "estimate": self.estimate(r), "pareto": bool(self.front[r])}
-            for n, r in enumerate(best)
+            for n, r in enumerate(map(int, best))
         ]
-        refused = [{"candidate": self.candidate(r), "reasons": self.reasons(r)} for r in np.flatnonzero(~self.columns["feasible"])]
+        refused = [
+            {"candidate": self.candidate(r), "reasons": self.reasons(r)} for r in map(int, np.flatnonzero(~self.columns["feasible"]))
+        ]
         row = self.nearest
         nearest = (
             None
@@ -250,33 +252,11 @@ def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTabl
 
 
 def smallest_change(found: Resolved) -> dict[str, Any] | None:
-    """The first of a few changes that makes the request feasible, each really planned: lower weights, more devices, shorter context."""
-    request = found.request
-    hardware, workload = request.hardware, found.workload
-    tries: list[tuple[str, Any, PlanRequest]] = []
-    for dtype in found.cluster.device.weight_dtypes:
-        if dtype in ("fp8", "mxfp4", "int4") and dtype not in request.options.weight_dtypes:
-            tries.append(
-                (
-                    "options.weight_dtypes",
-                    [dtype],
-                    request.model_copy(update={"options": request.options.model_copy(update={"weight_dtypes": (dtype,)})}),
-                )
-            )
-    for factor in (2, 4, 8):
-        name = "per_node" if hardware.per_node * factor <= found.cluster.device.node.devices else "nodes"
-        bigger = getattr(hardware, name) * factor
-        tries.append((f"hardware.{name}", bigger, request.model_copy(update={"hardware": hardware.model_copy(update={name: bigger})})))
-    shortest = workload.input_tokens + workload.output_tokens
-    if workload.max_context is not None and workload.max_context > shortest:
-        tries.append(
-            (
-                "workload.max_context",
-                shortest,
-                request.model_copy(update={"workload": workload.model_copy(update={"max_context": shortest})}),
-            )
-        )
-    for field, value, changed in tries:
+    """The first of a few changes with which something is feasible, each really planned: lighter weights, shorter context, more devices."""
+    for field, value in _changes(found):
+        part, name = field.split(".")
+        request = found.request
+        changed = request.model_copy(update={part: getattr(request, part).model_copy(update={name: value})})
         try:
             table = plan(changed)
         except RecipeError:
@@ -284,6 +264,19 @@ def smallest_change(found: Resolved) -> dict[str, Any] | None:
         if len(table.ranked):
             return {"field": field, "value": value, "candidate": table.candidate(int(table.ranked[0]))}
     return None
+
+
+def _changes(found: Resolved) -> Iterator[tuple[str, Any]]:
+    request, workload, device = found.request, found.workload, found.cluster.device
+    for dtype in ("fp8", "mxfp4", "int4"):
+        if dtype in device.weight_dtypes and dtype not in request.options.weight_dtypes:
+            yield "options.weight_dtypes", (dtype,)
+    shortest = workload.input_tokens + workload.output_tokens
+    if workload.max_context is not None and workload.max_context > shortest:
+        yield "workload.max_context", shortest
+    for factor in (2, 4, 8):
+        more = request.hardware.per_node * factor
+        yield ("hardware.per_node", more) if more <= device.node.devices else ("hardware.nodes", request.hardware.nodes * factor)
 
 
 def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:

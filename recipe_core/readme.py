@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from recipe_core.figures import cost_text, serving_rows
 from recipe_core.recipe import Recipe
-from recipe_core.units import duration, gib, rate, usd
+from recipe_core.units import gib
 
 
 def bundle_readme(recipe: Recipe, launch: dict[str, Any]) -> str:
     """Markdown for people who have only this folder."""
-    return "\n\n".join([_head(recipe, launch), _run(recipe, launch), _expected(recipe), _notes(recipe), _files()]) + "\n"
+    return "\n\n".join([_head(recipe, launch), _run(launch), _expected(recipe), _notes(recipe), _files()]) + "\n"
 
 
 def _head(recipe: Recipe, launch: dict[str, Any]) -> str:
@@ -23,16 +24,17 @@ def _head(recipe: Recipe, launch: dict[str, Any]) -> str:
     return (
         f"# {recipe.name}\n\n{recipe.model.id} ({recipe.model.parameters / 1e9:.3g} B parameters, {c['weight_dtype']} weights) on "
         f"{d.count} × {d.title}, {split}, with {recipe.engine.title} {recipe.engine.version}.\n\n"
-        f"Needs: {d.count} {d.vendor.upper() if d.vendor != 'nvidia' else 'NVIDIA'} device{plural} of this kind "
+        f"Needs: {d.count} {d.vendor.upper()} device{plural} of this kind "
         f"({gib(recipe.estimate['memory']['total_bytes'])} used on each), Python 3.10 or newer, and the engine "
         f"(`{launch['engine']['install']}`)."
     )
 
 
-def _run(recipe: Recipe, launch: dict[str, Any]) -> str:
+def _run(launch: dict[str, Any]) -> str:
     first = launch["processes"][0]
     addresses = [f"http://{launch['parameters']['host']}:{launch['parameters']['port'] + p['port_offset']}" for p in launch["processes"]]
     shown = shlex.join(first["argv"])
+    many = "es" if len(launch["processes"]) > 1 else ""
     return f"""## Run
 
 ```
@@ -43,8 +45,8 @@ python launch.py status
 python launch.py down        # stop
 ```
 
-Options: `--model FOLDER_OR_ID`, `--host`, `--port`. It listens on {", ".join(addresses)} (OpenAI-compatible, model name `{launch["api"]["model"]}`).
-What is started, {len(launch["processes"])} process{"es" if len(launch["processes"]) > 1 else ""}:
+Options: `--model FOLDER_OR_ID`, `--host`, `--port`. It listens on {", ".join(addresses)}
+(OpenAI-compatible, model name `{launch["api"]["model"]}`). What is started, {len(launch["processes"])} process{many}:
 
 ```
 {shown}
@@ -52,29 +54,11 @@ What is started, {len(launch["processes"])} process{"es" if len(launch["processe
 
 
 def _expected(recipe: Recipe) -> str:
-    e = recipe.estimate
-    s, bands = e["serving"], e["bands"]
-    rows = [
-        ("time to first token", "ttft_s", duration),
-        ("time per output token", "tpot_s", duration),
-        ("request latency", "request_latency_s", duration),
-        ("output tokens per second", "output_tokens_per_s", rate),
-    ]
-    table = [
-        f"| {label} | {show(s[key])} | {show(bands[key][0])} – {show(bands[key][1])} | {e['basis'][key]} |" for label, key, show in rows
-    ]
-    cost = e["cost"]["usd_per_hour"]
-    price = (
-        f"\n\nCost: {usd(cost)} per hour, {usd(e['cost']['usd_per_million_output_tokens'])} per million output tokens ({e['basis']['usd_per_hour']})."
-        if cost
-        else ""
-    )
-    w = recipe.request["workload"]
-    load = ", ".join(f"{name} {value}" for name, value in w.items() if name != "kind")
-    return (
-        "\n".join(["## Expected", "", f"For the workload {load}:", "", "| | predicted | band | basis |", "|---|---|---|---|", *table])
-        + price
-    )
+    load = ", ".join(f"{name} {value}" for name, value in recipe.request["workload"].items() if name != "kind" and value)
+    rows = [f"| {row.label} | {row.value} | {row.low} – {row.high} | {row.basis} |" for row in serving_rows(recipe.estimate)]
+    price = cost_text(recipe.estimate)
+    table = ["| | predicted | band | basis |", "|---|---|---|---|", *rows]
+    return "\n".join(["## Expected", "", f"For the workload {load}:", "", *table, *(["", f"Cost: {price}."] if price else [])])
 
 
 def _notes(recipe: Recipe) -> str:

@@ -18,7 +18,6 @@ from recipe_core.model.catalog import in_catalog
 from recipe_core.plan import PlanTable, chosen_plan, plan
 from recipe_core.request import PlanRequest
 
-SCHEMA_VERSION = 1
 ALTERNATIVES = 3
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 
@@ -73,7 +72,7 @@ class Alternative(_Part):
 class Recipe(_Part):
     """Everything a bundle is made from; ``recipe.yaml`` is this object."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     name: str
     built_by: str
     request: dict[str, Any]

@@ -10,17 +10,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from recipe_core.figures import cost_text, memory_rows, serving_rows
 from recipe_core.plan import PlanTable
 from recipe_core.recipe import Recipe
-from recipe_core.units import GIB, duration, gib, rate, significant, usd
+from recipe_core.units import GIB, duration, rate, significant, usd
 
 REFUSALS_SHOWN = 12
-LABELS = {
-    "ttft_s": "time to first token",
-    "tpot_s": "time per output token",
-    "request_latency_s": "request latency",
-    "output_tokens_per_s": "output tokens per second",
-}
 
 
 def _render(table: Table) -> str:
@@ -87,16 +82,15 @@ def _refused(table: PlanTable) -> str:
     by_reason: dict[str, list[int]] = {}
     for row in rows:
         by_reason.setdefault("; ".join(table.reasons(row)), []).append(row)
-    lines = []
-    for reason, members in list(by_reason.items())[:REFUSALS_SHOWN]:
-        others = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
-        lines.append(f"  {split_text(table.candidate(members[0]))}{others}: {reason}")
-    more = (
-        f"\n  … and {len(by_reason) - REFUSALS_SHOWN} more reasons (--json or --all FILE for all)"
-        if len(by_reason) > REFUSALS_SHOWN
-        else ""
-    )
+    shown = list(by_reason.items())[:REFUSALS_SHOWN]
+    lines = [f"  {split_text(table.candidate(first))}{_and_more(others)}: {reason}" for reason, (first, *others) in shown]
+    rest = len(by_reason) - len(shown)
+    more = f"\n  … and {rest} more reasons (--json or --all FILE for all)" if rest else ""
     return f"refused: {len(rows)}\n" + "\n".join(lines) + more
+
+
+def _and_more(others: list[int]) -> str:
+    return f" (and {len(others)} more)" if others else ""
 
 
 def estimate_text(candidate: dict[str, Any], answer: dict[str, Any]) -> str:
@@ -104,18 +98,11 @@ def estimate_text(candidate: dict[str, Any], answer: dict[str, Any]) -> str:
     lines = [f"{split_text(candidate)}, {candidate['engine']}, {candidate['weight_dtype']} weights, {candidate['kv_dtype']} cache"]
     if not answer["feasible"]:
         return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
-    m, s, bands = answer["memory"], answer["serving"], answer["bands"]
-    for key in ("weights", "kv_needed", "activations", "runtime", "total"):
-        lines.append(f"  {key.replace('_', ' '):24} {gib(m[f'{key}_bytes']):>12}")
-    lines.append(f"  {'of':24} {gib(m['usable_bytes']):>12}   cache holds {m['kv_cache_tokens']:,} tokens")
-    for key in LABELS:
-        show = rate if key == "output_tokens_per_s" else duration
-        low, high = bands[key]
-        lines.append(f"  {LABELS[key]:24} {show(s[key]):>12}   {show(low)} – {show(high)}, {answer['basis'][key]}")
-    if answer["cost"]["usd_per_hour"] is not None:
-        lines.append(
-            f"  {'cost':24} {usd(answer['cost']['usd_per_million_output_tokens']):>12}   per million output tokens, {answer['basis']['usd_per_hour']}"
-        )
+    lines += [f"  {label:26} {value:>14}" for label, value in memory_rows(answer)]
+    lines.append(f"  {'KV cache holds':26} {answer['memory']['kv_cache_tokens']:>14,} tokens")
+    lines += [f"  {row.label:26} {row.value:>14}   {row.low} – {row.high}, {row.basis}" for row in serving_rows(answer)]
+    price = cost_text(answer)
+    lines += [f"  {'Cost':26} {price}"] if price else []
     return "\n".join([*lines, *(f"  note: {note}" for note in answer["notes"])])
 
 

@@ -1,0 +1,1 @@
+"""Engines: what they are (YAML) and how they are told (one small module each)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -18,6 +19,14 @@ Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 Mode = Literal["closed", "open", "static", "offline"]
+
+
+def add(parts: Iterable[Float]) -> Float:
+    """Sum of arrays, from left to right: what adds up once adds up to the same bits again."""
+    total: Float = np.asarray(0.0)
+    for part in parts:
+        total = total + part
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ class Cases:
 
 def cases(n: int, **columns: Any) -> Cases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type."""
-    out = {}
+    out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64
         out[column.name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns[column.name], dtype=dtype), n))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.estimate.cases import Cases, Float, Int, Setting
+from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import DenseMlp, Layer, MoeMlp, Tensor, layer_kinds
 
@@ -72,30 +72,32 @@ def expert_ranks(cases: Cases) -> Float:
     return np.where(cases.shares_experts, cases.tp * cases.dp, cases.tp).astype(float)
 
 
-def _share(tensor: Tensor, layer: Layer | None, cases: Cases) -> Float:
-    """Share of a tensor that one rank holds."""
-    tp = cases.tp.astype(float)
+def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
+    """Share of a layer's tensor that one rank (the fullest) holds."""
+    tp = cases.tp.astype(np.float64)
     if tensor.shard == "replicated":
         return np.ones_like(tp)
-    if tensor.shard == "kv_heads" and layer is not None:
+    if tensor.shard == "kv_heads":
         return 1 / np.minimum(tp, layer.attention.kv_heads)
-    if tensor.shard == "experts" and layer is not None and isinstance(layer.mlp, MoeMlp):
-        ep = cases.ep.astype(float)
-        whole_experts = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts  # the fullest rank's
+    if tensor.shard == "experts" and isinstance(layer.mlp, MoeMlp):
+        ep = cases.ep.astype(np.float64)
+        whole_experts = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts
         return np.where(cases.shares_experts, whole_experts * ep / expert_ranks(cases), 1 / tp)
-    return 1 / tp
+    share: Float = 1 / tp
+    return share
 
 
 def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
     """Weights of one layer on one rank."""
     parts = [t.numel * setting.stored_bytes(t.role) * _share(t, layer, cases) for t in layer.tensors(setting.model.hidden)]
-    return np.sum(parts, axis=0)
+    return add(parts)
 
 
 def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
     """The embedding (or the head) on one rank."""
     model = setting.model
-    return padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes("head") / cases.tp
+    rows_bytes = padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes("head")
+    return np.asarray(rows_bytes / cases.tp, dtype=np.float64)
 
 
 def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
@@ -117,7 +119,7 @@ def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
 def context_bytes(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, context: Float) -> Float:
     """Cache of one request with ``context`` tokens over the given layers on one rank."""
     parts = [n * kv_token_bytes(setting, layer, cases.tp) * cached_tokens(layer, context, cases.block_tokens) for layer, n in layers]
-    return np.sum(parts, axis=0) if parts else np.zeros(len(cases))
+    return add(parts) if parts else np.zeros(len(cases))
 
 
 def activation_bytes(setting: Setting, cases: Cases) -> Float:

@@ -29,7 +29,7 @@ class Group:
         return self.local * self.remote
 
 
-def group(cluster: Cluster, cases: Cases, ranks: Int | Float, stride: Int | Float = 1) -> Group:
+def group(cluster: Cluster, cases: Cases, ranks: Int | Float, stride: Int | int = 1) -> Group:
     """The group of ``ranks`` consecutive ranks (``stride`` apart): as many on one island as its devices allow."""
     reach = np.full(len(cases), float(cluster.fabric.domain or 1)) if cluster.rack_scale else cases.per_node.astype(float)
     local = np.clip(np.floor(reach / stride), 1, ranks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.estimate.cases import Cases, Float, Setting
+from recipe_core.estimate.cases import Cases, Float, Setting, add
 from recipe_core.estimate.memory import expert_ranks, kv_token_bytes, padded_vocabulary
 from recipe_core.estimate.network import all_gather_s, all_reduce_s, group, send_s
 from recipe_core.estimate.roofline import operator_s
@@ -56,7 +56,7 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
 
 def total(parts: Parts) -> Float:
     """Sum of the parts."""
-    return np.sum(list(parts.values()), axis=0)
+    return add(parts.values())
 
 
 def _stage_imbalance(setting: Setting, cases: Cases) -> Float:

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.documents import read_document
-from recipe_core.estimate.cases import Cases, Float, Setting
+from recipe_core.estimate.cases import Bool, Cases, Float, Setting
 from recipe_core.estimate.cost import Cost, cost
 from recipe_core.estimate.memory import Memory, memory
 from recipe_core.estimate.serving import Serving, active_replicas, resident_limit, serving
@@ -63,9 +63,12 @@ class Estimates:
     refusals: tuple[Refusal, ...]
 
     @property
-    def feasible(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def feasible(self) -> Bool:
         """Where no rule is broken."""
-        return ~np.any([r.broken for r in self.refusals], axis=0)
+        broken = np.zeros(len(self.cases), dtype=np.bool_)
+        for refusal in self.refusals:
+            broken |= refusal.broken
+        return ~broken
 
     def reasons(self, i: int) -> list[str]:
         """Every reason why case ``i`` cannot run; empty when it can."""
@@ -135,9 +138,8 @@ def _notes(e: Estimates, i: int) -> list[str]:
         notes.append(f"{limit:,.0f} of {e.cases.load[i]:,.0f} requests run at once; the others wait in the engine's queue.")
     heads = max(layer.attention.kv_heads for layer, _ in e.setting.model.kinds)
     if e.cases.tp[i] > heads:
-        notes.append(
-            f"Each cached token is held {e.cases.tp[i] // heads} times: {heads} KV {'head' if heads == 1 else 'heads'} over tp {e.cases.tp[i]}."
-        )
+        what = "1 KV head" if heads == 1 else f"{heads} KV heads"
+        notes.append(f"Each cached token is held {e.cases.tp[i] // heads} times: {what} over tp {e.cases.tp[i]}.")
     return notes
 
 
@@ -162,10 +164,13 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
     share = cases.memory_fraction
 
     def too_big(i: int) -> str:
-        longest = f"; the longest request that fits has {mem.context_limit[i]:,.0f} tokens" if mem.context_limit[i] >= 1 else ""
+        device = f"{gib(mem.usable_bytes[i])} per device ({share[i]:.0%} of {gib(mem.capacity_bytes[i])})"
+        request = f"one request of {cases.max_context[i]:,.0f} tokens"
+        limit = mem.context_limit[i]
+        longest = f"; the longest request that fits has {limit:,.0f} tokens" if limit >= 1 else ""
         return (
-            f"needs {gib(mem.start_bytes[i])} of {gib(mem.usable_bytes[i])} per device ({share[i]:.0%} of {gib(mem.capacity_bytes[i])}) to start "
-            f"with one request of {cases.max_context[i]:,.0f} tokens: {gib(mem.shortfall_bytes[i])} too much, weights alone are {gib(mem.weights_bytes[i])}{longest}"
+            f"needs {gib(mem.start_bytes[i])} of {device} to start with {request}: {gib(mem.shortfall_bytes[i])} too much, "
+            f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
         )
 
     batch = served.resident

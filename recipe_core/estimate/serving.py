@@ -27,7 +27,10 @@ BISECTIONS = 30
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Means over requests; throughput of the whole deployment. The parts of ``decode`` add up to ``tpot_s``, of ``prefill`` to ``ttft_s``."""
+    """Means over requests; throughput of the whole deployment.
+
+    The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``.
+    """
 
     ttft_s: Float
     tpot_s: Float
@@ -99,7 +102,7 @@ def _result(cases: Cases, flow: _Flow, prefill: Parts, requests_per_s: Float, un
     )
 
 
-def _decode_step(setting: Setting, cases: Cases, decoding: Float) -> Step:
+def _decode_step(cases: Cases, decoding: Float) -> Step:
     """One decode step of a micro batch (a replica's sequences are spread over its pipeline stages)."""
     zero = np.zeros(len(cases))
     batch = np.maximum(decoding / cases.pp, 1.0)
@@ -131,7 +134,7 @@ def _closed(setting: Setting, cases: Cases, resident: Float) -> _Flow:
     steps = np.maximum(cases.output_tokens - 1, 1e-6)
     decoding, ahead = resident.copy(), np.zeros(len(cases))
     for _ in range(ITERATIONS):
-        step = _decode_step(setting, cases, decoding)
+        step = _decode_step(cases, decoding)
         decode_parts = step_parts(setting, cases, step)
         prompt, chunks = _marginal(setting, cases, step, decode_parts)
         step_s, prompt_s = total(decode_parts), total(prompt)
@@ -172,7 +175,7 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     """One batch: all prompts first, then all sequences decode together."""
     replicas = active_replicas(cases)
     batch = cases.load / replicas
-    step = _decode_step(setting, cases, batch)
+    step = _decode_step(cases, batch)
     decode = step_parts(setting, cases, step)
     tokens, chunks, context = _prompt(cases, setting.engine.chunked_prefill)
     chunks = np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens)) if setting.engine.chunked_prefill else chunks

@@ -1,0 +1,1 @@
+"""Where it runs: devices, what joins them, what they cost."""

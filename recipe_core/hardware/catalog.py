@@ -79,7 +79,10 @@ def priors() -> Priors:
 
 
 def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
-    """The four numbers of an operator family: the device's own for the first of ``dtypes`` it has, else for any, else its runtime's prior."""
+    """The four numbers of an operator family.
+
+    The device's own for the first of ``dtypes`` it has, else its own for any, else its runtime's prior.
+    """
     own: dict[str, Roofline] = {str(dtype): shape for dtype, shape in profile.roofline.get(family, {}).items()}
     known = [own[dtype] for dtype in (*dtypes, "any") if dtype in own]
     return known[0] if known else priors().roofline[profile.runtime][family]

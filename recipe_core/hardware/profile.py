@@ -169,5 +169,6 @@ def _cited(value: object) -> list[str]:
         return [found for item in value for found in _cited(item)]
     if not isinstance(value, BaseModel):
         return []
-    own = [value.source] if isinstance(getattr(value, "source", None), str) else []
+    source = getattr(value, "source", None)
+    own = [source] if isinstance(source, str) else []
     return own + [found for _, item in value for found in _cited(item)]

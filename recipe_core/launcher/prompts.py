@@ -17,7 +17,6 @@ number answer says look keep write make take less more than when then with from 
 WORDS = tuple(_TEXT.split())
 _START_WORDS_PER_TOKEN = 0.7  # short at first: a prompt over the context limit would be refused
 _TRIES = 5
-_CLOSE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,13 @@ class Calibration:
     """How many words make the wanted prompt; ``tokens`` is what the server counted, None when it counts nothing."""
 
     words: int
-    tokens: int | None
+    tokens: float | None
 
 
-def calibrate(count: Callable[[int], int | None], target: int) -> Calibration:
-    """Ask ``count(words)`` a few times; the best is the longest prompt not over the target, else the closest."""
+def calibrate(count: Callable[[int], float | None], target: int) -> Calibration:
+    """Ask ``count(words)`` for the mean tokens of such prompts a few times, and keep the closest."""
     words = max(1, round(target * _START_WORDS_PER_TOKEN))
-    tried: dict[int, int] = {}
+    tried: dict[int, float] = {}
     refused: RequestError | None = None
     for _ in range(_TRIES):
         try:
@@ -62,11 +61,11 @@ def calibrate(count: Callable[[int], int | None], target: int) -> Calibration:
             break
     if not tried:
         raise refused or RequestError("the server counted no prompt")
-    best = min(tried, key=lambda item: (tried[item] > target * (1 + _CLOSE), abs(tried[item] - target)))
+    best = min(tried, key=lambda item: (abs(tried[item] - target), tried[item]))
     return Calibration(best, tried[best])
 
 
-def _next(tried: dict[int, int], words: int, target: int) -> int:
+def _next(tried: dict[int, float], words: int, target: int) -> int:
     """Along the line through the last two tries (a chat template adds a fixed part), else in proportion."""
     tokens = tried[words]
     others = [known for known in tried if tried[known] != tokens]
@@ -74,4 +73,4 @@ def _next(tried: dict[int, int], words: int, target: int) -> int:
     if others:
         other = min(others, key=lambda known: abs(tried[known] - target))
         slope = max(0.2, (tokens - tried[other]) / (words - other))
-    return max(1, words + int((target - tokens) / slope))
+    return max(1, words + round((target - tokens) / slope))

@@ -1,0 +1,1 @@
+"""What is deployed: models read from their configuration."""

@@ -1,0 +1,40 @@
+"""The frame around every page: state from the link, navigation, progress, the page, Back and Next, state to the link.
+
+It lies inside ``pages/`` because Streamlit would otherwise find that folder beside its main script and take it over.
+"""
+
+import sys
+from pathlib import Path
+
+import streamlit as st
+
+HERE = Path(__file__).parent
+if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
+    sys.path.insert(0, str(HERE))
+
+import common  # noqa: E402
+
+st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
+common.read_url()
+steps = [
+    st.Page("model.py", title="Model", icon=":material/neurology:", default=True),
+    st.Page("hardware.py", title="Hardware", icon=":material/memory:"),
+    st.Page("objective.py", title="Objective", icon=":material/target:"),
+    st.Page("compare.py", title="Compare", icon=":material/scatter_plot:"),
+    st.Page("recipe.py", title="Recipe", icon=":material/inventory_2:"),
+]
+files = ["model.py", "hardware.py", "objective.py", "compare.py", "recipe.py"]
+page = st.navigation(steps, position="top")
+here = steps.index(page)
+st.session_state["page"] = files[here]
+st.progress((here + 1) / len(steps), text=f"Step {here + 1} of {len(steps)}: {page.title}")
+common.show_notice()
+page.run()
+with st.container(horizontal=True, horizontal_alignment="distribute"):
+    if here > 0 and st.button("Back", icon=":material/arrow_back:", key="back", shortcut="Ctrl+Shift+Enter"):
+        st.switch_page(steps[here - 1], query_params=common.link())
+    if here + 1 < len(steps):
+        forward = st.button(f"Next: {steps[here + 1].title.lower()}", type="primary", key="next", shortcut="Ctrl+Enter")
+        if forward:
+            st.switch_page(steps[here + 1], query_params=common.link())
+common.write_url()

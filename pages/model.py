@@ -1,0 +1,75 @@
+import common
+import streamlit as st
+from recipe_core.charts import count, parts_bars
+from recipe_core.errors import RecipeError
+from recipe_core.model.catalog import catalog_ids
+from recipe_core.model.spec import MoeMlp
+
+INLINE = "config in the link"
+
+
+def shown(model: object) -> str:
+    """The model as an option of the list; a whole config has no name there."""
+    return model if isinstance(model, str) else INLINE
+
+
+def stored(option: str) -> object:
+    """The option as the request's model."""
+    return common.request().model if option == INLINE else option.strip()
+
+
+common.head("What do you want to run?")
+options = catalog_ids()
+current = shown(common.request().model)
+listed = options if current in options else [current, *options]
+where = " or type the path of a folder that holds a config.json" if common.folders() else ""
+common.edit(
+    st.selectbox,
+    "Model",
+    "model",
+    read=shown,
+    write=stored,
+    options=listed,
+    accept_new_options=True,
+    help=f"Search the catalog by any part of the name{where}.",
+)
+st.caption(f"{len(options)} models in the catalog. Search by any part of the name{where}.")
+
+try:
+    spec = common.model()
+except RecipeError:
+    spec = None  # the verdict above says what is wrong, and the fix
+
+if spec is not None:
+    with st.grid(4):
+        st.metric("Parameters", count(spec.parameters), border=True, help=f"{spec.parameters:,}")
+        st.metric("Active per token", count(spec.active_parameters), border=True, help=f"{spec.active_parameters:,}")
+        st.metric("Stored as", spec.weight_dtype, border=True, help="Number format of the checkpoint's matrices")
+        st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
+    left, right = st.columns(2, gap="large")
+    first = spec.layers[0].attention
+    experts = next((layer.mlp for layer, _ in spec.kinds if isinstance(layer.mlp, MoeMlp)), None)
+    windows = sorted({str(layer.attention.window) for layer, _ in spec.kinds if layer.attention.window})
+    facts = {
+        "Layers": f"{len(spec.layers)}",
+        "Hidden size": f"{spec.hidden:,}",
+        "Attention": "latent (MLA)"
+        if type(first).__name__ == "LatentAttention"
+        else "grouped"
+        if first.heads != first.kv_heads
+        else "multi-head",
+        "Attention heads": f"{first.heads}",
+        "KV heads": "1 latent, shared by all heads" if type(first).__name__ == "LatentAttention" else f"{first.kv_heads}",
+        "Sliding window": f"{', '.join(windows)} tokens in some layers" if windows else "none",
+        "Experts": f"{experts.experts}, {experts.top_k} per token" if experts else "none (dense)",
+        "Vocabulary": f"{spec.vocabulary:,}",
+        "Embedding and head": "shared" if spec.tied_embeddings else "separate",
+    }
+    with left:
+        st.subheader("Architecture", anchor=False)
+        st.table(facts, border="horizontal", alt="Architecture facts of the model")
+    with right:
+        st.subheader("Parameters by part", anchor=False)
+        st.plotly_chart(parts_bars(spec.parameters_by_part, dark=common.dark()), key="parts", alt="Parameters by part of the model")
+    for note in spec.notes:
+        st.info(common.escape(note), icon=":material/info:")

@@ -1,0 +1,186 @@
+import json
+import shlex
+
+import common
+import streamlit as st
+from recipe_core import charts, query
+from recipe_core.bundle import bundle_files, zip_bytes
+from recipe_core.documents import to_yaml
+from recipe_core.errors import RecipeError
+from recipe_core.plan import PlanTable
+from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.request import PlanRequest
+from recipe_core.units import duration, gib, rate, significant, usd
+
+BEST = ""
+LISTED = 50
+LANGUAGES = {"json": "json", "py": "python", "yaml": "yaml", "md": "markdown"}
+FIGURES = {
+    "output_tokens_per_s": ("Output", rate),
+    "tpot_s": ("Per output token", duration),
+    "ttft_s": ("First token", duration),
+    "request_latency_s": ("Whole request", duration),
+    "output_tokens_per_s_per_gpu": ("Output per GPU", rate),
+}
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - the digest tells changed folders apart
+    """The recipe of a request, cached by its JSON."""
+    return make_recipe(PlanRequest.parse(json.loads(text)), folders=may_read)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def files_of(text: str, digest: str, may_read: bool) -> dict[str, bytes]:
+    """The files of the bundle, for the preview."""
+    return bundle_files(recipe_of(text, digest, may_read))
+
+
+def choose() -> None:
+    """Take a split, or leave the choice to the ranking."""
+    key = st.session_state["_split"]
+    common.apply({"candidate": query.split_of(key) if key else None})
+
+
+def option_label(key: str) -> str:
+    """A split in the list, with its figures."""
+    row = common.best(found) if key == BEST else query.row_of(found, key)
+    lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
+    return f"{lead}{charts.split_label(found, row)} · {common.figures(found, row)}"
+
+
+def picker(found: PlanTable) -> None:
+    """The chosen split: the best one, a pinned one, or any that fits."""
+    feasible = found.columns["feasible"]
+    pinned = [key for key in common.pins() if (row := query.row_of(found, key)) is not None and feasible[row]]
+    ranked = [query.split_key(found.candidate(int(row))) for row in found.ranked[:LISTED]]
+    stated = common.request().candidate
+    gone = common.chosen_is_gone(found)
+    now = BEST if stated is None or gone else query.split_key(found.candidate(common.chosen(found)))
+    st.session_state["_split"] = now
+    options = list(dict.fromkeys([BEST, *pinned, *ranked, now]))
+    st.selectbox("Split", options, key="_split", format_func=option_label, on_change=choose)
+    if gone:
+        st.warning(f"The split you chose, {gone}, does not fit any more; this is the best one.", icon=":material/info:")
+
+
+def expected(estimate: dict) -> None:
+    """Figures with their bands and basis, and memory by part."""
+    left, right = st.columns([3, 2], gap="large")
+    serving, bands, basis = estimate["serving"], estimate["bands"], estimate["basis"]
+    price = estimate["cost"]["usd_per_million_output_tokens"]
+    with left:
+        st.subheader("What to expect", anchor=False)
+        st.dataframe(
+            {
+                "Figure": [label for label, _ in FIGURES.values()],
+                "Estimate": [show(serving[name]) for name, (_, show) in FIGURES.items()],
+                "Likely between": [charts.band(bands[name], show) for name, (_, show) in FIGURES.items()],
+                "Basis": [basis[name] for name in FIGURES],
+            },
+            hide_index=True,
+            height="content",
+            alt="Expected figures with their bands",
+        )
+        cost = "unknown" if price is None else f"{usd(price)} per million output tokens, {usd(estimate['cost']['usd_per_hour'])} per hour"
+        source = "" if price is None else f" ({basis['usd_per_hour']})"
+        power = f"{significant(estimate['energy']['watts'])} W at most"
+        st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
+    with right:
+        st.subheader("Memory per GPU", anchor=False)
+        m = estimate["memory"]
+        st.table(
+            {
+                "Weights": gib(m["weights_bytes"]),
+                "KV cache needed": gib(m["kv_needed_bytes"]),
+                "Activations": gib(m["activations_bytes"]),
+                "Runtime": gib(m["runtime_bytes"]),
+                "**Total**": f"**{gib(m['total_bytes'])}** of {gib(m['usable_bytes'])} usable",
+                "Cache would hold": f"{m['kv_cache_tokens']:,} tokens, {m['max_concurrency']:,} requests",
+            },
+            border="horizontal",
+            alt="Memory by part",
+        )
+
+
+def commands(files: dict[str, bytes]) -> None:
+    """What the bundle starts, one command a process."""
+    launch = json.loads(files["launch.json"])
+    st.subheader("What it starts", anchor=False)
+    st.caption(f"Install: {launch['engine']['install']}")
+    for process in launch["processes"]:
+        st.code(shlex.join(process["argv"]), language="bash", wrap_lines=True)
+
+
+def download(recipe: Recipe, files: dict[str, bytes]) -> None:
+    """The bundle as a zip, built on click, and its files to look at."""
+    st.subheader("Bundle", anchor=False)
+    left, right = st.columns([2, 3], gap="large")
+    with left:
+        st.download_button(
+            "Download bundle",
+            lambda: zip_bytes(recipe),
+            file_name=f"{recipe.name}.zip",
+            mime="application/zip",
+            on_click="ignore",
+            type="primary",
+            icon=":material/download:",
+            key="download",
+        )
+        st.code(
+            f"unzip {recipe.name}.zip -d {recipe.name}\ncd {recipe.name}\npython launch.py preflight\npython launch.py up\npython launch.py bench",
+            language="bash",
+        )
+    with right:
+        name = st.selectbox("Look into a file", list(files), index=list(files).index("recipe.yaml"), key="file")
+        if name:
+            st.code(files[name].decode(), language=LANGUAGES.get(name.rsplit(".", 1)[-1]), height=300)
+
+
+def reproduce() -> None:
+    """The request, and the same answer through the other doors."""
+    body = common.request().to_json()
+    st.subheader("The same by other doors", anchor=False)
+    yaml, cli, api, link = st.tabs(["Request (YAML)", "Command line", "API", "Link"])
+    with yaml:
+        st.code(to_yaml(body), language="yaml")
+    with cli:
+        st.caption("With the request saved as request.yaml:")
+        st.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip", language="bash")
+    with api:
+        address = (st.context.url or "http://127.0.0.1:8501").split("?")[0].rsplit("/", 1)[0]
+        words = ["curl", "-s", f"{address}/api/v1/plan", "-H", "content-type: application/json", "-d", json.dumps(body, ensure_ascii=False)]
+        st.code(shlex.join(words), language="bash", wrap_lines=True)
+    with link:
+        st.caption("The address of this page is a link to everything on it.")
+        st.page_link("compare.py", label="The same request on the comparison", icon=":material/scatter_plot:", query_params=common.link())
+
+
+common.head("Take it")
+try:
+    found = common.table()
+except RecipeError:
+    found = None  # the verdict above says what is wrong, and the fix
+
+if found is not None and common.best(found) is not None:
+    picker(found)
+    row = common.chosen(found)
+    split = {name: value for name, value in found.candidate(row).items() if name in query.SPLIT_FIELDS}
+    stated = common.request().candidate.model_dump(exclude_none=True) if common.request().candidate else {}
+    wanted = query.change(common.request(), {"candidate": stated | split})
+    key = (json.dumps(wanted.to_json()), common.model().digest, common.folders())
+    estimate = found.estimate(row)
+    for note in estimate["notes"]:
+        st.info(common.escape(note), icon=":material/info:")
+    try:
+        recipe, files = recipe_of(*key), files_of(*key)
+    except RecipeError as error:
+        st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
+        expected(estimate)
+    else:
+        download(recipe, files)
+        expected(estimate)
+        commands(files)
+    reproduce()
+elif found is not None:
+    st.page_link("compare.py", label="See why nothing fits", icon=":material/help:", query_params=common.link())
