@@ -9,9 +9,10 @@ import logging
 import secrets
 
 import streamlit as st
+from starlette.routing import Mount
+
 from recipe_core.api import create_api
 from recipe_core.resources import root
-from starlette.routing import Mount
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 log = logging.getLogger("recipe_builder")
@@ -30,7 +31,8 @@ def say_sorry(error: Exception) -> bool:
 
 
 # Paths on this machine may be named only while nobody else can reach the server.
-FOLDERS = st.get_option("server.address") in LOOPBACK
+# ``recipe serve`` sets HOST before it runs this file; the other ways of starting take the address from the configuration.
+FOLDERS = globals().get("HOST", st.get_option("server.address")) in LOOPBACK
 app = st.App(
     root("pages") / "_entry.py",
     routes=[Mount("/api/v1", app=create_api(folders=FOLDERS))],

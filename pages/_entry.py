@@ -16,6 +16,7 @@ import common  # noqa: E402
 
 st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
 common.read_url()
+st.logo(HERE / "icon.png", size="large")
 steps = [
     st.Page("model.py", title="Model", icon=":material/neurology:", default=True),
     st.Page("hardware.py", title="Hardware", icon=":material/memory:"),
@@ -30,7 +31,7 @@ st.session_state["page"] = files[here]
 st.progress((here + 1) / len(steps), text=f"Step {here + 1} of {len(steps)}: {page.title}")
 common.show_notice()
 page.run()
-with st.container(horizontal=True, horizontal_alignment="distribute"):
+with st.container(horizontal=True, horizontal_alignment="distribute" if here > 0 else "right"):
     if here > 0 and st.button("Back", icon=":material/arrow_back:", key="back", shortcut="Ctrl+Shift+Enter"):
         st.switch_page(steps[here - 1], query_params=common.link())
     if here + 1 < len(steps):

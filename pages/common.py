@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
+
 from recipe_core import query
 from recipe_core.charts import degrees, split_label
 from recipe_core.errors import RecipeError
@@ -244,8 +245,8 @@ def verdict() -> None:
     if row is None:
         nothing_fits(found)
         return
-    fitting = f":green[:material/check_circle:] **{len(found.ranked):,} of {len(found):,} splits fit.**"
-    st.markdown(f"{fitting} Best: **{escape(split_label(found, row))}**, {escape(figures(found, row))}")
+    fitting = f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
+    st.success(f"{fitting} Best: **{escape(split_label(found, row))}**, {escape(figures(found, row))}.", icon=":material/check_circle:")
 
 
 def problem(error: RecipeError) -> None:
@@ -265,7 +266,8 @@ def nothing_fits(found: PlanTable) -> None:
         st.error("There are no splits of these devices to judge.", icon=":material/block:")
         return
     nearest = f"The nearest, {split_label(found, row)}: {'; '.join(found.reasons(row))}."
-    st.error(f"**None of {len(found):,} splits fits.** {escape(nearest)}", icon=":material/block:")
+    none = "The only split does not fit." if len(found) == 1 else f"None of {len(found):,} splits fits."
+    st.error(f"**{none}** {escape(nearest)}", icon=":material/block:")
     with st.container(horizontal=True):
         for n, (label, changes) in enumerate(remedies(found)):
             st.button(label, key=f"remedy-{n}", icon=":material/build:", on_click=apply, args=(changes,))

@@ -1,5 +1,6 @@
 import common
 import streamlit as st
+
 from recipe_core import charts, query
 from recipe_core.errors import RecipeError
 from recipe_core.units import duration, gib, rate, usd
@@ -88,17 +89,23 @@ def ranked_table() -> None:
         on_select=pin_rows,
         selection_mode="multi-row",
         hide_index=True,
-        height=390,
+        height="content" if len(frame) < 11 else 390,
         column_config={
             "key": None,
             "split": st.column_config.TextColumn("Split", pinned=True),
-            "gpus": number("GPUs"),
+            "gpus": number(f"{unit}s"),
             "tokens": number("Output tok/s", format="localized"),
-            "per_gpu": number("tok/s per GPU", format="localized"),
+            "per_gpu": number(f"tok/s per {unit}", format="localized"),
             "tpot": number("Per token (ms)", format="localized"),
             "ttft": number("First token (ms)", format="localized"),
-            "memory": number("Memory (GiB)", format="localized", help="Per GPU, for this workload"),
-            "used": st.column_config.ProgressColumn("Of usable", format="%.0f%%", min_value=0, max_value=100),
+            "memory": number("Memory (GiB)", format="localized", help=f"Per {unit}, for this workload"),
+            "used": st.column_config.ProgressColumn(
+                "Of usable",
+                format="%.0f%%",
+                min_value=0,
+                max_value=100,
+                help="Over 100 %: not all requests are held at once; the others wait in the engine's queue",
+            ),
             "concurrency": number("Requests at once", format="localized", help="That the cache would hold"),
             "usd": number("$ per M tokens", format="localized"),
             "pareto": st.column_config.CheckboxColumn("Tradeoff", help="No other split is better in both axes of the chart"),
@@ -119,13 +126,13 @@ def breakdown(rows: list[int]) -> None:
 
 
 if found is not None:
-    best = common.best(found)
+    best, unit = common.best(found), charts.unit(found)
     shown = [int(row) for row in found.ranked[:SHOWN_ROWS]]
     frame = charts.splits_frame(found, shown)
     keys = frame["key"].tolist()
     if best is not None:
         cards(best)
-        st.subheader("Speed for one user against output per GPU", anchor=False)
+        st.subheader(f"Speed for one user against output per {unit}", anchor=False)
         scatter()
         tray()
         hidden = len(found.ranked) - len(shown)
@@ -133,7 +140,7 @@ if found is not None:
         ranked_table()
         if hidden:
             st.caption(f"The first {len(shown):,} of {len(found.ranked):,} are listed.")
-    st.subheader("Memory per GPU", anchor=False)
+    st.subheader(f"Memory per {unit}", anchor=False)
     rows = charts.memory_rows(found, common.pins())
     st.plotly_chart(
         charts.memory_bars(found, rows, dark=common.dark()),
@@ -146,7 +153,9 @@ if found is not None:
     counts = charts.refusal_counts(found)
     if counts:
         refused = charts.refused_frame(found)
-        with st.expander(f"Why not? {len(refused):,} refused splits", icon=":material/help:", expanded=best is None):
+        with st.expander(
+            f"Why not? {len(refused):,} refused {'split' if len(refused) == 1 else 'splits'}", icon=":material/help:", expanded=best is None
+        ):
             st.markdown(" · ".join(f"{kind}: **{n:,}**" for kind, n in counts.items()))
             st.dataframe(
                 refused,

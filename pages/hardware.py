@@ -1,7 +1,9 @@
 import common
 import streamlit as st
+
 from recipe_core.charts import per_second
 from recipe_core.hardware.catalog import cluster, device, device_names, offers, roofline
+from recipe_core.hardware.profile import Source
 from recipe_core.units import gib, significant, usd
 
 VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "cpu": "CPU"}
@@ -42,6 +44,12 @@ def price_label(option: str) -> str:
         return "Cheapest on-demand offer" if prices else "No offer known for this device"
     offer = prices[option]
     return f"{usd(offer.usd_per_device_hour)} per hour · {offer.name} · {offer.commitment} · {offer.date}"
+
+
+def source(found: Source) -> str:
+    """A source as Markdown, linked where it has an address."""
+    title = common.escape(found.title)
+    return f"[{title}]({found.url})" if found.url else title
 
 
 common.head("Where will it run?")
@@ -107,21 +115,15 @@ rows = [
         joined.network,
     ),
 ]
-st.dataframe(
+st.table(
     {
         "Fact": [name for name, _, _, _ in rows],
         "Value": [value for _, value, _, _ in rows],
         "Status": [figure.status for _, _, figure, _ in rows],
-        "Source": [owner.sources[figure.source].title for _, _, figure, owner in rows],
-        "Link": [owner.sources[figure.source].url for _, _, figure, owner in rows],
-        "Note": [figure.note or "" for _, _, figure, _ in rows],
+        "Source": [source(owner.sources[figure.source]) for _, _, figure, owner in rows],
+        "Note": [common.escape(figure.note or "") for _, _, figure, _ in rows],
     },
+    border="horizontal",
     hide_index=True,
-    height="content",
-    column_config={
-        "Fact": st.column_config.TextColumn(pinned=True),
-        "Source": st.column_config.TextColumn(width="large"),
-        "Link": st.column_config.LinkColumn(display_text="open", width="small"),
-    },
     alt="Facts of the device, each with value, status and source",
 )

@@ -1,5 +1,6 @@
 import common
 import streamlit as st
+
 from recipe_core.charts import count, parts_bars
 from recipe_core.errors import RecipeError
 from recipe_core.model.catalog import catalog_ids

@@ -1,7 +1,8 @@
 import common
 import streamlit as st
+
 from recipe_core import query
-from recipe_core.engines.spec import engine, engine_names
+from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.catalog import device
 
 PRESETS = {
@@ -103,6 +104,7 @@ with left:
             "Longest context (tokens)",
             "workload.max_context",
             optional=True,
+            value=None,  # an emptied field stays empty instead of falling to the minimum
             min_value=1,
             max_value=1 << 30,
             step=1024,
@@ -111,7 +113,9 @@ with left:
         )
 with right:
     st.subheader("Objective", anchor=False)
-    common.edit(st.pills, "Optimise", "objective.optimize", options=list(common.GOALS), format_func=common.GOALS.get, required=True)
+    common.edit(
+        st.pills, "Optimise", "objective.optimize", options=list(common.GOALS), format_func=common.GOALS.get, required=True, wrap=True
+    )
     st.caption("Limits come first; empty means no limit. They apply to means.")
     with st.grid(2):
         for name, (label, step) in LIMITS.items():
@@ -121,6 +125,7 @@ with right:
                 f"objective.limits.{name}",
                 read=lambda value: None if value is None else float(value),
                 optional=True,
+                value=None,  # an emptied field stays empty instead of falling to the minimum
                 min_value=0.001,
                 step=step,
                 format="%.6g",
@@ -131,13 +136,13 @@ with right:
     stated = common.request().options.engines
     st.session_state["_engines"] = list(stated)
     st.pills(
-        "Engines",
+        f"Engines (none chosen: {default_engine(chip.runtime).name})",
         list(dict.fromkeys([*runs, *stated])),
         selection_mode="multi",
         key="_engines",
         format_func=lambda name: engine(name).name,
         on_change=choose_engines,
-        help="None chosen: the usual engine for the device",
+        help="Each chosen engine is judged",
     )
     for field, label, dtypes in (("weight_dtypes", "Weight formats", chip.weight_dtypes), ("kv_dtypes", "Cache formats", chip.kv_dtypes)):
         now = getattr(common.request().options, field)
@@ -149,5 +154,6 @@ with right:
             write=tuple,
             options=list(dict.fromkeys(["auto", *dtypes, *now])),
             selection_mode="multi",
+            wrap=True,
             help="Each chosen format is judged; auto is the checkpoint's own",
         )

@@ -3,6 +3,7 @@ import shlex
 
 import common
 import streamlit as st
+
 from recipe_core import charts, query
 from recipe_core.bundle import bundle_files, zip_bytes
 from recipe_core.documents import to_yaml
@@ -14,6 +15,7 @@ from recipe_core.units import duration, gib, rate, significant, usd
 
 BEST = ""
 LISTED = 50
+STEPS = ("preflight", "up", "bench")
 LANGUAGES = {"json": "json", "py": "python", "yaml": "yaml", "md": "markdown"}
 FIGURES = {
     "output_tokens_per_s": ("Output", rate),
@@ -42,7 +44,7 @@ def choose() -> None:
     common.apply({"candidate": query.split_of(key) if key else None})
 
 
-def option_label(key: str) -> str:
+def option_label(found: PlanTable, key: str) -> str:
     """A split in the list, with its figures."""
     row = common.best(found) if key == BEST else query.row_of(found, key)
     lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
@@ -58,8 +60,8 @@ def picker(found: PlanTable) -> None:
     gone = common.chosen_is_gone(found)
     now = BEST if stated is None or gone else query.split_key(found.candidate(common.chosen(found)))
     st.session_state["_split"] = now
-    options = list(dict.fromkeys([BEST, *pinned, *ranked, now]))
-    st.selectbox("Split", options, key="_split", format_func=option_label, on_change=choose)
+    labels = {key: option_label(found, key) for key in [BEST, *pinned, *ranked, now]}
+    st.selectbox("Split", list(labels), key="_split", format_func=labels.get, on_change=choose)
     if gone:
         st.warning(f"The split you chose, {gone}, does not fit any more; this is the best one.", icon=":material/info:")
 
@@ -87,7 +89,7 @@ def expected(estimate: dict) -> None:
         power = f"{significant(estimate['energy']['watts'])} W at most"
         st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
     with right:
-        st.subheader("Memory per GPU", anchor=False)
+        st.subheader(f"Memory per {charts.unit(found)}", anchor=False)
         m = estimate["memory"]
         st.table(
             {
@@ -128,8 +130,9 @@ def download(recipe: Recipe, files: dict[str, bytes]) -> None:
             key="download",
         )
         st.code(
-            f"unzip {recipe.name}.zip -d {recipe.name}\ncd {recipe.name}\npython launch.py preflight\npython launch.py up\npython launch.py bench",
+            "\n".join([f"unzip {recipe.name}.zip -d {recipe.name}", f"cd {recipe.name}", *(f"python launch.py {step}" for step in STEPS)]),
             language="bash",
+            wrap_lines=True,
         )
     with right:
         name = st.selectbox("Look into a file", list(files), index=list(files).index("recipe.yaml"), key="file")

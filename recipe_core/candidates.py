@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.errors import InputError
-from recipe_core.estimate.cases import Cases, Setting, cases
+from recipe_core.estimate.cases import WIDE, Cases, Setting, cases
 from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec, MoeMlp
@@ -19,7 +19,6 @@ from recipe_core.split import enumerate_splits
 
 MAX_DEVICES = 4096
 CONTEXT_STEP = 1024
-_HALF = ("bf16", "fp16", "fp32")
 _TRAINING_FIELDS = ("virtual_stages", "zero_stage", "micro_batch", "recompute", "precision")
 
 
@@ -68,7 +67,7 @@ def kv_dtype(wanted: str, weights: str, model: ModelSpec) -> str:
     """The cache format a request means: "auto" is the format that activations have."""
     if wanted != "auto":
         return wanted
-    return weights if weights in _HALF else model.dtype
+    return weights if weights in WIDE else model.dtype
 
 
 def served_context(workload: ServingWorkload, model: ModelSpec) -> int:

@@ -53,6 +53,11 @@ def degrees(candidate: Mapping[str, Any]) -> str:
     return " · ".join(named)
 
 
+def unit(table: PlanTable) -> str:
+    """What one device is called: a GPU, or a machine where the processor computes."""
+    return "machine" if table.found.cluster.device.runtime == "cpu" else "GPU"
+
+
 def split_label(table: PlanTable, row: int) -> str:
     """The degrees, and engine or dtypes where the plan has several."""
     candidate = table.candidate(row)
@@ -91,6 +96,25 @@ CAUSES = {
     "queue": "Queue",
 }
 """What a person calls the causes of an estimate's breakdown."""
+
+PARTS = {
+    "attention.q": "Query",
+    "attention.q_a": "Query, down",
+    "attention.q_b": "Query, up",
+    "attention.kv": "Key and value",
+    "attention.kv_a": "Key and value, down",
+    "attention.kv_b": "Key and value, up",
+    "attention.o": "Attention output",
+    "attention.bias": "Attention biases",
+    "mlp": "Feed-forward",
+    "moe.experts": "Experts",
+    "moe.shared": "Shared experts",
+    "moe.router": "Router",
+    "embedding": "Embedding",
+    "head": "Language-model head",
+    "norm": "Norms",
+}
+"""What a person calls the parts of a model."""
 
 REFUSALS = {
     "devices": "More devices than there are",
@@ -206,8 +230,9 @@ def memory_rows(table: PlanTable, pins: Sequence[str], best: int = 4, refused: i
     pinned = [row for key in pins if (row := row_of(table, key)) is not None]
     codes = broken_codes(table)
     short = [row for row, broken in enumerate(codes) if broken == {"memory"}] or ([table.nearest] if table.nearest is not None else [])
-    short.sort(key=lambda row: float(table.columns["shortfall_bytes"][row]))
-    return list(dict.fromkeys([*pinned, *(int(row) for row in table.ranked[:best]), *short[:refused]]))
+    short.sort(key=lambda row: (float(table.columns["shortfall_bytes"][row]), int(table.columns["gpus"][row])))
+    cuts = {tuple(int(table.columns[name][row]) for name in ("tp", "pp", "ep")): row for row in reversed(short)}  # replicas look the same
+    return list(dict.fromkeys([*pinned, *(int(row) for row in table.ranked[:best]), *list(reversed(cuts.values()))[:refused]]))
 
 
 # --- figures -----------------------------------------------------------------------------------------------------------------
@@ -235,14 +260,14 @@ def pareto(table: PlanTable, *, pins: Sequence[str] = (), x: XAxis = "tpot", dar
         showlegend=False,
     )
     some = "" if len(drawn) == len(plain) else f" ({len(drawn):,} of {len(plain):,} drawn)"
-    figure.add_trace(_points(table, beyond, x, "Over a limit", "x", colours.alarm, 8))
-    figure.add_trace(_points(table, drawn, x, f"Fits{some}", "circle", colours.muted, 9))
-    figure.add_trace(_points(table, on_front, x, "Best tradeoffs", "diamond", colours.series[0], 12))
+    figure.add_trace(_points(table, beyond, x, "Over a limit", "x", colours.alarm, 8).update(legendrank=1003))
+    figure.add_trace(_points(table, drawn, x, f"Fits{some}", "circle", colours.muted, 9).update(legendrank=1002))
+    figure.add_trace(_points(table, on_front, x, "Best tradeoffs", "diamond", colours.series[0], 12).update(legendrank=1001))
     _mark_pins(figure, table, pins, x, colours)
     _limit_line(figure, table, x, colours)
     title = "Time per output token (ms)" if x == "tpot" else "Tokens/s that one user sees"
     figure.update_xaxes(title=title, rangemode="tozero", zeroline=False)
-    figure.update_yaxes(title="Output tokens/s per GPU", rangemode="tozero", zeroline=False)
+    figure.update_yaxes(title=f"Output tokens/s per {unit(table)}", rangemode="tozero", zeroline=False)
     figure.update_layout(height=420, hovermode="closest", **_FRAME)
     return figure
 
@@ -277,10 +302,14 @@ def _points(table: PlanTable, rows: Sequence[int], axis: XAxis, name: str, symbo
 
 
 _HOVER = (
-    "<b>%{customdata[1]}</b> on %{customdata[2]} GPUs<br>"
+    "<b>%{customdata[1]}</b> on %{customdata[2]}<br>"
     "Output %{customdata[3]}<br>Per output token %{customdata[4]}<br>First token %{customdata[5]}<br>"
-    "Memory %{customdata[6]} per GPU<br>%{customdata[7]}<extra></extra>"
+    "Memory %{customdata[6]} each<br>%{customdata[7]}<extra></extra>"
 )
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def _told(table: PlanTable, row: int) -> list[Any]:
@@ -290,7 +319,7 @@ def _told(table: PlanTable, row: int) -> list[Any]:
     return [
         split_key(table.candidate(row)),
         split_label(table, row),
-        int(c["gpus"][row]),
+        _counted(int(c["gpus"][row]), unit(table)),
         rate(float(c["output_tokens_per_s"][row])),
         duration(float(c["tpot_s"][row])),
         duration(float(c["ttft_s"][row])),
@@ -309,6 +338,7 @@ def _mark_pins(figure: go.Figure, table: PlanTable, pins: Sequence[str], axis: X
             y=[_y(table, row) for row in rows],
             mode="markers+text",
             name="Pinned",
+            legendrank=1004,
             text=[split_label(table, row) for row in rows],
             textposition="bottom center",
             textfont={"color": colours.ink},
@@ -325,7 +355,7 @@ def _limit_line(figure: go.Figure, table: PlanTable, axis: XAxis, colours: Palet
         figure.add_vline(
             x=place,
             line={"dash": "dash", "color": colours.alarm, "width": 2},
-            annotation={"text": f"limit {significant(limit)} ms", "font": {"color": colours.alarm}},
+            annotation={"text": f" limit {significant(limit)} ms", "font": {"color": colours.alarm}},
         )
 
 
@@ -372,13 +402,16 @@ def memory_bars(table: PlanTable, rows: Sequence[int], *, dark: bool = False) ->
         font={"color": colours.alarm},
     )
     widest = max([capacity, *(total / GIB for total in totals)])
-    figure.update_layout(barmode="stack", height=130 + 36 * len(rows), bargap=0.35, **(_FRAME | _LEGEND_BELOW))
-    figure.update_xaxes(title="GiB per GPU", range=[0, widest * 1.3], zeroline=False)
+    figure.update_layout(barmode="stack", height=150 + 36 * len(rows), bargap=0.35, **(_FRAME | _LEGEND_BELOW))
+    figure.update_xaxes(title=f"GiB per {unit(table)}", range=[0, widest * 1.3], zeroline=False)
     figure.update_yaxes(autorange="reversed", type="category", title=None)
     return figure
 
 
-_LEGEND_BELOW: dict[str, Any] = {"legend": {"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0, "title": None, "traceorder": "normal"}}
+_LEGEND_BELOW: dict[str, Any] = {
+    "margin": {"l": 10, "r": 16, "t": 30, "b": 70},
+    "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0, "title": None, "traceorder": "normal"},
+}
 
 
 def _fill(colours: Palette, n: int) -> dict[str, Any]:
@@ -403,8 +436,8 @@ def _bar_label(table: PlanTable, row: int) -> str:
 def _total_text(table: PlanTable, row: int) -> str:
     """The total, and what is missing where the smallest start does not fit."""
     short = float(table.columns["shortfall_bytes"][row])
-    total = gib(float(table.columns["total_bytes"][row]))
-    return f" {total}, {gib(short)} short" if short > 0 else f" {total}"
+    total = float(table.columns["total_bytes"][row]) / GIB
+    return f" {total:,.1f}, {short / GIB:,.1f} short" if short > 0 else f" {total:,.1f}"
 
 
 def step_breakdown(found: Sequence[tuple[str, Mapping[str, float]]], *, dark: bool = False) -> go.Figure:
@@ -439,7 +472,7 @@ def parts_bars(parts: Mapping[str, float], *, dark: bool = False) -> go.Figure:
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     figure = go.Figure()
     figure.add_bar(
-        y=[name for name, _ in ordered],
+        y=[PARTS.get(name, name) for name, _ in ordered],
         x=[value for _, value in ordered],
         orientation="h",
         marker={"color": colours.series[0]},

@@ -26,23 +26,11 @@ def launch(deployment: Deployment) -> Launch:
             field="candidate",
             hint=f"Choose a split of at most {cluster.per_node} devices and start one bundle a node.",
         )
-    stored = setting.model.weight_dtype
-    halves = {"bf16", "fp16", "fp32"}
-    if (
-        setting.weight_dtype != stored
-        and not {setting.weight_dtype, stored} <= halves
-        and setting.weight_dtype not in engine.online_weight_dtypes
-    ):
+    if setting.needs_other_checkpoint:
         raise NoAnswer(
-            f"{setting.model.name} stores {stored} weights and {engine.title} does not turn them into {setting.weight_dtype} when loading.",
+            f"{setting.model.name} stores {setting.model.weight_dtype} weights and {engine.title} does not load them as {setting.weight_dtype}.",
             field="candidate.weight_dtype",
-            hint=f"Use a checkpoint quantised to {setting.weight_dtype}, or weight_dtype: auto.",
-        )
-    if setting.weight_dtype in engine.online_weight_dtypes and stored not in halves | {setting.weight_dtype}:
-        raise NoAnswer(
-            f"{setting.model.name} stores {stored} weights, which are not re-quantised to {setting.weight_dtype}.",
-            field="candidate.weight_dtype",
-            hint="Use weight_dtype: auto.",
+            hint=f"Name a checkpoint that stores {setting.weight_dtype}, or use weight_dtype: auto.",
         )
     return _BUILDERS[engine.name](deployment)
 

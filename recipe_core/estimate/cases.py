@@ -18,6 +18,9 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
+WIDE = frozenset({"bf16", "fp16", "fp32"})
+"""Formats that load into one another."""
+
 Mode = Literal["closed", "open", "static", "offline"]
 
 
@@ -49,13 +52,21 @@ class Setting:
         quantization = self.model.quantization
         if quantization is not None and self.weight_dtype == quantization.dtype:
             return self.weight_dtype if role in quantization.roles else self.model.dtype
-        if self.weight_dtype in ("bf16", "fp16", "fp32"):
+        if self.weight_dtype in WIDE:
             return self.weight_dtype
         return self.weight_dtype if role in ("linear", "experts") else self.model.dtype
 
     def stored_bytes(self, role: Role) -> float:
         """Bytes per stored value of a role, scales included."""
         return bytes_per_value(self.stored_dtype(role))
+
+    @property
+    def needs_other_checkpoint(self) -> bool:
+        """Whether the weights are neither what the checkpoint stores nor what the engine makes of it while loading."""
+        stored, wanted = self.model.weight_dtype, self.weight_dtype
+        if wanted == stored or {wanted, stored} <= WIDE:
+            return False
+        return not (stored in WIDE and wanted in self.engine.online_weight_dtypes)
 
     @property
     def activation_bytes(self) -> float:

@@ -133,6 +133,8 @@ def _memory_row(m: Memory, i: int) -> dict[str, Any]:
 
 def _notes(e: Estimates, i: int) -> list[str]:
     notes = []
+    if e.setting.needs_other_checkpoint:
+        notes.append(f"Needs a checkpoint that stores {e.setting.weight_dtype}; this model's stores {e.setting.model.weight_dtype}.")
     limit = resident_limit(e.cases, e.memory)[i] * e.cases.replicas[i]
     if e.setting.mode == "closed" and e.cases.load[i] > limit:
         notes.append(f"{limit:,.0f} of {e.cases.load[i]:,.0f} requests run at once; the others wait in the engine's queue.")

@@ -23,6 +23,7 @@ from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough to fill every lazily made cache and kernel, short enough not to matter
 _MOST_BY_DEFAULT = 256
+_COUNTED = 3  # prompts of the same number of words differ by a few tokens
 _SHOWN_PROMPT = "A good recipe"
 _SHOWN_TOKENS = 64
 
@@ -44,9 +45,8 @@ def measure(plan: LaunchPlan, current: State, seen: Preflight, options: Options,
     length = _calibrate(plan, endpoints, progress)
     prompts = Prompts(length.words, options.seed)
     _warm_up(endpoints, prompts, traffic, min(plan.workload.output_tokens, _WARM_UP_TOKENS), progress)
-    progress.say(
-        f"bench: {traffic.requests} requests, {_pace(traffic)}, {length.tokens or 'about ' + str(plan.workload.input_tokens)} tokens in"
-    )
+    tokens = length.tokens or plan.workload.input_tokens
+    progress.say(f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in")
     send = _sender(endpoints, prompts, plan.workload.output_tokens)
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say)
     if not outcome.samples:
@@ -93,9 +93,11 @@ def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callabl
 def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) -> Calibration:
     progress.say("bench: finding a prompt of the planned length (the first request may take long)")
 
-    def count(words: int) -> int | None:
-        # A far seed: these prompts must not be in a prefix cache when the measured ones come.
-        return complete(endpoints[0], Prompts(words, seed=-1).text(words), 1).prompt_tokens
+    def count(words: int) -> float | None:
+        # Another seed than the measured prompts', which must not be in a prefix cache when they come.
+        asked = [complete(endpoints[0], Prompts(words, seed=-1).text(index), 1).prompt_tokens for index in range(_COUNTED)]
+        known = [tokens for tokens in asked if tokens is not None]
+        return fmean(known) if known else None
 
     try:
         return calibrate(count, plan.workload.input_tokens)
@@ -129,7 +131,7 @@ def _notes(plan: LaunchPlan, traffic: Traffic, outcome: Outcome, length: Calibra
     if length.tokens is None:
         notes.append("the server does not count tokens: prompt length assumed, output counted by pieces")
     elif abs(length.tokens - plan.workload.input_tokens) > max(2, 0.05 * plan.workload.input_tokens):
-        notes.append(f"prompts have {length.tokens} tokens, planned were {plan.workload.input_tokens}")
+        notes.append(f"prompts have {length.tokens:.0f} tokens, planned were {plan.workload.input_tokens}")
     produced = fmean(sample.output_tokens for sample in outcome.samples)
     if abs(produced - plan.workload.output_tokens) > 0.02 * plan.workload.output_tokens:
         notes.append(f"answers had {produced:.1f} tokens, planned were {plan.workload.output_tokens}")

@@ -56,17 +56,28 @@ def run_up(request: Request) -> int:
     """Start the servers and wait until they answer; already up is fine."""
     plan = request.plan()
     progress = Progress()
+    try:
+        plan, current, already = _ensure_up(request, plan, progress)
+        _show_up(request, plan, current, already)
+        return _stay(plan, current, progress) if request.foreground else 0
+    except KeyboardInterrupt:
+        started = state.load(plan.run)
+        if started is None or not request.foreground:
+            raise
+        supervisor.stop(plan.run, started, progress=progress)
+        return 0
+
+
+def _ensure_up(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[LaunchPlan, State, bool]:
+    """The plan as it runs, what runs, and whether it already did."""
     with state.exclusive(plan.run):
         current = _running(plan)
-        already = current is not None
         if current is None:
-            current = _start(request, plan, progress)[0]
-        else:
-            plan = _as_started(plan, current)
-            if not current.ready:  # its launcher was killed while it waited
-                supervisor.wait_healthy(plan, current, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress)
-    _show_up(request, plan, current, already)
-    return _stay(plan, current, progress) if request.foreground else 0
+            return plan, _start(request, plan, progress)[0], False
+        plan = _as_started(plan, current)
+        if not current.ready:  # its launcher was killed while it waited
+            supervisor.wait_healthy(plan, current, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress)
+        return plan, current, True
 
 
 def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
@@ -169,19 +180,15 @@ def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[Stat
 
 
 def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:
-    """In the foreground until a signal (0) or a death (1); servers that another launcher's `down` stops are no death."""
+    """Watch until a server dies (1); one that another launcher's `down` stopped did not die (0)."""
     try:
-        supervisor.watch(current, stopping=lambda: False)
-    except KeyboardInterrupt:
-        supervisor.stop(plan.run, current, progress=progress)
-        return 0
+        supervisor.watch(current)
     except StartError as error:
         try:
             with state.exclusive(plan.run):
                 if state.load(plan.run) is None:
                     return 0
                 supervisor.stop(plan.run, current, progress=progress)
-        except LauncherError:
+        except LauncherError:  # the other launcher is at it right now
             return 0
         raise error
-    return 0

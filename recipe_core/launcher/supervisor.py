@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from . import procs, state
 from .engine import command
@@ -139,9 +139,9 @@ def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
         connection.close()
 
 
-def watch(current: State, stopping: Callable[[], bool]) -> None:
-    """Stay until ``stopping()``; raise when a server dies."""
-    while not stopping():
+def watch(current: State) -> NoReturn:
+    """Stay while all servers run; raise when one dies."""
+    while True:
         for server in current.servers:
             if not _runs(server):
                 raise _died(server, "died")

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """A small OpenAI-compatible server without a model; the launcher's tests start it as the engine.
 
 Every word of the prompt is a token, and five more stand for a chat template. Behaviour is chosen on the command line.

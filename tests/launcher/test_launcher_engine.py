@@ -51,7 +51,7 @@ def test_demo_model_is_served_and_measured(tmp_path: Path, capsys: pytest.Captur
     (bundle.root / "expected.json").write_text(json.dumps({"schema_version": 1, "serving": {"tpot_s": 0.006}}))
     bundle.seal()
     assert bundle.run("bench") == 0
-    print(capsys.readouterr().out)
+    assert "time per output token" in capsys.readouterr().out
     data = json.loads((bundle.root / "run" / "measurement.json").read_text())
     assert data["metrics"]["failed"] == 0
     assert data["workload"]["output_tokens"] == 24

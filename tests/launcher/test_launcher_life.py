@@ -189,3 +189,33 @@ def test_foreground_ends_when_a_server_dies(make_bundle: Callable[..., Bundle], 
     assert bundle.run("up", "--foreground") == 1
     assert "the oven went out" in capsys.readouterr().err
     assert not bundle.up
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_launcher_ended_while_it_waits(make_bundle: Callable[..., Bundle], number: signal.Signals) -> None:
+    bundle = make_bundle("--behave", "hang")
+    waiting = subprocess.Popen([*as_copied(bundle), "up"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    line = next(line for line in waiting.stderr if line.startswith("started server-0"))
+    pid = int(line.split("pid ")[1].split(",")[0])
+    deadline = time.monotonic() + 5
+    while not bundle.up and time.monotonic() < deadline:
+        time.sleep(0.02)
+    waiting.send_signal(number)
+    waiting.communicate(timeout=20)
+    if number == signal.SIGTERM:
+        assert waiting.returncode == 130
+    else:
+        assert bundle.run("status") == 1
+        assert bundle.run("down") == 0  # the state was written before health, so nothing is left behind
+    stat = procs.read_stat(pid)
+    assert stat is None or stat.state == "Z"
+    assert not bundle.up
+
+
+def test_one_launcher_at_a_time(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    with state.exclusive(bundle.root / "run"):
+        assert bundle.run("up") == 1
+        assert "another launcher" in capsys.readouterr().err
+        assert bundle.run("status") == 1
+    assert bundle.run("down") == 0

@@ -1,0 +1,42 @@
+# make run: set up and open the builder.  make test: set up and run every test.  See README.md.
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8501
+BIN := .venv/bin
+
+.PHONY: run test demo check format screenshots clean
+.DEFAULT_GOAL := run
+
+run: .venv/.base
+	$(BIN)/recipe serve --host $(HOST) --port $(PORT)
+
+test: .venv/.dev
+	@scripts/browser
+	$(BIN)/python -m pytest
+
+demo: .venv/.torch
+	$(BIN)/python scripts/demo.py
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+screenshots: .venv/.dev
+	@scripts/browser
+	$(BIN)/python scripts/screenshots.py
+
+# Each stamp is one set of packages: the builder, the builder with torch, and all that development needs.
+.venv/.base: pyproject.toml constraints.txt
+	@scripts/setup "$(PYTHON)" ""
+.venv/.torch: pyproject.toml constraints.txt
+	@scripts/setup "$(PYTHON)" torch
+.venv/.dev: pyproject.toml constraints.txt
+	@scripts/setup "$(PYTHON)" torch,dev
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

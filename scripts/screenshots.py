@@ -1,0 +1,122 @@
+"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 420, into docs/images/.
+
+python scripts/screenshots.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = "/usr/bin/chromium"
+MAX_BYTES = 300_000
+PINS = "vllm.bf16.bf16.tp8.pp1.dp1.ep1,vllm.bf16.bf16.tp4.pp1.dp2.ep1"
+LLAMA = f"v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40&pins={PINS}"
+SHOTS = {
+    "model": ("", LLAMA),
+    "model-moe": ("", "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x"),
+    "hardware": ("hardware", LLAMA),
+    "objective": ("objective", LLAMA),
+    "compare": ("compare", LLAMA),
+    "recipe": ("recipe", LLAMA),
+    "nothing-fits": ("compare", "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.per_node=1"),
+}
+NARROW = ("model", "objective", "compare", "recipe")
+
+
+@contextlib.contextmanager
+def served() -> Iterator[str]:
+    """The app on a free port, as a user starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port), "--server.headless", "true"]
+    server = subprocess.Popen(
+        argv, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/_stcore/health", server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(150):
+        if server.poll() is not None:
+            raise SystemExit("the app did not start")
+        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.2)
+    raise SystemExit("the app did not answer in 30 s")
+
+
+def settled(page: Page) -> None:
+    """Wait until the script has run and charts and tables are drawn."""
+    page.get_by_role("heading", level=1).wait_for(timeout=20_000)
+    page.wait_for_function("document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'", timeout=20_000)
+    page.wait_for_timeout(1500)
+
+
+def whole(page: Page, width: int) -> None:
+    """Make the window as high as the page, which scrolls in a container of its own."""
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": width, "height": max(700, min(int(height), 4500))})
+    page.wait_for_timeout(900)
+
+
+def shoot(browser: Browser, base: str, name: str, width: int, scheme: str) -> bytes:
+    path, query = SHOTS[name]
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(f"{base}/{path}?{query}")
+    settled(page)
+    whole(page, width)
+    picture = page.screenshot()
+    context.close()
+    return picture
+
+
+def small(png: bytes) -> bytes:
+    """Fewer colours: a screenshot of text and bars needs no more, and stays under the limit."""
+    for colours in (256, 128, 64, 32):
+        buffer = io.BytesIO()
+        Image.open(io.BytesIO(png)).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+        if buffer.tell() < MAX_BYTES:
+            return buffer.getvalue()
+    raise SystemExit(f"a picture stays over {MAX_BYTES:,} bytes")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [(name, 1440, scheme) for name in SHOTS for scheme in ("light", "dark")] + [(name, 420, "light") for name in NARROW]
+    only = sys.argv[2:]
+    with served() as base, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for name, width, scheme in wanted:
+            label = f"{name}-{scheme if width == 1440 else 'narrow'}"
+            if only and label not in only:
+                continue
+            picture = small(shoot(browser, base, name, width, scheme))
+            (folder / f"{label}.png").write_bytes(picture)
+            print(f"{label}.png {len(picture) / 1000:.0f} kB")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Requests that tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recipe_core.request import PlanRequest
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+def request_values(model: Any = LLAMA_70B, device: str = "h100-sxm", per_node: int = 8, nodes: int = 1, **parts: Any) -> dict[str, Any]:
+    """A request's plain values: a closed loop of 64 requests of 1,024 + 256 tokens unless ``workload`` says otherwise."""
+    workload = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64} | parts.pop("workload", {})
+    workload = {name: value for name, value in workload.items() if value is not None}
+    return {"model": model, "hardware": {"device": device, "per_node": per_node, "nodes": nodes}, "workload": workload, **parts}
+
+
+def make_request(*args: Any, **parts: Any) -> PlanRequest:
+    return PlanRequest.parse(request_values(*args, **parts))
+
+
+@pytest.fixture
+def tiny_config() -> dict[str, Any]:
+    """A small Llama that needs no catalog."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 1024,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }

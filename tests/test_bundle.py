@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import stat
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from recipe_core.bundle import EPOCH, MANIFEST, bundle_files, read_bundle, unpack, write_bundle, zip_bytes
+from recipe_core.documents import parse_yaml
+from recipe_core.errors import BundleError, InputError, NoAnswer
+from recipe_core.recipe import Recipe, make_recipe, recipe_request
+from tests.conftest import make_request
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return make_recipe(make_request(candidate={"tp": 8, "pp": 1, "dp": 1}))
+
+
+def repack(recipe: Recipe, change) -> bytes:
+    """The bundle's zip after ``change`` edited its members (name → bytes)."""
+    files = bundle_files(recipe)
+    change(files)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name, EPOCH) if isinstance(name, str) else name, data)
+    return buffer.getvalue()
+
+
+def test_the_same_recipe_gives_the_same_bytes(recipe):
+    again = make_recipe(make_request(candidate={"tp": 8, "pp": 1, "dp": 1}))
+    assert zip_bytes(recipe) == zip_bytes(again)
+
+
+def test_a_bundle_reads_back_as_its_recipe(recipe, tmp_path):
+    for target in (tmp_path / "b.zip", tmp_path / "folder"):
+        checked = read_bundle(write_bundle(recipe, target))
+        assert checked.recipe == recipe
+        assert checked.warnings == ()
+
+
+def test_a_bundle_holds_what_it_promises(recipe):
+    files = bundle_files(recipe)
+    assert {"recipe.yaml", "expected.json", "launch.json", "launch.py", "launcher/main.py", "README.md", MANIFEST} <= set(files)
+    manifest = json.loads(files[MANIFEST])
+    assert manifest["files"] == {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST}
+    assert json.loads(files["expected.json"]) == recipe.estimate
+    assert Recipe.parse(parse_yaml(files["recipe.yaml"].decode())) == recipe
+
+
+def test_what_is_launched_is_what_was_estimated(recipe):
+    launch = json.loads(bundle_files(recipe)["launch.json"])
+    (process,) = launch["processes"]
+    words = dict(zip(process["argv"], process["argv"][1:], strict=False))
+    assert words["--tensor-parallel-size"] == str(recipe.candidate["tp"])
+    assert words["--max-num-seqs"] == str(recipe.candidate["max_num_seqs"])
+    assert words["--max-num-batched-tokens"] == str(recipe.candidate["max_batched_tokens"])
+    assert words["--gpu-memory-utilization"] == str(recipe.candidate["memory_fraction"])
+    assert words["--max-model-len"] == str(recipe.max_context)
+    assert launch["needs"]["count"] == 8
+
+
+def test_the_launcher_needs_only_the_standard_library(recipe, tmp_path):
+    folder = write_bundle(recipe, tmp_path / "bundle")
+    done = subprocess.run([sys.executable, "-S", str(folder / "launch.py"), "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "preflight" in done.stdout
+
+
+def test_preflight_refuses_a_machine_without_the_gpus(recipe, tmp_path):
+    folder = write_bundle(recipe, tmp_path / "bundle")
+    done = subprocess.run([sys.executable, str(folder / "launch.py"), "preflight"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cuda" in (done.stdout + done.stderr).lower()
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda f: f.update({"launch.py": f["launch.py"] + b"\n# more"}), "launch.py differs"),
+        (lambda f: f.pop("expected.json"), "expected.json is missing"),
+        (lambda f: f.update({"extra.py": b"import os"}), "extra.py is not in the manifest"),
+        (lambda f: f.update({"../outside.py": b"x"}), "leads outside"),
+        (lambda f: f.update({"/etc/passwd": b"x"}), "leads outside"),
+        (lambda f: f.update({"a\\..\\b": b"x"}), "leads outside"),
+        (lambda f: f.update({"C:evil": b"x"}), "leads outside"),
+        (lambda f: f.pop(MANIFEST), "not a recipe bundle"),
+        (lambda f: f.update({MANIFEST: b"[]"}), "lists no files"),
+        (lambda f: f.update({MANIFEST: b"{"}), "not valid JSON"),
+        (lambda f: f.update({"Launch.py": b"x"}), "twice"),
+        (lambda f: f.update({f"f{n}": b"" for n in range(300)}), "at most 200"),
+        (lambda f: f.update({"big": b"\0" * (5 << 20)}), "at most 4,194,304"),
+    ],
+)
+def test_damaged_or_dangerous_archives_are_refused(recipe, tmp_path, change, says):
+    path = tmp_path / "b.zip"
+    path.write_bytes(repack(recipe, change))
+    with pytest.raises(BundleError, match=says):
+        read_bundle(path)
+    with pytest.raises(BundleError, match=says):
+        unpack(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["b.zip"]
+
+
+def test_links_in_an_archive_are_refused(recipe, tmp_path):
+    def link(files):
+        info = zipfile.ZipInfo("launcher/link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        files[info] = b"/etc/passwd"
+
+    path = tmp_path / "b.zip"
+    path.write_bytes(repack(recipe, link))
+    with pytest.raises(BundleError, match="not a plain file"):
+        read_bundle(path)
+
+
+def test_links_in_a_folder_are_refused(recipe, tmp_path):
+    folder = write_bundle(recipe, tmp_path / "b")
+    (folder / "run.log").symlink_to("/etc/passwd")
+    with pytest.raises(BundleError, match="not a plain file"):
+        read_bundle(folder)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 1000, -10])
+def test_truncated_archives_are_refused(recipe, tmp_path, cut):
+    path = tmp_path / "b.zip"
+    path.write_bytes(zip_bytes(recipe)[:cut])
+    with pytest.raises(BundleError, match="not a complete zip"):
+        read_bundle(path)
+
+
+def test_a_recipe_with_unknown_fields_is_refused(recipe, tmp_path):
+    def edit(files):
+        files["recipe.yaml"] += b"surprise: 1\n"
+        manifest = json.loads(files[MANIFEST])
+        manifest["files"]["recipe.yaml"] = hashlib.sha256(files["recipe.yaml"]).hexdigest()
+        files[MANIFEST] = json.dumps(manifest).encode()
+
+    path = tmp_path / "b.zip"
+    path.write_bytes(repack(recipe, edit))
+    with pytest.raises(BundleError, match="surprise"):
+        read_bundle(path)
+
+
+def test_a_folder_with_other_content_is_left_alone(recipe, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="other content"):
+        write_bundle(recipe, tmp_path / "mine")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_an_old_bundle_is_replaced_whole(recipe, tmp_path):
+    folder = write_bundle(recipe, tmp_path / "b")
+    (folder / "README.md").write_text("edited")
+    write_bundle(recipe, folder)
+    assert read_bundle(folder).recipe == recipe
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_an_unwritable_place_leaves_nothing(recipe, tmp_path):
+    with pytest.raises(InputError, match="cannot write"):
+        write_bundle(recipe, tmp_path / "no" / "such" / "b.zip")
+    with pytest.raises(InputError, match="cannot write"):
+        write_bundle(recipe, tmp_path / "no" / "such" / "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unpacking_twice_gives_the_same_folder(recipe, tmp_path):
+    archive = write_bundle(recipe, tmp_path / "b.zip")
+    folder = unpack(archive)
+    (folder / "run").mkdir()
+    assert unpack(archive) == folder == tmp_path / "b"
+    assert (folder / "run").is_dir()
+
+
+def test_a_recipe_of_a_folder_travels_without_it(tmp_path, tiny_config):
+    """The config goes with the recipe, so that another machine can estimate it again."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    recipe = make_recipe(make_request(str(tmp_path), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}))
+    (tmp_path / "config.json").unlink()
+    bundle = write_bundle(recipe, tmp_path / "b.zip")
+    assert read_bundle(bundle).warnings == ()
+    assert recipe_request(recipe).model["hidden_size"] == 256
+
+
+def test_nothing_secret_gets_in(recipe, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
+    assert b"planted" not in b"".join(bundle_files(make_recipe(make_request())).values())
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"per_node": 1}, "too much"),
+        ({"per_node": 4, "nodes": 2, "candidate": {"tp": 8, "pp": 1, "dp": 1}}, "one node"),
+        ({"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}}, "does not load them as int4"),
+        ({"objective": {"limits": {"tpot_ms": 0.1}}}, "exceeds the limit"),
+    ],
+)
+def test_what_cannot_start_is_not_built(parts, says):
+    with pytest.raises(NoAnswer, match=says):
+        make_recipe(make_request(**parts))

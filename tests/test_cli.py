@@ -1,0 +1,218 @@
+"""The command line as a user sees it: text, JSON and exit codes, in real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe_core.documents import to_yaml
+from tests.conftest import request_values
+
+ROOT = Path(__file__).parent.parent
+
+
+def recipe(*words: str, stdin: str | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "recipe_core", *words], input=stdin, capture_output=True, text=True, cwd=cwd, timeout=120)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    def write(**parts) -> str:
+        path = tmp_path / "request.yaml"
+        path.write_text(to_yaml(request_values(**parts)))
+        return str(path)
+
+    return write
+
+
+def test_plan_prints_the_contract(request_file):
+    answer = json.loads(recipe("plan", request_file(), "--json").stdout)
+    first = answer["candidates"][0]
+    assert first["rank"] == 1
+    assert {"engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"} <= set(first["candidate"])
+    assert {"memory", "serving", "cost", "energy", "bands", "basis", "breakdown_s"} <= set(first["estimate"])
+    assert all(row["reasons"] for row in answer["refused"])
+    assert answer["nearest"] is None
+
+
+def test_plan_says_no_with_exit_code_1(request_file):
+    done = recipe("plan", request_file(per_node=1))
+    assert done.returncode == 1
+    assert "too much" in done.stdout
+    assert "It works with" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_all_rows_are_written(request_file, tmp_path, suffix):
+    import pandas as pd
+
+    target = tmp_path / f"all.{suffix}"
+    assert recipe("plan", request_file(), "--all", str(target)).returncode == 0
+    frame = {"csv": pd.read_csv, "parquet": pd.read_parquet, "json": pd.read_json}[suffix](target)
+    assert len(frame) == 38
+
+
+def test_an_unknown_suffix_writes_nothing(request_file, tmp_path):
+    done = recipe("plan", request_file(), "--all", str(tmp_path / "all.docx"))
+    assert done.returncode == 2
+    assert not (tmp_path / "all.docx").exists()
+
+
+def test_estimate_answers_lines_in_order(tmp_path):
+    good = request_values(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1})
+    path = tmp_path / "many.jsonl"
+    path.write_text("\n".join([json.dumps(good), "{broken", json.dumps(good | {"model": "nope"}), json.dumps(good)]))
+    answers = [json.loads(line) for line in recipe("estimate", str(path), "--json").stdout.splitlines()]
+    assert [("error" in answer) for answer in answers] == [False, True, True, False]
+    assert answers[0] == answers[3]
+    assert "line 2" in answers[1]["error"]["message"]
+
+
+def test_thousands_of_lines_are_answered_together(tmp_path):
+    loads = range(1, 2001)
+    lines = [
+        json.dumps(request_values(workload={"concurrency": n}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1})) for n in loads
+    ]
+    (tmp_path / "many.jsonl").write_text("\n".join(lines))
+    answers = [json.loads(line) for line in recipe("estimate", str(tmp_path / "many.jsonl")).stdout.splitlines()]
+    rates = [answer["serving"]["output_tokens_per_s"] for answer in answers]
+    assert len(rates) == 2000
+    assert rates[0] < rates[63] < rates[1023]
+
+
+def test_requests_come_from_standard_input_too():
+    done = recipe("estimate", "-", "--json", stdin=to_yaml(request_values(candidate={"tp": 8})))
+    assert json.loads(done.stdout)["feasible"] is True
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        (request_values(model="llama-9"), "model"),
+        (request_values(device="h101"), "hardware.device"),
+        (request_values(per_node=0), "hardware.per_node"),
+        (request_values(workload={"input_tokens": -1}), "workload.input_tokens"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(values, field):
+    done = recipe("plan", "-", "--json", stdin=to_yaml(values))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["field"] == field
+    assert error["hint"] or "got" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "words", [("plan", "missing.yaml"), ("plan",), ("fly",), ("check",), ("up", "missing.zip"), ("serve", "--port", "99999")]
+)
+def test_bad_words_are_exit_code_2(words):
+    assert recipe(*words).returncode == 2
+
+
+def test_a_yaml_bomb_is_refused():
+    bomb = "a: &a [x]\nb: &b [*a, *a]\nmodel: *b\n"
+    done = recipe("plan", "-", stdin=bomb)
+    assert done.returncode == 2
+    assert "alias" in done.stderr
+
+
+def test_build_check_and_a_tampered_bundle(request_file, tmp_path):
+    bundle = tmp_path / "b.zip"
+    built = recipe("build", request_file(), "-o", str(bundle), "--json")
+    assert json.loads(built.stdout)["candidate"]["tp"] == 8
+    assert recipe("check", str(bundle)).returncode == 0
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    bundle.write_bytes(bytes(data))
+    refused = recipe("check", str(bundle))
+    assert refused.returncode == 1
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_what_does_not_fit_is_not_built(request_file, tmp_path):
+    done = recipe("build", request_file(per_node=1), "-o", str(tmp_path / "b.zip"))
+    assert done.returncode == 1
+    assert "It works with" in done.stderr
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_check_a_command():
+    fits = recipe("check", "--command", "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960", "--hardware", "h100-sxm:2", "--json")
+    assert json.loads(fits.stdout)["ok"] is True
+    tight = recipe("check", "--command", "vllm serve Qwen/Qwen3-32B --max-model-len=40960 --foo bar", "--hardware", "h100-sxm:1", "--json")
+    answer = json.loads(tight.stdout)
+    assert tight.returncode == 1
+    assert "longest request that fits" in answer["reasons"][0]
+    assert answer["unread"] == ["--foo", "bar"]
+
+
+@pytest.mark.parametrize(
+    ("command", "hardware", "says"),
+    [
+        ("nginx -g daemon", "h100-sxm", "known engine"),
+        ("vllm serve", "h100-sxm", "no model"),
+        ("vllm serve 'x", "h100-sxm", "words"),
+        ("vllm serve x -tp two", "h100-sxm", "takes int"),
+    ],
+)
+def test_commands_that_mean_nothing(command, hardware, says):
+    done = recipe("check", "--command", command, "--hardware", hardware)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize("what", ["models", "hardware", "engines"])
+def test_listings(what):
+    listed = json.loads(recipe(what, "--json").stdout)
+    assert len(listed) >= 2
+    name = listed[0]["name"]
+    assert name in recipe(what).stdout
+    assert recipe(what, name).returncode == 0
+    assert recipe(what, "no-such-thing").returncode == 2
+
+
+def test_a_model_says_its_parameters():
+    answer = json.loads(recipe("models", "openai/gpt-oss-120b", "--json").stdout)
+    assert answer["parameters"] == pytest.approx(116.83e9, rel=0.005)
+    assert answer["active_parameters"] < answer["parameters"]
+
+
+def test_a_busy_port_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = recipe("serve", "--port", str(port))
+    assert done.returncode == 2
+    assert str(port) in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_the_surface_is_frozen():
+    """What commands and options there are; change it knowingly."""
+    commands = [
+        line.split()[0] for line in recipe("--help").stdout.split("Commands:")[1].splitlines() if line.startswith("  ") and line[2] != " "
+    ]
+    assert commands == [
+        "models",
+        "hardware",
+        "engines",
+        "plan",
+        "estimate",
+        "check",
+        "build",
+        "preflight",
+        "up",
+        "bench",
+        "status",
+        "down",
+        "serve",
+    ]

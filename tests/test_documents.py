@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe_core import documents
+from recipe_core.errors import InputError
+
+
+def test_numbers_with_an_exponent_are_numbers():
+    assert documents.parse_yaml("tokens: 15e9\nrate: 2.5e-3") == {"tokens": 15e9, "rate": 2.5e-3}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: &x [1]\nb: *x", "alias"),
+        ("a: 1\na: 2", "given twice"),
+        ("[" * 80 + "]" * 80, "nested deeper"),
+        ("a: {b: ", "not valid YAML"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("\x00", "not valid YAML"),
+        ("x" * (documents.MAX_DOCUMENT_BYTES + 1), "at most"),
+    ],
+)
+def test_dangerous_or_broken_yaml_is_refused(text, says):
+    with pytest.raises(InputError, match=says):
+        documents.parse_yaml(text)
+
+
+def test_a_billion_laughs_is_refused_before_it_grows():
+    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    with pytest.raises(InputError, match="alias"):
+        documents.parse_yaml(bomb)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "{", "[" * 100_000])
+def test_broken_json_is_refused(text):
+    with pytest.raises(InputError):
+        documents.parse_json(text)
+
+
+def test_writing_is_whole_or_not_at_all(tmp_path: Path):
+    target = tmp_path / "file"
+    documents.write_whole(target, b"old")
+    with pytest.raises(InputError, match="cannot write"):
+        documents.write_whole(tmp_path / "missing" / "file", b"new")
+    assert target.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_unknown_figures_become_null():
+    assert documents.to_json({"a": [float("nan"), 1.5], "b": float("inf")}, indent=None) == '{"a": [null, 1.5], "b": null}'

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recipe_core.errors import ModelError
+from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
+from recipe_core.model.config import read_config
+from recipe_core.model.spec import GroupedAttention, LatentAttention, MoeMlp
+
+
+@pytest.mark.parametrize("name", catalog_ids())
+def test_parameters_are_the_published_ones(name):
+    published, model = catalog_entry(name).published, catalog_model(name)
+    assert model.parameters == pytest.approx(published.parameters, rel=0.005)
+    assert sum(model.parameters_by_part.values()) == model.parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mistralai/Mixtral-8x7B-Instruct-v0.1", 12.9e9), ("deepseek-ai/DeepSeek-V3", 37e9), ("Qwen/Qwen3-235B-A22B", 22e9)],
+)
+def test_active_parameters_are_near_what_the_cards_say(name, active):
+    assert catalog_model(name).active_parameters == pytest.approx(active, rel=0.02)
+
+
+def test_the_issue_models_are_there():
+    wanted = ["Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.3-70B", "Qwen2.5-7B", "Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B"]
+    wanted += ["Qwen3-235B-A22B", "Mixtral-8x7B", "DeepSeek-V3", "DeepSeek-R1", "gpt-oss-20b", "gpt-oss-120b", "gemma-2-9b"]
+    ids = " ".join(catalog_ids())
+    assert all(name in ids for name in wanted)
+
+
+def test_names_are_found_whatever_their_case_and_by_alias():
+    assert load_model("QWEN/qwen3-8b").name == "Qwen/Qwen3-8B"
+    assert load_model("meta-llama/Meta-Llama-3.1-8B").name == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_mla_is_read_from_its_fields():
+    attention = catalog_model("deepseek-ai/DeepSeek-V3").layers[0].attention
+    assert isinstance(attention, LatentAttention)
+    assert attention.kv_values_per_head == 576
+    assert attention.kv_heads == 1
+
+
+def test_first_layers_of_deepseek_are_dense():
+    layers = catalog_model("deepseek-ai/DeepSeek-V3").layers
+    assert [isinstance(layer.mlp, MoeMlp) for layer in layers[:5]] == [False, False, False, True, True]
+
+
+def test_gpt_oss_alternates_windows_and_quantises_only_experts():
+    model = catalog_model("openai/gpt-oss-20b")
+    assert [layer.attention.window for layer in model.layers[:4]] == [128, None, 128, None]
+    assert model.quantization is not None
+    assert model.quantization.roles == {"experts"}
+
+
+def test_gemma_3_sees_everything_in_every_sixth_layer():
+    windows = [layer.attention.window for layer in catalog_model("google/gemma-3-1b-it").layers]
+    assert [i for i, window in enumerate(windows) if window is None] == [5, 11, 17, 23]
+
+
+def test_a_folder_is_read(tmp_path, tiny_config):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    model = load_model(str(tmp_path))
+    assert isinstance(model.layers[0].attention, GroupedAttention)
+    assert model.parameters == 2 * 1024 * 256 + 4 * (256 * 256 * 2 + 2 * 256 * 128 + 3 * 256 * 512 + 512) + 256
+
+
+def test_multimodal_models_are_read_from_their_text_part(tiny_config):
+    model = read_config({"text_config": tiny_config, "vision_config": {"hidden_size": 64}}, "vl")
+    assert model.hidden == 256
+    assert "vision" in model.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"num_hidden_layers": 1.5}, "not a whole number"),
+        ({"num_attention_heads": 7, "head_dim": None}, "do not divide"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"is_encoder_decoder": True}, "encoder"),
+        ({"linear_num_value_heads": 8}, "not modelled"),
+        ({"layer_types": ["mamba"] * 4}, "not modelled"),
+        ({"quantization_config": {"quant_method": "mystery"}}, "mystery"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 9}, "impossible"),
+        ({"vocab_size": True}, "not a whole number"),
+    ],
+)
+def test_what_cannot_be_modelled_is_an_error_that_names_the_field(tiny_config, change, says):
+    config = {key: value for key, value in (tiny_config | change).items() if value is not None}
+    with pytest.raises(ModelError, match=says) as caught:
+        read_config(config, "broken")
+    assert caught.value.field.startswith("model")
+
+
+def test_a_missing_tie_is_said_aloud(tiny_config):
+    config = {key: value for key, value in tiny_config.items() if key not in ("tie_word_embeddings", "model_type")}
+    assert any("tie_word_embeddings" in note for note in read_config(config, "x").notes)
+
+
+def test_servers_can_refuse_paths(tmp_path, tiny_config):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    with pytest.raises(ModelError, match="path"):
+        load_model(str(tmp_path), folders=False)
+
+
+def test_unknown_models_name_the_nearest():
+    with pytest.raises(ModelError, match="Qwen3-32B"):
+        load_model("qwen/qwen3-23b")

@@ -1,0 +1,232 @@
+"""The codec between a request and a link: round trips, repairs, edits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe_core.errors import InputError
+from recipe_core.plan import plan
+from recipe_core.query import (
+    DEFAULT,
+    FIELDS,
+    LOAD,
+    LOADS,
+    change,
+    from_query,
+    link_query,
+    looser_limits,
+    read_pins,
+    row_of,
+    split_key,
+    split_of,
+    to_query,
+    value_of,
+)
+from recipe_core.request import CandidateRequest, PlanRequest
+
+numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
+tokens = st.integers(1, 100_000)
+counts = st.integers(1, 2000)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+configs = st.dictionaries(texts, st.one_of(st.integers(), st.booleans(), st.none(), texts, st.lists(st.integers(), max_size=3)), max_size=4)
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> dict[str, Any]:
+    if draw(st.booleans()) and draw(st.booleans()):
+        training = {"kind": "training", "sequence_length": draw(tokens), "global_batch": draw(counts)}
+        return training | draw(some(method=st.sampled_from(["pretrain", "finetune", "lora", "qlora"]), tokens=numbers))
+    mode = draw(st.sampled_from(sorted(LOAD)))
+    load = draw(numbers if mode == "open" else counts)
+    lengths = {"input_tokens": draw(tokens), "output_tokens": draw(tokens)}
+    extra = draw(
+        some(
+            prefix_hit=st.floats(0, 0.99),
+            max_context=st.just(sum(lengths.values()) + draw(tokens)),
+            speculative=st.fixed_dictionaries({"tokens": st.integers(1, 16), "acceptance": st.floats(0, 0.99)}),
+        )
+    )
+    return {"mode": mode, LOAD[mode]: load, **lengths, **extra}
+
+
+weights = st.sampled_from(["auto", "bf16", "fp8", "fp8-block", "int4", "nvfp4"])
+caches = st.sampled_from(["auto", "bf16", "fp8"])
+candidates = some(
+    engine=st.sampled_from(["vllm", "transformers"]),
+    tp=counts,
+    pp=counts,
+    dp=counts,
+    ep=counts,
+    weight_dtype=weights,
+    kv_dtype=caches,
+    max_batched_tokens=tokens,
+    memory_fraction=st.floats(0.01, 1),
+    eager=st.booleans(),
+)
+prices = st.one_of(st.just({}), st.fixed_dictionaries({"usd_per_device_hour": numbers}))
+hardware = st.builds(
+    lambda device, per_node, nodes, price: {"device": device, "per_node": per_node, "nodes": nodes, **price},
+    st.sampled_from(["h100-sxm", "mi300x", "l40s"]),
+    counts,
+    counts,
+    prices,
+)
+requests = st.fixed_dictionaries(
+    {
+        "model": st.one_of(st.just("Qwen/Qwen3-8B"), texts, configs),
+        "hardware": hardware,
+        "workload": workloads(),
+        "objective": some(
+            optimize=st.sampled_from(["throughput", "cost", "ttft"]),
+            limits=some(ttft_ms=numbers, tpot_ms=numbers, usd_per_hour=numbers, gpus=counts, percentile=st.integers(50, 99)),
+        ),
+        "options": some(
+            engines=st.lists(st.sampled_from(["vllm", "transformers"]), unique=True),
+            weight_dtypes=st.lists(weights, min_size=1),
+            kv_dtypes=st.lists(caches, min_size=1),
+            nodes=st.sampled_from(["any", "all"]),
+        ),
+        "candidate": st.none() | candidates,
+    }
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(requests)
+def test_a_request_survives_its_link(value: dict[str, Any]) -> None:
+    request = PlanRequest.parse(value)
+    if request.candidate == CandidateRequest():  # it states nothing: the same as none
+        request = request.model_copy(update={"candidate": None})
+    query = to_query(request)
+    assert all(isinstance(text, str) for text in query.values())
+    assert set(query) <= {*FIELDS, "v"}
+    assert from_query(query) == (request, [])
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(st.sampled_from([*FIELDS, "v", "pins", "utm_source"]), st.text(max_size=20)))
+def test_any_link_opens(query: dict[str, str]) -> None:
+    request, ignored = from_query(query)
+    assert from_query(to_query(request)) == (request, [])
+    kept = {name for name in query if name in FIELDS and value_of(request, name) is not None}
+    assert len(ignored) <= len(query)
+    assert all(
+        any(line.startswith(name) for line in ignored) for name in query if name in FIELDS and name not in kept and name != "candidate"
+    )
+
+
+def test_the_default_is_an_empty_link() -> None:
+    assert to_query(DEFAULT) == {"v": "1"}
+    assert from_query({}) == (DEFAULT, [])
+
+
+def test_only_what_differs_is_written() -> None:
+    request = change(DEFAULT, {"hardware.device": "mi300x", "workload.mode": "open"})
+    assert to_query(request) == {"v": "1", "hardware.device": "mi300x", "workload.mode": "open"}
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ({"hardware.device": "h100-smx"}, "Did you mean 'h100-sxm'"),
+        ({"hardware.per_node": "-3"}, "greater than or equal to 1"),
+        ({"hardware.per_node": "lots"}, "valid integer"),
+        ({"hardware.offer": "nobody"}, "unknown offer"),
+        ({"workload.mode": "sideways"}, "'closed', 'open', 'static' or 'offline'"),
+        ({"workload.mode": "open", "workload.concurrency": "5"}, "mode open takes request_rate"),
+        ({"workload.max_context": "10"}, "shorter than"),
+        ({"workload.kind": "training"}, "workload.sequence_length is missing"),
+        ({"options.engines": "vlm"}, "unknown engine"),
+        ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
+        ({"candidate.engine": "vlm"}, "unknown engine"),
+        ({"model": "{not json"}, "not valid JSON"),
+        ({"model": "x" * 70_000}, "at most"),
+        ({"wheels": "4"}, "not a field"),
+        ({"v": "9"}, "version 1"),
+    ],
+)
+def test_a_bad_parameter_is_dropped_and_named(query: dict[str, str], named: str) -> None:
+    request, ignored = from_query({**query, "hardware.nodes": "2"})
+    assert request.hardware.nodes == 2  # the rest is kept
+    assert len(ignored) == 1
+    assert named in ignored[0]
+    assert ignored[0].startswith(tuple(query))
+
+
+def test_several_bad_parameters_are_all_named() -> None:
+    request, ignored = from_query({"hardware.device": "abacus", "workload.input_tokens": "-1", "objective.limits.tpot_ms": "nan"})
+    assert request == DEFAULT
+    assert sorted(line.split("=")[0] for line in ignored) == ["hardware.device", "objective.limits.tpot_ms", "workload.input_tokens"]
+
+
+@pytest.mark.parametrize("mode", sorted(LOAD))
+def test_a_new_mode_swaps_the_load(mode: str) -> None:
+    request = change(change(DEFAULT, {"workload.concurrency": 7}), {"workload.mode": mode})
+    stated = {name for name in LOAD.values() if getattr(request.workload, name) is not None}
+    assert stated == {LOAD[mode]}
+    assert getattr(request.workload, LOAD[mode]) == (7 if mode == "closed" else LOADS[mode])
+
+
+def test_a_new_device_leaves_the_old_ones_offer_and_fills_its_node() -> None:
+    here = change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"})
+    there = change(here, {"hardware.device": "mi300x"})
+    assert (there.hardware.offer, there.hardware.per_node) == (None, 8)
+    assert change(change(here, {"hardware.per_node": 2}), {"hardware.device": "mi300x"}).hardware.per_node == 2
+
+
+def test_an_offer_and_a_price_replace_each_other() -> None:
+    own = change(change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"}), {"hardware.usd_per_device_hour": 2.0})
+    assert (own.hardware.offer, own.hardware.usd_per_device_hour) == (None, 2.0)
+    back = change(own, {"hardware.offer": "lambda-h100-sxm"})
+    assert (back.hardware.offer, back.hardware.usd_per_device_hour) == ("lambda-h100-sxm", None)
+
+
+def test_longer_lengths_stretch_the_context() -> None:
+    request = change(change(DEFAULT, {"workload.max_context": 2048}), {"workload.input_tokens": 4000})
+    assert request.workload.max_context == 4256
+
+
+def test_an_impossible_edit_is_refused() -> None:
+    with pytest.raises(InputError, match="shorter than"):
+        change(DEFAULT, {"workload.max_context": 10})
+
+
+def test_a_candidate_is_set_and_taken_out_as_a_whole() -> None:
+    request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
+    assert to_query(request) == {"v": "1", "candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}
+    assert change(request, {"candidate": None}) == DEFAULT
+
+
+def test_every_split_has_its_own_key() -> None:
+    table = plan(change(DEFAULT, {"options.weight_dtypes": ("auto", "fp8")}))
+    keys = [split_key(table.candidate(row)) for row in range(len(table))]
+    assert len(set(keys)) == len(table)
+    assert [row_of(table, key) for key in keys] == list(range(len(table)))
+    assert split_of(keys[0]) == {name: table.candidate(0)[name] for name in split_of(keys[0]) or {}}
+    assert row_of(table, "vllm.bf16.bf16.tp99.pp1.dp1.ep1") is None
+    assert row_of(table, "nonsense") is None
+
+
+def test_pins_are_checked_and_bounded() -> None:
+    good = [f"vllm.bf16.bf16.tp{n}.pp1.dp1.ep1" for n in range(1, 7)]
+    pins, ignored = read_pins(",".join([good[0], "tp8", *good]), 4)
+    assert pins == good[:4]
+    assert len(ignored) == 2
+    assert link_query(DEFAULT, pins)["pins"] == ",".join(pins)
+
+
+@pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "usd_per_hour", "request_latency_ms"])
+def test_a_looser_limit_lets_the_named_split_in(field: str) -> None:
+    table = plan(change(DEFAULT, {f"objective.limits.{field}": 0.01}))
+    assert not len(table.ranked)
+    [(name, value, row)] = looser_limits(table)
+    assert name == f"objective.limits.{field}"
+    assert row in plan(change(DEFAULT, {name: value})).ranked
