@@ -125,7 +125,8 @@ def edit(
         if optional or value not in (None, []):
             apply({field: None if value is None else write(value)})
 
-    widget(label, key=key, on_change=commit, **options)
+    empty = {"value": None} if optional else {}  # an emptied field stays empty instead of falling to its minimum
+    widget(label, key=key, on_change=commit, **empty, **options)
 
 
 def toggle_pin(key: str) -> None:

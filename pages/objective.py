@@ -104,7 +104,6 @@ with left:
             "Longest context (tokens)",
             "workload.max_context",
             optional=True,
-            value=None,  # an emptied field stays empty instead of falling to the minimum
             min_value=1,
             max_value=1 << 30,
             step=1024,
@@ -125,7 +124,6 @@ with right:
                 f"objective.limits.{name}",
                 read=lambda value: None if value is None else float(value),
                 optional=True,
-                value=None,  # an emptied field stays empty instead of falling to the minimum
                 min_value=0.001,
                 step=step,
                 format="%.6g",
