@@ -9,7 +9,9 @@ import logging
 import secrets
 
 import streamlit as st
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import Mount, Route
 
 from recipe_core.api import create_api
 from recipe_core.resources import root
@@ -30,12 +32,17 @@ def say_sorry(error: Exception) -> bool:
     return True
 
 
+def first_page(request: Request) -> RedirectResponse:
+    """The first page has no path of its own, but /model is what a person would type."""
+    return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
+
+
 # Paths on this machine may be named only while nobody else can reach the server.
 # ``recipe serve`` sets HOST before it runs this file; the other ways of starting take the address from the configuration.
 FOLDERS = globals().get("HOST", st.get_option("server.address")) in LOOPBACK
 app = st.App(
     root("pages") / "_entry.py",
-    routes=[Mount("/api/v1", app=create_api(folders=FOLDERS))],
+    routes=[Mount("/api/v1", app=create_api(folders=FOLDERS)), Route("/model", first_page)],
     on_script_error=say_sorry,
 )
 

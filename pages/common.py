@@ -136,6 +136,11 @@ def toggle_pin(key: str) -> None:
     st.session_state["edited"] = True
 
 
+def take(key: str) -> None:
+    """Make a split the chosen one; the recipe page shows it."""
+    apply({"candidate": query.split_of(key)})
+
+
 def start_over() -> None:
     """Back to the request of an empty link."""
     st.session_state.update({"request": query.DEFAULT, "pins": [], "edited": True})
@@ -154,12 +159,12 @@ def model() -> ModelSpec:
     return load_model(request().model, folders=folders())
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
+@st.cache_resource(max_entries=64, show_spinner="Judging every split")
 def _plan(text: str, digest: str, may_read: bool) -> PlanTable:  # noqa: ARG001 - the digest tells changed folders apart
     return plan(PlanRequest.parse(json.loads(text)), folders=may_read)
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
+@st.cache_resource(max_entries=64, show_spinner="Looking for a change that fits")
 def _change(text: str, digest: str, _table: PlanTable) -> dict[str, Any] | None:  # noqa: ARG001
     return smallest_change(_table.found)
 
@@ -311,5 +316,5 @@ def head(title: str) -> None:
 
 
 def device_title(name: str) -> str:
-    """A device without its vendor's name, which stands beside it."""
+    """A device as its profile calls it."""
     return device(name).title

@@ -42,17 +42,27 @@ def cards(row: int) -> None:
 
 
 def tray() -> None:
-    """Pinned splits, each with what it is now and a way to take it out or to take it."""
-    for key in common.pins():
-        row = query.row_of(found, key)
-        with st.container(horizontal=True, vertical_alignment="center"):
-            if row is None:
-                st.markdown(f"**{charts.degrees(query.split_of(key))}** is not a split of this plan any more.")
-            elif not found.columns["feasible"][row]:
-                st.markdown(f"**{charts.split_label(found, row)}** is refused: {common.escape('; '.join(found.reasons(row)))}")
-            else:
-                st.markdown(f"**{charts.split_label(found, row)}**: {common.escape(common.figures(found, row))}")
-            st.button("Remove", key=f"unpin-{key}", icon=":material/keep_off:", type="tertiary", on_click=common.toggle_pin, args=(key,))
+    """Pinned splits side by side, each with what it is now and a way to take it out."""
+    with st.grid(common.MAX_PINS):
+        for key in common.pins():
+            with st.container(border=True, height="stretch"):
+                pinned(key)
+
+
+def pinned(key: str) -> None:
+    """One pinned split."""
+    row = query.row_of(found, key)
+    if row is None:
+        st.markdown(f"**{charts.degrees(query.split_of(key))}** is not a split of this plan any more.")
+    elif not found.columns["feasible"][row]:
+        st.markdown(f"**{charts.split_label(found, row)}** is refused: {common.escape('; '.join(found.reasons(row)))}")
+    else:
+        st.markdown(f"**{charts.split_label(found, row)}**\\\n{common.escape(common.figures(found, row))}")
+    with st.container(horizontal=True):
+        if row is not None and found.columns["feasible"][row]:
+            if st.button("Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)):
+                st.switch_page("recipe.py", query_params=common.link())
+        st.button("Remove", key=f"unpin-{key}", icon=":material/keep_off:", type="tertiary", on_click=common.toggle_pin, args=(key,))
 
 
 def scatter() -> None:
@@ -108,7 +118,7 @@ def ranked_table() -> None:
             ),
             "concurrency": number("Requests at once", format="localized", help="That the cache would hold"),
             "usd": number("$ per M tokens", format="localized"),
-            "pareto": st.column_config.CheckboxColumn("Tradeoff", help="No other split is better in both axes of the chart"),
+            "front": st.column_config.TextColumn("Front", width="small", help="◆: no other split is better on both axes of the chart"),
         },
         alt=f"The {len(frame)} best splits that fit, best first",
     )
@@ -134,7 +144,8 @@ if found is not None:
         cards(best)
         st.subheader(f"Speed for one user against output per {unit}", anchor=False)
         scatter()
-        tray()
+        if common.pins():
+            tray()
         hidden = len(found.ranked) - len(shown)
         st.subheader("Splits that fit, best first", anchor=False)
         ranked_table()
@@ -152,19 +163,22 @@ if found is not None:
         breakdown(fitting or [best])
     counts = charts.refusal_counts(found)
     if counts:
-        refused = charts.refused_frame(found)
+        refused, number = charts.refused_frame(found), int((~found.columns["feasible"]).sum())
         with st.expander(
-            f"Why not? {len(refused):,} refused {'split' if len(refused) == 1 else 'splits'}", icon=":material/help:", expanded=best is None
+            f"Why not? {number:,} refused {'split' if number == 1 else 'splits'}", icon=":material/help:", expanded=best is None
         ):
             st.markdown(" · ".join(f"{kind}: **{n:,}**" for kind, n in counts.items()))
             st.dataframe(
                 refused,
                 hide_index=True,
-                height="content" if len(refused) < 10 else 380,
+                row_height=58,  # a raised row wraps its text
+                height="content" if len(refused) < 8 else 460,
                 column_config={
                     "split": st.column_config.TextColumn("Split", pinned=True),
-                    "kind": "Kind",
+                    "kind": st.column_config.TextColumn("Kind", width="medium"),
                     "why": st.column_config.TextColumn("Why not", width="large"),
                 },
                 alt=f"{len(refused)} refused splits with their reasons",
             )
+            if number > len(refused):
+                st.caption(f"The first {len(refused):,} are listed.")

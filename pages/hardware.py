@@ -104,6 +104,7 @@ with right:
 st.subheader("Device facts", anchor=False)
 rows = [
     ("Memory", gib(chosen.memory_bytes.value), chosen.memory_bytes, chosen),
+    *([("Kept by the driver", gib(chosen.reserved_bytes.value), chosen.reserved_bytes, chosen)] if chosen.reserved_bytes else []),
     ("Memory bandwidth", per_second(chosen.memory_bandwidth_bytes_per_s.value, "B"), chosen.memory_bandwidth_bytes_per_s, chosen),
     *((f"Dense rate, {dtype}", per_second(f.value, "FLOP"), f, chosen) for dtype, f in chosen.peak_flops_per_s.items()),
     ("Power limit", f"{significant(chosen.tdp_watts.value)} W", chosen.tdp_watts, chosen),

@@ -32,9 +32,8 @@ common.edit(
     write=stored,
     options=listed,
     accept_new_options=True,
-    help=f"Search the catalog by any part of the name{where}.",
 )
-st.caption(f"{len(options)} models in the catalog. Search by any part of the name{where}.")
+st.caption(f"{len(options)} models in the catalog. Search by any part of the name, as in llama70b{where}.")
 
 try:
     spec = common.model()
@@ -56,7 +55,7 @@ if spec is not None:
         "Hidden size": f"{spec.hidden:,}",
         "Attention": "latent (MLA)"
         if type(first).__name__ == "LatentAttention"
-        else "grouped"
+        else "grouped-query"
         if first.heads != first.kv_heads
         else "multi-head",
         "Attention heads": f"{first.heads}",

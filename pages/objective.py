@@ -110,25 +110,6 @@ with left:
             placeholder="as long as needed",
             help="The longest request that the engine is told to accept; empty: input and output, rounded up",
         )
-with right:
-    st.subheader("Objective", anchor=False)
-    common.edit(
-        st.pills, "Optimise", "objective.optimize", options=list(common.GOALS), format_func=common.GOALS.get, required=True, wrap=True
-    )
-    st.caption("Limits come first; empty means no limit. They apply to means.")
-    with st.grid(2):
-        for name, (label, step) in LIMITS.items():
-            common.edit(
-                st.number_input,
-                label,
-                f"objective.limits.{name}",
-                read=lambda value: None if value is None else float(value),
-                optional=True,
-                min_value=0.001,
-                step=step,
-                format="%.6g",
-                placeholder="no limit",
-            )
     st.subheader("What may vary", anchor=False)
     runs = [name for name in engine_names() if chip.runtime in engine(name).runtimes]
     stated = common.request().options.engines
@@ -155,3 +136,22 @@ with right:
             wrap=True,
             help="Each chosen format is judged; auto is the checkpoint's own",
         )
+with right:
+    st.subheader("Objective", anchor=False)
+    common.edit(
+        st.pills, "Optimise", "objective.optimize", options=list(common.GOALS), format_func=common.GOALS.get, required=True, wrap=True
+    )
+    st.caption("Limits come first; empty means no limit. They apply to means.")
+    with st.grid(2):
+        for name, (label, step) in LIMITS.items():
+            common.edit(
+                st.number_input,
+                label,
+                f"objective.limits.{name}",
+                read=lambda value: None if value is None else float(value),
+                optional=True,
+                min_value=0.001,
+                step=step,
+                format="%.6g",
+                placeholder="no limit",
+            )

@@ -1,5 +1,6 @@
 import json
 import shlex
+from urllib.parse import urlencode
 
 import common
 import streamlit as st
@@ -82,6 +83,7 @@ def expected(estimate: dict) -> None:
             },
             hide_index=True,
             height="content",
+            column_config={"Likely between": st.column_config.TextColumn(help="Where eight of ten measured runs are expected")},
             alt="Expected figures with their bands",
         )
         cost = "unknown" if price is None else f"{usd(price)} per million output tokens, {usd(estimate['cost']['usd_per_hour'])} per hour"
@@ -109,7 +111,7 @@ def commands(files: dict[str, bytes]) -> None:
     """What the bundle starts, one command a process."""
     launch = json.loads(files["launch.json"])
     st.subheader("What it starts", anchor=False)
-    st.caption(f"Install: {launch['engine']['install']}")
+    st.caption(f"Install with: {launch['engine']['install']}. launch.py fills in model, host and port.")
     for process in launch["processes"]:
         st.code(shlex.join(process["argv"]), language="bash", wrap_lines=True)
 
@@ -143,6 +145,7 @@ def download(recipe: Recipe, files: dict[str, bytes]) -> None:
 def reproduce() -> None:
     """The request, and the same answer through the other doors."""
     body = common.request().to_json()
+    here = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
     st.subheader("The same by other doors", anchor=False)
     yaml, cli, api, link = st.tabs(["Request (YAML)", "Command line", "API", "Link"])
     with yaml:
@@ -151,12 +154,19 @@ def reproduce() -> None:
         st.caption("With the request saved as request.yaml:")
         st.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip", language="bash")
     with api:
-        address = (st.context.url or "http://127.0.0.1:8501").split("?")[0].rsplit("/", 1)[0]
-        words = ["curl", "-s", f"{address}/api/v1/plan", "-H", "content-type: application/json", "-d", json.dumps(body, ensure_ascii=False)]
+        words = [
+            "curl",
+            "-s",
+            f"{here.rsplit('/', 1)[0]}/api/v1/plan",
+            "-H",
+            "content-type: application/json",
+            "-d",
+            json.dumps(body, ensure_ascii=False),
+        ]
         st.code(shlex.join(words), language="bash", wrap_lines=True)
     with link:
-        st.caption("The address of this page is a link to everything on it.")
-        st.page_link("compare.py", label="The same request on the comparison", icon=":material/scatter_plot:", query_params=common.link())
+        st.caption("The address of every page is a link to all that is on it.")
+        st.code(f"{here}?{urlencode(common.link())}", language=None, wrap_lines=True)
 
 
 common.head("Take it")

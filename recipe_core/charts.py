@@ -200,16 +200,16 @@ def splits_frame(table: PlanTable, rows: Sequence[int]) -> pd.DataFrame:
             "used": np.round(100 * c["total_bytes"] / c["usable_bytes"]),
             "concurrency": c["max_concurrency"],
             "usd": rounded(c["usd_per_million_output_tokens"]),
-            "pareto": table.front[index],
+            "front": np.where(table.front[index], "◆", ""),
         }
     )
 
 
-def refused_frame(table: PlanTable) -> pd.DataFrame:
-    """Every refused split with the kinds of its problems and the sentences, simplest problem first."""
+def refused_frame(table: PlanTable, at_most: int = 500) -> pd.DataFrame:
+    """Refused splits with the kinds of their problems and the sentences, simplest problem first."""
     codes = broken_codes(table)
     rows = [int(row) for row in np.flatnonzero(~table.columns["feasible"])]
-    rows.sort(key=lambda row: (len(codes[row]), sorted(codes[row]), row))
+    rows = sorted(rows, key=lambda row: (len(codes[row]), sorted(codes[row]), row))[:at_most]
     return pd.DataFrame(
         {
             "split": [split_label(table, row) for row in rows],

@@ -124,7 +124,9 @@ def test_tables_are_in_units_for_people() -> None:
     best = found.estimate(int(found.ranked[0]))
     assert frame["tpot"][0] == pytest.approx(best["serving"]["tpot_s"] * 1e3, rel=5e-3)
     assert frame["memory"][0] == pytest.approx(best["memory"]["total_bytes"] / GIB, rel=5e-3)
+    assert (frame["front"] == "◆").sum() == found.front.sum()
     refused = charts.refused_frame(found)
+    assert len(charts.refused_frame(found, at_most=3)) == 3
     assert len(refused) + len(frame) == len(found)
     assert (refused["why"] != "").all()
     assert sum(charts.refusal_counts(found).values()) >= len(refused)

@@ -27,8 +27,9 @@ def launch(deployment: Deployment) -> Launch:
             hint=f"Choose a split of at most {cluster.per_node} devices and start one bundle a node.",
         )
     if setting.needs_other_checkpoint:
+        stored = setting.model.weight_dtype
         raise NoAnswer(
-            f"{setting.model.name} stores {setting.model.weight_dtype} weights and {engine.title} does not load them as {setting.weight_dtype}.",
+            f"{setting.model.name} stores {stored} weights and {engine.title} does not load them as {setting.weight_dtype}.",
             field="candidate.weight_dtype",
             hint=f"Name a checkpoint that stores {setting.weight_dtype}, or use weight_dtype: auto.",
         )

@@ -219,6 +219,13 @@ def test_the_change_that_helps_is_one_click(page: Any, address: str) -> None:
     page.get_by_text("fit.").first.wait_for()
 
 
+def test_the_first_page_is_also_found_by_its_name(page: Any, address: str) -> None:
+    page.goto(f"{address}/model?{LLAMA_70B}")
+    settled(page, QUESTIONS[""])
+    assert urlsplit(page.url).path == "/"
+    assert query(page)["model"] == "meta-llama/Llama-3.1-70B-Instruct"
+
+
 def test_the_api_answers_on_the_same_port(address: str) -> None:
     with urllib.request.urlopen(f"{address}/api/v1/models") as answer:
         assert answer.status == 200

@@ -199,6 +199,14 @@ def test_pins_of_a_link_are_drawn_ticked_and_removable() -> None:
     assert "pins" not in query_of(app)
 
 
+def test_a_pinned_split_is_taken_by_a_click() -> None:
+    app = opened("compare.py", pins=TP8)
+    app.button(key=f"take-{TP8}").click().run()
+    assert app.title[0].value == PAGES["recipe.py"]
+    assert query_of(app)["candidate.tp"] == "8"
+    assert app.selectbox(key="_split").value == TP8
+
+
 def test_a_pin_that_is_gone_is_said_not_dropped() -> None:
     app = opened("compare.py", pins=TP8, **{"hardware.per_node": "4"})
     assert "is not a split of this plan any more" in said(app)
