@@ -111,6 +111,13 @@ class PlanTable:
         block, i = self._at[row]
         return describe(block.setting, block.cases, i)
 
+    def cache_tokens(self, row: int) -> int:
+        """Tokens of cache a replica needs for the load of a row, each request at its full length."""
+        block, i = self._at[row]
+        m, tokens = block.memory, block.cases.block_tokens[i]
+        sequences = max(1.0, m.kv_needed_bytes[i] / m.sequence_bytes[i])
+        return int(min(np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens, max(m.pool_tokens[i], tokens)))
+
     def estimate(self, row: int) -> dict[str, Any]:
         """The estimate of a row, as the contract writes it."""
         block, i = self._at[row]

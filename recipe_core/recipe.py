@@ -132,6 +132,7 @@ def deployment_of(table: PlanTable, row: int) -> Deployment:
         setting=table.setting(row),
         candidate=Candidate(**table.candidate(row)),
         max_context=served_context(table.found.workload, table.found.model),
+        cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
     )
 

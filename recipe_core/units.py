@@ -34,5 +34,5 @@ def rate(tokens_per_s: float) -> str:
 
 
 def usd(value: float) -> str:
-    """US dollars."""
-    return f"${significant(value)}"
+    """US dollars; a dash when the price is not known."""
+    return f"${significant(value)}" if math.isfinite(value) else "–"

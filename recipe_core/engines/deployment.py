@@ -34,11 +34,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A candidate on its setting; ``max_context`` is the longest request the engine is told to accept."""
+    """A candidate on its setting.
+
+    ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a replica's cache must hold for the
+    load that was estimated (for engines that are told a size rather than a share of the device).
+    """
 
     setting: Setting
     candidate: Candidate
     max_context: int
+    cache_tokens: int
     served_name: str
 
     @property

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import PurePath
 from typing import Any
 
 from recipe_core.engines.deployment import Deployment, Launch, Process, device_groups
 
 STARTUP_TIMEOUT_S = 600
+_REQUIRES = ("torch", "openai", "fastapi", "uvicorn", "accelerate")
+# The server refuses fields it does not know, so "exactly as many tokens as asked" is said in its own words.
+_EXACT_LENGTH = json.dumps({"eos_token_id": -1, "do_sample": False})
 
 
 def launch(deployment: Deployment) -> Launch:
@@ -15,23 +21,34 @@ def launch(deployment: Deployment) -> Launch:
     options = _options(deployment)
     argv = ("transformers", "serve", "${model}", *deployment.setting.engine.argv(options))
     groups = device_groups(candidate, candidate.dp)
+    environment = _environment(deployment)
     return Launch(
-        processes=tuple(Process(f"server-{n}", argv, {}, n, groups[n]) for n in range(candidate.dp)),
+        processes=tuple(Process(f"server-{n}", argv, environment, n, groups[n]) for n in range(candidate.dp)),
         options=options,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
         api_model="${model}",
-        requires=("fastapi", "uvicorn", "torch"),
+        api_body={"generation_config": _EXACT_LENGTH, "stream_options": None},
+        requires=_REQUIRES,
     )
 
 
 def _options(deployment: Deployment) -> dict[str, Any]:
-    runtime = deployment.setting.cluster.device.runtime
+    candidate = deployment.candidate
     return {
         "host": "${host}",
         "port": "${port}",
-        "device": "cpu" if runtime == "cpu" else "cuda",
+        "device": "cpu" if deployment.setting.cluster.device.runtime == "cpu" else "cuda",
         "dtype": deployment.activation_word,
-        "continuous_batching": runtime != "cpu",
+        "continuous_batching": True,
+        "cb_block_size": candidate.block_size,
+        "cb_num_blocks": max(1, math.ceil(deployment.cache_tokens / candidate.block_size)),
+        "cb_max_batch_tokens": candidate.max_batched_tokens,
     }
+
+
+def _environment(deployment: Deployment) -> dict[str, str]:
+    """A model folder needs no hub; on a CPU idle OpenMP threads must not spin, or any other busy process stalls every step."""
+    out = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"} if PurePath(deployment.setting.model.name).is_absolute() else {}
+    return out | ({"OMP_WAIT_POLICY": "PASSIVE"} if deployment.setting.cluster.device.runtime == "cpu" else {})
