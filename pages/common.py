@@ -251,7 +251,7 @@ def verdict() -> None:
     if row is None:
         nothing_fits(found)
         return
-    fitting = f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
+    fitting = "**The only split fits.**" if len(found) == 1 else f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
     st.success(f"{fitting} Best: **{escape(split_label(found, row))}**, {escape(figures(found, row))}.", icon=":material/check_circle:")
 
 
@@ -267,7 +267,7 @@ def problem(error: RecipeError) -> None:
 
 def nothing_fits(found: PlanTable) -> None:
     """Which limit refuses everything, by how much for the nearest split, and the change that helps as one click."""
-    row = found.nearest
+    row = query.nearest(found)
     if row is None:
         st.error("There are no splits of these devices to judge.", icon=":material/block:")
         return
@@ -299,13 +299,15 @@ def duration_ms(value: float) -> str:
 
 def remedies(found: PlanTable) -> list[tuple[str, dict[str, Any]]]:
     """Changes after which a split fits, each really planned, as button label and edit."""
-    out = [(field, value, split_label(found, row)) for field, value, row in query.looser_limits(found)]
+    out = [(changes, split_label(found, row)) for changes, row in query.looser_limits(found)]
     if not out and (change := _change(*_cache_key(), found)):
-        out = [(change["field"], change["value"], degrees(change["candidate"]))]
-    return [
-        (f"{_CHANGES.get(field, lambda value, name=field: f'Set {name} to {value}')(value)}: then {name} fits", {field: value})
-        for field, value, name in out
-    ]
+        out = [({change["field"]: change["value"]}, degrees(change["candidate"]))]
+    return [(f"{' and '.join(told(*item) for item in changes.items())}: then {name} fits", changes) for changes, name in out]
+
+
+def told(field: str, value: Any) -> str:
+    """A change in words."""
+    return _CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}"
 
 
 def head(title: str) -> None:

@@ -103,7 +103,7 @@ def ranked_table() -> None:
         column_config={
             "key": None,
             "split": st.column_config.TextColumn("Split", pinned=True),
-            "gpus": number(f"{unit}s"),
+            "gpus": number(f"{unit.capitalize() if unit.islower() else unit}s"),
             "tokens": number("Output tok/s", format="localized"),
             "per_gpu": number(f"tok/s per {unit}", format="localized"),
             "tpot": number("Per token (ms)", format="localized"),
@@ -142,10 +142,12 @@ if found is not None:
     keys = frame["key"].tolist()
     if best is not None:
         cards(best)
+    if best is not None or query.refused_by_limits(found):
         st.subheader(f"Speed for one user against output per {unit}", anchor=False)
         scatter()
         if common.pins():
             tray()
+    if best is not None:
         hidden = len(found.ranked) - len(shown)
         st.subheader("Splits that fit, best first", anchor=False)
         ranked_table()
@@ -171,12 +173,11 @@ if found is not None:
             st.dataframe(
                 refused,
                 hide_index=True,
-                row_height=58,  # a raised row wraps its text
-                height="content" if len(refused) < 8 else 460,
+                height="content" if len(refused) < 10 else 380,
                 column_config={
                     "split": st.column_config.TextColumn("Split", pinned=True),
+                    "why": st.column_config.TextColumn("Why not", width=900),
                     "kind": st.column_config.TextColumn("Kind", width="medium"),
-                    "why": st.column_config.TextColumn("Why not", width="large"),
                 },
                 alt=f"{len(refused)} refused splits with their reasons",
             )

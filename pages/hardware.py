@@ -88,7 +88,7 @@ with right:
     else:
         st.badge("prior figures", color="orange", icon=":material/calculate:")
         st.caption(
-            "No timings of this device are known. Datasheet rates with usual efficiencies of its kind are used; the bands are wider."
+            "No operator timings of this device are known: its rates below count with efficiencies usual for its kind, so the bands are wider."
         )
     price = "unknown" if joined.usd_per_device_hour is None else f"{usd(joined.usd_per_device_hour)} per device and hour"
     st.table(

@@ -23,6 +23,7 @@ LIMITS = {
     "tpot_ms": ("Time per output token (ms)", 5.0),
     "request_latency_ms": ("Request latency (ms)", 500.0),
     "usd_per_hour": ("Cost ($ per hour)", 1.0),
+    "gpus": ("GPUs", 1),
 }
 
 workload = common.request().workload
@@ -148,10 +149,10 @@ with right:
                 st.number_input,
                 label,
                 f"objective.limits.{name}",
-                read=lambda value: None if value is None else float(value),
+                read=lambda value, number=type(step): None if value is None else number(value),
                 optional=True,
-                min_value=0.001,
+                min_value=1 if isinstance(step, int) else 0.001,
                 step=step,
-                format="%.6g",
+                format="%d" if isinstance(step, int) else "%.6g",
                 placeholder="no limit",
             )

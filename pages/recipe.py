@@ -189,6 +189,10 @@ if found is not None and common.best(found) is not None:
         recipe, files = recipe_of(*key), files_of(*key)
     except RecipeError as error:
         st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
+        one = common.request().hardware.per_node
+        if found.columns["gpus"][row] > one:
+            fewer = {"objective.limits.gpus": one, "candidate": None}
+            st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
         expected(estimate)
     else:
         download(recipe, files)

@@ -1,4 +1,4 @@
-"""A recipe as files that start: written deterministically, whole or not at all; read with suspicion.
+"""A recipe as files that start: written deterministically, whole or not at all. ``verify.py`` reads them.
 
 ``recipe.yaml`` (the decision), ``expected.json`` (what it should do), ``launch.json`` (what to start), ``launch.py`` and
 ``launcher/`` (standard library only), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other file).
@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shutil
 import stat
 import tempfile
 import zipfile
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from recipe_core.documents import parse_json, parse_yaml, to_json, to_yaml, write_whole
+from recipe_core.documents import to_json, to_yaml, write_whole
 from recipe_core.engines.spec import engine
-from recipe_core.errors import BundleError, InputError, RecipeError
-from recipe_core.plan import chosen_plan
+from recipe_core.errors import InputError
 from recipe_core.readme import bundle_readme
-from recipe_core.recipe import DEFAULT_HOST, DEFAULT_PORT, Recipe, recipe_request, relaunch
+from recipe_core.recipe import DEFAULT_HOST, DEFAULT_PORT, Recipe, relaunch
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 
-MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200, 4 << 20, 16 << 20
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 MANIFEST = "MANIFEST.json"
 RUN_FOLDER = "run"
@@ -122,11 +118,11 @@ def write_bundle(recipe: Recipe, target: Path) -> Path:
     if target.suffix == ".zip":
         write_whole(target, zip_bytes(recipe))
         return target
-    _replace_folder(target, bundle_files(recipe))
+    replace_folder(target, bundle_files(recipe))
     return target
 
 
-def _replace_folder(target: Path, files: dict[str, bytes]) -> None:
+def replace_folder(target: Path, files: dict[str, bytes]) -> None:
     """Put ``files`` into a new folder beside ``target`` and swap it in; only an empty folder or an old bundle is replaced."""
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} exists and is not a folder.", field="output", hint="Choose another name, or one that ends in .zip.")
@@ -151,152 +147,3 @@ def _replace_folder(target: Path, files: dict[str, bytes]) -> None:
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise InputError(f"cannot write {target}: {error.strerror}.", field="output", hint="Choose another place.") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A bundle whose files are all there and unchanged."""
-
-    recipe: Recipe
-    files: dict[str, bytes]
-    warnings: tuple[str, ...]
-
-
-def read_bundle(path: Path) -> Checked:
-    """Read a bundle (zip or folder), verify every digest and parse its recipe. Nothing is written or run.
-
-    Raises:
-        BundleError: for anything damaged, changed, foreign or dangerous.
-        InputError: when there is nothing at ``path``.
-    """
-    if path.is_dir():
-        files = _folder_files(path)
-    elif path.is_file():
-        files = _zip_files(path)
-    else:
-        raise InputError(f"there is no bundle at {str(path)!r}.", field="bundle", hint="Give a zip or folder that `recipe build` wrote.")
-    _verify(files)
-    recipe = Recipe.parse(parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml"))
-    return Checked(recipe, files, tuple(_drift(recipe)))
-
-
-def _text(files: dict[str, bytes], name: str) -> str:
-    try:
-        return files[name].decode()
-    except KeyError:
-        raise BundleError(f"{name} is missing: this is not a recipe bundle.", hint="Build one with `recipe build`.") from None
-    except UnicodeDecodeError:
-        raise BundleError(f"{name} is not UTF-8 text.", hint="Build the bundle again.") from None
-
-
-def _verify(files: dict[str, bytes]) -> None:
-    """Compare with the manifest; raises BundleError for the first file that is missing, added or changed."""
-    try:
-        manifest = parse_json(_text(files, MANIFEST), MANIFEST)
-    except InputError as error:
-        raise BundleError(error.message, hint="Build the bundle again.") from None
-    listed = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(listed, dict):
-        raise BundleError(f"{MANIFEST} lists no files.", hint="Build the bundle again.")
-    found = set(files) - {MANIFEST}
-    for what, names in (("is missing", set(listed) - found), ("is not in the manifest", found - set(listed))):
-        if names:
-            raise BundleError(f"{min(names)} {what}.", hint="The bundle was changed; build it again or get it from its author.")
-    for name in sorted(found):
-        if hashlib.sha256(files[name]).hexdigest() != listed[name]:
-            raise BundleError(
-                f"{name} differs from its digest in the manifest.", hint="The bundle was changed; build it again or get it from its author."
-            )
-
-
-def _drift(recipe: Recipe) -> list[str]:
-    """What this version estimates differently from the bundle."""
-    try:
-        table, row = chosen_plan(recipe_request(recipe))
-    except RecipeError as error:
-        return [f"This version cannot estimate the recipe again: {error}"]
-    reasons = table.reasons(row)
-    if reasons:
-        return [f"This version refuses the split: {reason}" for reason in reasons]
-    then, now = (e["serving"]["output_tokens_per_s"] for e in (recipe.estimate, table.estimate(row)))
-    if abs(now / then - 1) > 0.01:
-        return [f"This version estimates {now:,.0f} output tokens/s; the bundle says {then:,.0f}."]
-    return []
-
-
-def _zip_files(path: Path) -> dict[str, bytes]:
-    """Members of a zip, refusing what a bundle never holds before anything is decompressed."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            _refuse_dangerous(members)
-            return {m.filename: archive.read(m) for m in members}
-    except zipfile.BadZipFile:
-        raise BundleError(f"{path.name} is not a complete zip archive.", hint="Download or build it again.") from None
-    except (NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise BundleError(f"{path.name} cannot be read: {error}.", hint="Download or build it again.") from None
-
-
-def _refuse_dangerous(members: list[zipfile.ZipInfo]) -> None:
-    names = [m.filename for m in members]
-    if len(names) > MAX_FILES:
-        raise BundleError(f"the archive has {len(names):,} members; a bundle has at most {MAX_FILES}.")
-    if len({name.casefold() for name in names}) != len(names):
-        raise BundleError("the archive names a file twice.")
-    for member in members:
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        if not _is_safe(member.filename):
-            raise BundleError(f"the archive member {member.filename!r} leads outside the bundle.", hint="Do not use this file.")
-        if kind not in (0, stat.S_IFREG) or member.is_dir():
-            raise BundleError(f"the archive member {member.filename!r} is not a plain file.", hint="Do not use this file.")
-        if member.flag_bits & 1:
-            raise BundleError(f"the archive member {member.filename!r} is encrypted.", hint="Do not use this file.")
-        if member.file_size > MAX_FILE_BYTES:
-            raise BundleError(f"the archive member {member.filename!r} would be {member.file_size:,} bytes; at most {MAX_FILE_BYTES:,}.")
-    if sum(m.file_size for m in members) > MAX_TOTAL_BYTES:
-        raise BundleError(f"the archive would unpack to over {MAX_TOTAL_BYTES:,} bytes.", hint="Do not use this file.")
-
-
-def _is_safe(name: str) -> bool:
-    """Whether a member's name stays inside: relative, with plain parts, on every system."""
-    parts = PurePosixPath(name).parts
-    plain = all(part not in ("", ".", "..") and not any(c in part for c in '\\:\0<>"|?*') for part in parts)
-    return bool(parts) and plain and not name.startswith("/") and len(name) < 200
-
-
-def _folder_files(root: Path) -> dict[str, bytes]:
-    """Files of a bundle folder, without what runs leave behind; links and outsized files are refused."""
-    files: dict[str, bytes] = {}
-    for folder, folders, names in os.walk(root):
-        here = Path(folder)
-        folders[:] = sorted(n for n in folders if n != "__pycache__" and not (here == root and n == RUN_FOLDER))
-        for name in [*names, *(n for n in folders if (here / n).is_symlink())]:
-            path = here / name
-            relative = path.relative_to(root).as_posix()
-            if path.is_symlink() or not path.is_file():
-                raise BundleError(f"{relative} is not a plain file.", hint="Do not use this folder.")
-            if path.stat().st_size > MAX_FILE_BYTES or len(files) >= MAX_FILES:
-                raise BundleError(f"{relative} makes the folder larger than a bundle can be.")
-            files[relative] = path.read_bytes()
-    return files
-
-
-def unpack(path: Path) -> Path:
-    """The folder of a bundle: itself, or for a zip a verified copy beside it (reused while it is the same bundle).
-
-    Raises:
-        BundleError: when the bundle does not verify, or a folder of that name is something else.
-    """
-    checked = read_bundle(path)
-    if path.is_dir():
-        return path
-    target = path.with_suffix("")
-    if target.is_dir() and any(target.iterdir()):
-        try:
-            same = _folder_files(target)[MANIFEST] == checked.files[MANIFEST]
-        except (BundleError, KeyError):
-            same = False
-        if same:
-            return target
-    _replace_folder(target, checked.files)
-    return target

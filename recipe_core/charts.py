@@ -16,7 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from recipe_core.plan import PlanTable
-from recipe_core.query import broken_codes, row_of, split_key
+from recipe_core.query import broken_codes, nearest, refused_by_limits, row_of, split_key
 from recipe_core.units import GIB, duration, gib, rate, significant, usd
 
 XAxis = Literal["tpot", "interactivity"]
@@ -213,8 +213,8 @@ def refused_frame(table: PlanTable, at_most: int = 500) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "split": [split_label(table, row) for row in rows],
-            "kind": ["; ".join(REFUSALS.get(code, code) for code in sorted(codes[row])) for row in rows],
             "why": ["; ".join(table.reasons(row)) for row in rows],
+            "kind": ["; ".join(REFUSALS.get(code, code) for code in sorted(codes[row])) for row in rows],
         }
     )
 
@@ -229,7 +229,7 @@ def memory_rows(table: PlanTable, pins: Sequence[str], best: int = 4, refused: i
     """Rows worth comparing by memory: pinned, best, and those refused for memory alone (or the nearest) that lack the least."""
     pinned = [row for key in pins if (row := row_of(table, key)) is not None]
     codes = broken_codes(table)
-    short = [row for row, broken in enumerate(codes) if broken == {"memory"}] or ([table.nearest] if table.nearest is not None else [])
+    short = [row for row, broken in enumerate(codes) if broken == {"memory"}] or [row for row in (nearest(table),) if row is not None]
     short.sort(key=lambda row: (float(table.columns["shortfall_bytes"][row]), int(table.columns["gpus"][row])))
     cuts = {tuple(int(table.columns[name][row]) for name in ("tp", "pp", "ep")): row for row in reversed(short)}  # replicas look the same
     return list(dict.fromkeys([*pinned, *(int(row) for row in table.ranked[:best]), *list(reversed(cuts.values()))[:refused]]))
@@ -246,11 +246,10 @@ def pareto(table: PlanTable, *, pins: Sequence[str] = (), x: XAxis = "tpot", dar
     colours = palette(dark)
     figure = go.Figure()
     feasible, front = table.columns["feasible"], table.front
-    limited = np.array([bool(b) and all(code.startswith("limit-") for code in b) for b in broken_codes(table)], dtype=bool)
     plain = [int(row) for row in np.flatnonzero(feasible & ~front)]
     drawn = plain[:: max(1, -(-len(plain) // MAX_POINTS))]
     on_front = sorted((int(row) for row in np.flatnonzero(front)), key=lambda row: _x(table, x, row))
-    beyond = [int(row) for row in np.flatnonzero(limited)][:MAX_POINTS]
+    beyond = refused_by_limits(table)[:MAX_POINTS]
     figure.add_scatter(
         x=[_x(table, x, row) for row in on_front],
         y=[_y(table, row) for row in on_front],
@@ -444,11 +443,13 @@ def step_breakdown(found: Sequence[tuple[str, Mapping[str, float]]], *, dark: bo
     """Seconds by cause, largest first, one bar a split; ``found`` pairs a split's name with its part of ``breakdown_s``."""
     colours = palette(dark)
     causes = sorted({cause for _, parts in found for cause in parts}, key=lambda cause: -max(parts.get(cause, 0.0) for _, parts in found))
+    widest = max([parts.get(cause, 0.0) for _, parts in found for cause in causes], default=0.0)
+    factor, shown = (1.0, "s") if widest >= 10 else (1e3, "ms")
     figure = go.Figure()
     for n, (name, parts) in enumerate(found):
         figure.add_bar(
             y=[CAUSES.get(cause, cause) for cause in causes],
-            x=[parts.get(cause, 0.0) * 1e3 for cause in causes],
+            x=[parts.get(cause, 0.0) * factor for cause in causes],
             orientation="h",
             name=name,
             marker=_fill(colours, n),
@@ -459,9 +460,8 @@ def step_breakdown(found: Sequence[tuple[str, Mapping[str, float]]], *, dark: bo
             customdata=[duration(parts.get(cause, 0.0)) for cause in causes],
             hovertemplate="%{y}<br>%{customdata}<extra>" + name + "</extra>",
         )
-    widest = max([parts.get(cause, 0.0) for _, parts in found for cause in causes], default=0.0) * 1e3
     figure.update_layout(barmode="group", height=90 + len(causes) * (16 + 14 * len(found)), bargap=0.3, showlegend=len(found) > 1, **_FRAME)
-    figure.update_xaxes(title="ms", range=[0, widest * 1.25 or 1], zeroline=False)
+    figure.update_xaxes(title=shown, range=[0, widest * factor * 1.25 or 1], zeroline=False)
     figure.update_yaxes(autorange="reversed", type="category", title=None)
     return figure
 

@@ -215,7 +215,7 @@ def estimate(request: RequestFile, as_json: Json = False) -> None:
 
 
 def _each_line(path: Path, checked: bool = False) -> None:
-    from recipe_core.plan import estimate_many
+    from recipe_core.many import estimate_many
 
     lines = [line for line in read_text(path, field="request", limit=None).splitlines() if line.strip()]
     with working(f"Estimating {len(lines):,} requests …"):
@@ -263,7 +263,7 @@ def check(
 
 
 def _check_bundle(path: Path, as_json: bool) -> None:
-    from recipe_core.bundle import read_bundle
+    from recipe_core.verify import read_bundle
 
     checked = read_bundle(path)
     if as_json:
@@ -305,7 +305,7 @@ def build(
 
 def _launcher(command: str, bundle: Path, words: list[str]) -> NoReturn:
     """Run the bundle's own launcher in this interpreter's environment."""
-    from recipe_core.bundle import unpack
+    from recipe_core.verify import unpack
 
     folder = unpack(bundle)
     raise SystemExit(
@@ -321,37 +321,25 @@ def _launcher(command: str, bundle: Path, words: list[str]) -> NoReturn:
     )
 
 
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_LAUNCHER = {
+    "preflight": "Check that this is the machine the bundle needs.",
+    "up": "Start the bundle's servers and wait until they are healthy.",
+    "bench": "Send real requests; print predicted against measured; write measurement.json.",
+    "status": "Whether the bundle's servers run and are healthy.",
+    "down": "Stop the bundle's servers.",
+}
 
 
-@app.command(context_settings=_PASS_ON)
-def preflight(context: typer.Context, bundle: Bundle) -> None:
-    """Check that this is the machine the bundle needs; the bundle's own launcher, as in the commands below."""
-    _launcher("preflight", bundle, context.args)
+def _launcher_command(name: str, summary: str) -> None:
+    def command(context: typer.Context, bundle: Bundle) -> None:
+        _launcher(name, bundle, context.args)
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=f"{summary} Options of the bundle's own launcher are passed on.", context_settings=settings)(command)
 
 
-@app.command(context_settings=_PASS_ON)
-def up(context: typer.Context, bundle: Bundle) -> None:
-    """Start the bundle's servers and wait until they are healthy."""
-    _launcher("up", bundle, context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def bench(context: typer.Context, bundle: Bundle) -> None:
-    """Send real requests; print predicted against measured; write measurement.json."""
-    _launcher("bench", bundle, context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def status(context: typer.Context, bundle: Bundle) -> None:
-    """Whether the bundle's servers run and are healthy."""
-    _launcher("status", bundle, context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def down(context: typer.Context, bundle: Bundle) -> None:
-    """Stop the bundle's servers."""
-    _launcher("down", bundle, context.args)
+for _name, _summary in _LAUNCHER.items():
+    _launcher_command(_name, _summary)
 
 
 @app.command()

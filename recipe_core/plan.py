@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +211,8 @@ def limit_rules(limits: Limits, block: Estimates) -> list[Refusal]:
     ]
 
 
-def _judged(found: Resolved, chosen: Setting, columns: Cases) -> Estimates:
+def judged(found: Resolved, chosen: Setting, columns: Cases) -> Estimates:
+    """Estimates of the columns, with the request's limits among the rules."""
     block = estimate(chosen, columns)
     return replace(block, refusals=(*block.refusals, *limit_rules(found.request.objective.limits, block)))
 
@@ -225,7 +224,7 @@ def plan(request: PlanRequest, *, folders: bool = True) -> PlanTable:
         InputError: for unknown names or what this version does not model.
     """
     found = resolve(request, folders=folders)
-    return PlanTable(found, tuple(_judged(found, chosen, every_split(found, chosen)) for chosen in settings(found)))
+    return PlanTable(found, tuple(judged(found, chosen, every_split(found, chosen)) for chosen in settings(found)))
 
 
 def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTable, int]:
@@ -238,7 +237,7 @@ def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTabl
     candidate = request.candidate or CandidateRequest()
     exact = one_split(found, candidate)
     if exact is not None:
-        return PlanTable(found, (_judged(found, *exact),)), 0
+        return PlanTable(found, (judged(found, *exact),)), 0
     options = request.options.model_copy(
         update={
             "engines": (candidate.engine,) if candidate.engine else request.options.engines,
@@ -248,7 +247,7 @@ def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTabl
     )
     found = replace(found, request=request.model_copy(update={"options": options}))
     blocks = [(chosen, every_split(found, chosen, candidate)) for chosen in settings(found)]
-    table = PlanTable(found, tuple(_judged(found, chosen, columns) for chosen, columns in blocks if len(columns)))
+    table = PlanTable(found, tuple(judged(found, chosen, columns) for chosen, columns in blocks if len(columns)))
     if not len(table):
         raise RecipeError(
             f"no split of {found.cluster.devices} devices agrees with the candidate.",
@@ -284,45 +283,3 @@ def _changes(found: Resolved) -> Iterator[tuple[str, Any]]:
     for factor in (2, 4, 8):
         more = request.hardware.per_node * factor
         yield ("hardware.per_node", more) if more <= device.node.devices else ("hardware.nodes", request.hardware.nodes * factor)
-
-
-def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
-    """One estimate a request, in order; a bad request answers its error in its place.
-
-    Requests that share model, device, engine, mode and dtypes are estimated together, as columns.
-    """
-    answers: dict[int, dict[str, Any]] = {}
-    groups: defaultdict[str, list[tuple[int, Resolved, Setting, Cases]]] = defaultdict(list)
-    for n, value in enumerate(values):
-        try:
-            if isinstance(value, RecipeError):  # a line that was no document
-                raise value
-            request = PlanRequest.parse(value)
-            found = resolve(request)
-            exact = one_split(found, request.candidate or CandidateRequest())
-            if exact is None:
-                table, row = chosen_plan(request)
-                answers[n] = table.estimate(row)
-            else:
-                groups[_key(found, exact[0])].append((n, found, *exact))
-        except RecipeError as error:
-            answers[n] = error.to_json()
-    for members in groups.values():
-        first = members[0]
-        block = _judged(first[1], first[2], _stack([columns for _, _, _, columns in members]))
-        answers |= {n: block.row(i) for i, (n, _, _, _) in enumerate(members)}
-    return [answers[n] for n in sorted(answers)]
-
-
-def _key(found: Resolved, chosen: Setting) -> str:
-    """What requests must share to be columns of one estimate: all of the setting (not the counts) and the limits."""
-    c = chosen.cluster
-    hardware = [c.device.name, c.fabric.name, c.network.name, c.usd_per_device_hour, c.price_basis]
-    limits = found.request.objective.limits.model_dump(mode="json")
-    return json.dumps(
-        [chosen.model.name, chosen.model.digest, hardware, chosen.engine.name, chosen.mode, chosen.weight_dtype, chosen.kv_dtype, limits]
-    )
-
-
-def _stack(rows: list[Cases]) -> Cases:
-    return Cases(**{f.name: np.concatenate([getattr(row, f.name) for row in rows]) for f in fields(Cases)})

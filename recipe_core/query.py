@@ -354,19 +354,40 @@ def broken_codes(table: PlanTable) -> list[frozenset[str]]:
     return out
 
 
-def looser_limits(table: PlanTable) -> list[tuple[str, float, int]]:
-    """For each limit that alone refuses some row: the field, the value that would let the closest such row in, and that row.
-
-    The value is rounded up to three significant digits, so that the row really passes.
-    """
+def refused_by_limits(table: PlanTable) -> list[int]:
+    """Rows that could run and only break limits of the objective, the smallest relative excess first."""
     codes = broken_codes(table)
-    out = []
-    for code, (limit, column, factor) in _LIMITS.items():
-        rows = [row for row, broken in enumerate(codes) if broken == {code}]
-        if rows:
-            row = min(rows, key=lambda r: float(table.columns[column][r]))
-            out.append((f"objective.limits.{limit}", _round_up(float(table.columns[column][row]) * factor), row))
-    return out
+    rows = [row for row, broken in enumerate(codes) if broken and broken <= set(_LIMITS)]
+    return sorted(rows, key=lambda row: max(_excess(table, row, code) for code in codes[row]))
+
+
+def _excess(table: PlanTable, row: int, code: str) -> float:
+    """How many times its limit a row's quantity is."""
+    name, column, factor = _LIMITS[code]
+    return float(table.columns[column][row]) * factor / float(getattr(table.request.objective.limits, name))
+
+
+def nearest(table: PlanTable) -> int | None:
+    """When nothing is feasible: the row that misses the limits by the least, else the plan's own nearest."""
+    if len(table.ranked):
+        return None
+    return next(iter(refused_by_limits(table)), table.nearest)
+
+
+def looser_limits(table: PlanTable) -> list[tuple[dict[str, float], int]]:
+    """Limits that would let a row in: each limit alone where that is enough, else all that the nearest row breaks.
+
+    Values are rounded up to three significant digits, so that the row really passes.
+    """
+    codes, rows = broken_codes(table), refused_by_limits(table)
+    alone = {next(iter(codes[row])): row for row in reversed(rows) if len(codes[row]) == 1}  # the nearest of each comes last
+    chosen = [alone[code] for code in _LIMITS if code in alone] or rows[:1]
+    return [({f"objective.limits.{_LIMITS[code][0]}": _needed(table, row, code) for code in sorted(codes[row])}, row) for row in chosen]
+
+
+def _needed(table: PlanTable, row: int, code: str) -> float:
+    _, column, factor = _LIMITS[code]
+    return _round_up(float(table.columns[column][row]) * factor)
 
 
 def _round_up(value: float, digits: int = 3) -> float:

@@ -45,7 +45,12 @@ def free_port() -> int:
 
 def request(model: Path) -> dict[str, object]:
     workload = {"mode": "closed", "input_tokens": 128, "output_tokens": 64, "concurrency": 4}
-    return {"model": str(model), "hardware": {"device": "cpu", "per_node": 1}, "workload": workload, "objective": {"optimize": "throughput"}}
+    return {
+        "model": str(model),
+        "hardware": {"device": "cpu", "per_node": 1},
+        "workload": workload,
+        "objective": {"optimize": "throughput"},
+    }
 
 
 def main(folder: Path) -> None:

@@ -21,7 +21,7 @@ from recipe_core.engines.spec import engine_names
 from recipe_core.errors import HardwareError
 from recipe_core.estimate.result import Band, BandFile
 from recipe_core.hardware.catalog import device
-from recipe_core.plan import estimate_many
+from recipe_core.many import estimate_many
 
 ROOT = Path(__file__).parent.parent
 PRIOR = 1.5
@@ -105,7 +105,8 @@ def table(rows: pd.DataFrame, by: list[str]) -> str:
 
 def report(rows: pd.DataFrame) -> str:
     """docs/accuracy.md."""
-    cells = rows.assign(error=(rows.estimated / rows.value - 1).abs()).groupby(["figure", "cell"]).error.median().groupby("figure").mean()
+    errors = rows.assign(error=(rows.estimated / rows.value - 1).abs())
+    cells = errors.groupby(["figure", "cell"]).error.median().groupby("figure").mean()
     means = "\n".join(f"| {figure} | {value:.0%} |" for figure, value in cells.items())
     return f"""# How wrong the numbers are
 

@@ -10,10 +10,11 @@ import zipfile
 
 import pytest
 
-from recipe_core.bundle import EPOCH, MANIFEST, bundle_files, read_bundle, unpack, write_bundle, zip_bytes
+from recipe_core.bundle import EPOCH, MANIFEST, bundle_files, write_bundle, zip_bytes
 from recipe_core.documents import parse_yaml
 from recipe_core.errors import BundleError, InputError, NoAnswer
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
+from recipe_core.verify import read_bundle, unpack
 from tests.conftest import make_request
 
 

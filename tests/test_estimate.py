@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from recipe_core.estimate.memory import stage_layers
 from recipe_core.hardware.catalog import device
+from recipe_core.many import estimate_many
 from recipe_core.model.catalog import catalog_model
-from recipe_core.plan import chosen_plan, estimate_many, pareto_front, plan
+from recipe_core.plan import chosen_plan, pareto_front, plan
 from recipe_core.units import GIB
 from tests.conftest import make_request, request_values
 

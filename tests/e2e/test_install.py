@@ -55,6 +55,6 @@ def test_pages_and_theme_are_found_from_anywhere(installed: Path, tmp_path: Path
 def test_the_base_needs_no_torch() -> None:
     """Importing every door must not import torch, transformers or (for the core) Streamlit, FastAPI, pandas or plotly."""
     core = "import recipe_core.plan, recipe_core.bundle, recipe_core.check, recipe_core.cli"
-    heavy = "torch transformers streamlit fastapi pandas plotly".split()
+    heavy = ["torch", "transformers", "streamlit", "fastapi", "pandas", "plotly"]
     code = f"{core}; import sys; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,71 @@
+"""`recipe serve` from any folder: the page answers, and the API on the same port."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import request_values
+from tests.e2e.ports import free_port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    words = [sys.executable, "-m", "recipe_core", "serve", "--port", str(port)]
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with (folder / "log").open("w") as log, subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as process:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(f"{address}/_stcore/health", timeout=2)
+                break
+            except (urllib.error.URLError, OSError):
+                assert process.poll() is None, (folder / "log").read_text()
+                time.sleep(0.25)
+        yield address
+        process.terminate()
+        process.wait(20)
+    assert address in (folder / "log").read_text()
+
+
+def ask(address: str, path: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data=data, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_the_page_answers(server: str) -> None:
+    with urllib.request.urlopen(server, timeout=20) as answer:
+        assert answer.status == 200
+        assert b"<title>" in answer.read()
+
+
+def test_the_api_answers_on_the_same_port(server: str) -> None:
+    status, plan = ask(server, "/api/v1/plan", request_values())
+    assert status == 200
+    assert plan["candidates"][0]["rank"] == 1
+    assert ask(server, "/api/v1/hardware")[1]["hardware"]
+    assert ask(server, "/api/v1/plan", {"model": "x"})[0] == 422
+
+
+def test_a_local_server_reads_model_folders(server: str, tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    status, answer = ask(
+        server, "/api/v1/estimate", request_values(str(tmp_path), "cpu", 1, workload={"input_tokens": 64, "output_tokens": 64})
+    )
+    assert status == 200, answer
+    assert answer["candidate"]["engine"] == "transformers"
