@@ -47,4 +47,4 @@ app = st.App(
 )
 
 if __name__ == "__main__":
-    app.run()
+    app.run(config={"server.address": "127.0.0.1", "server.port": 8501})

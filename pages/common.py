@@ -302,12 +302,13 @@ def remedies(found: PlanTable) -> list[tuple[str, dict[str, Any]]]:
     out = [(changes, split_label(found, row)) for changes, row in query.looser_limits(found)]
     if not out and (change := _change(*_cache_key(), found)):
         out = [({change["field"]: change["value"]}, degrees(change["candidate"]))]
-    return [(f"{' and '.join(told(*item) for item in changes.items())}: then {name} fits", changes) for changes, name in out]
+    return [(f"{told(changes)}: then {name} fits", changes) for changes, name in out]
 
 
-def told(field: str, value: Any) -> str:
-    """A change in words."""
-    return _CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}"
+def told(changes: Mapping[str, Any]) -> str:
+    """Changes in words, as one sentence's beginning."""
+    words = [_CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}" for field, value in changes.items()]
+    return " and ".join([words[0], *(word[0].lower() + word[1:] for word in words[1:])])
 
 
 def head(title: str) -> None:

@@ -59,9 +59,9 @@ def pinned(key: str) -> None:
     else:
         st.markdown(f"**{charts.split_label(found, row)}**\\\n{common.escape(common.figures(found, row))}")
     with st.container(horizontal=True):
-        if row is not None and found.columns["feasible"][row]:
-            if st.button("Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)):
-                st.switch_page("recipe.py", query_params=common.link())
+        fits = row is not None and found.columns["feasible"][row]
+        if fits and st.button("Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)):
+            st.switch_page("recipe.py", query_params=common.link())
         st.button("Remove", key=f"unpin-{key}", icon=":material/keep_off:", type="tertiary", on_click=common.toggle_pin, args=(key,))
 
 

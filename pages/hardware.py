@@ -87,9 +87,7 @@ with right:
         st.caption("The speed of matrix products, attention and experts was fitted to operator timings taken on this device.")
     else:
         st.badge("prior figures", color="orange", icon=":material/calculate:")
-        st.caption(
-            "No operator timings of this device are known: its rates below count with efficiencies usual for its kind, so the bands are wider."
-        )
+        st.caption("No operator timings of this device are known: its rates below count with usual efficiencies, so the bands are wider.")
     price = "unknown" if joined.usd_per_device_hour is None else f"{usd(joined.usd_per_device_hour)} per device and hour"
     st.table(
         {

@@ -149,7 +149,7 @@ with right:
                 st.number_input,
                 label,
                 f"objective.limits.{name}",
-                read=lambda value, number=type(step): None if value is None else number(value),
+                read=lambda value, step=step: None if value is None else type(step)(value),
                 optional=True,
                 min_value=1 if isinstance(step, int) else 0.001,
                 step=step,

@@ -267,7 +267,7 @@ def pareto(table: PlanTable, *, pins: Sequence[str] = (), x: XAxis = "tpot", dar
     title = "Time per output token (ms)" if x == "tpot" else "Tokens/s that one user sees"
     figure.update_xaxes(title=title, rangemode="tozero", zeroline=False)
     figure.update_yaxes(title=f"Output tokens/s per {unit(table)}", rangemode="tozero", zeroline=False)
-    figure.update_layout(height=420, hovermode="closest", **_FRAME)
+    figure.update_layout(height=420, hovermode="closest", showlegend=True, **_FRAME)
     return figure
 
 
