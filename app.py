@@ -15,8 +15,8 @@ from starlette.routing import Mount, Route
 
 from recipe_core.api import create_api
 from recipe_core.resources import root
+from recipe_core.serve import folders_allowed
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 log = logging.getLogger("recipe_builder")
 
 
@@ -37,12 +37,9 @@ def first_page(request: Request) -> RedirectResponse:
     return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
-# Paths on this machine may be named only while nobody else can reach the server.
-# ``recipe serve`` sets HOST before it runs this file; the other ways of starting take the address from the configuration.
-FOLDERS = globals().get("HOST", st.get_option("server.address")) in LOOPBACK
 app = st.App(
     root("pages") / "_entry.py",
-    routes=[Mount("/api/v1", app=create_api(folders=FOLDERS)), Route("/model", first_page)],
+    routes=[Mount("/api/v1", app=create_api(folders=folders_allowed())), Route("/model", first_page)],
     on_script_error=say_sorry,
 )
 

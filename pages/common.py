@@ -12,18 +12,18 @@ from typing import Any
 
 import streamlit as st
 
-from recipe_core import query
+from recipe_core import advice, query
 from recipe_core.charts import degrees, split_label
 from recipe_core.errors import RecipeError
 from recipe_core.hardware.catalog import device
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.plan import PlanTable, plan, smallest_change
+from recipe_core.plan import PlanTable, plan
 from recipe_core.request import PlanRequest
+from recipe_core.serve import folders_allowed
 from recipe_core.units import duration, rate, significant, usd
 
 MAX_PINS = 4
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GOALS = {
     "throughput": "Throughput",
     "latency": "Request latency",
@@ -149,14 +149,9 @@ def start_over() -> None:
 # --- what the core says -----------------------------------------------------------------------------------------------------------
 
 
-def folders() -> bool:
-    """Whether paths on this machine may be read: only while the server answers nobody else."""
-    return st.get_option("server.address") in LOOPBACK
-
-
 def model() -> ModelSpec:
     """The model of the request; raises RecipeError."""
-    return load_model(request().model, folders=folders())
+    return load_model(request().model, folders=folders_allowed())
 
 
 @st.cache_resource(max_entries=64, show_spinner="Judging every split")
@@ -165,8 +160,8 @@ def _plan(text: str, digest: str, may_read: bool) -> PlanTable:  # noqa: ARG001 
 
 
 @st.cache_resource(max_entries=64, show_spinner="Looking for a change that fits")
-def _change(text: str, digest: str, _table: PlanTable) -> dict[str, Any] | None:  # noqa: ARG001
-    return smallest_change(_table.found)
+def _remedies(text: str, digest: str, _table: PlanTable) -> list[advice.Remedy]:  # noqa: ARG001
+    return advice.remedies(_table)
 
 
 def _cache_key() -> tuple[str, str]:
@@ -176,7 +171,7 @@ def _cache_key() -> tuple[str, str]:
 
 def table() -> PlanTable:
     """The plan of the request, cached; raises RecipeError. Shared between sessions, so read only."""
-    return _plan(*_cache_key(), folders())
+    return _plan(*_cache_key(), folders_allowed())
 
 
 def best(found: PlanTable) -> int | None:
@@ -267,7 +262,7 @@ def problem(error: RecipeError) -> None:
 
 def nothing_fits(found: PlanTable) -> None:
     """Which limit refuses everything, by how much for the nearest split, and the change that helps as one click."""
-    row = query.nearest(found)
+    row = advice.nearest(found)
     if row is None:
         st.error("There are no splits of these devices to judge.", icon=":material/block:")
         return
@@ -299,10 +294,8 @@ def duration_ms(value: float) -> str:
 
 def remedies(found: PlanTable) -> list[tuple[str, dict[str, Any]]]:
     """Changes after which a split fits, each really planned, as button label and edit."""
-    out = [(changes, split_label(found, row)) for changes, row in query.looser_limits(found)]
-    if not out and (change := _change(*_cache_key(), found)):
-        out = [({change["field"]: change["value"]}, degrees(change["candidate"]))]
-    return [(f"{told(changes)}: then {name} fits", changes) for changes, name in out]
+    found_ones = _remedies(*_cache_key(), found)
+    return [(f"{told(remedy.changes)}: then {degrees(remedy.candidate)} fits", remedy.changes) for remedy in found_ones]
 
 
 def told(changes: Mapping[str, Any]) -> str:

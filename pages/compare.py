@@ -1,7 +1,7 @@
 import common
 import streamlit as st
 
-from recipe_core import charts, query
+from recipe_core import advice, charts, query
 from recipe_core.errors import RecipeError
 from recipe_core.units import duration, gib, rate, usd
 
@@ -142,7 +142,7 @@ if found is not None:
     keys = frame["key"].tolist()
     if best is not None:
         cards(best)
-    if best is not None or query.refused_by_limits(found):
+    if best is not None or advice.refused_by_limits(found):
         st.subheader(f"Speed for one user against output per {unit}", anchor=False)
         scatter()
         if common.pins():

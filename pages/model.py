@@ -5,6 +5,7 @@ from recipe_core.charts import count, parts_bars
 from recipe_core.errors import RecipeError
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.model.spec import MoeMlp
+from recipe_core.serve import folders_allowed
 
 INLINE = "config in the link"
 
@@ -23,7 +24,7 @@ common.head("What do you want to run?")
 options = catalog_ids()
 current = shown(common.request().model)
 listed = options if current in options else [current, *options]
-where = " or type the path of a folder that holds a config.json" if common.folders() else ""
+where = " or type the path of a folder that holds a config.json" if folders_allowed() else ""
 common.edit(
     st.selectbox,
     "Model",

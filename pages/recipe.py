@@ -12,6 +12,7 @@ from recipe_core.errors import RecipeError
 from recipe_core.plan import PlanTable
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.request import PlanRequest
+from recipe_core.serve import folders_allowed
 from recipe_core.units import duration, gib, rate, significant, usd
 
 BEST = ""
@@ -181,7 +182,7 @@ if found is not None and common.best(found) is not None:
     split = {name: value for name, value in found.candidate(row).items() if name in query.SPLIT_FIELDS}
     stated = common.request().candidate.model_dump(exclude_none=True) if common.request().candidate else {}
     wanted = query.change(common.request(), {"candidate": stated | split})
-    key = (json.dumps(wanted.to_json()), common.model().digest, common.folders())
+    key = (json.dumps(wanted.to_json()), common.model().digest, folders_allowed())
     estimate = found.estimate(row)
     for note in estimate["notes"]:
         st.info(common.escape(note), icon=":material/info:")

@@ -20,7 +20,7 @@ from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.recipe import make_recipe
 from recipe_core.request import PlanRequest, json_schema
-from recipe_core.views import engine_view, hardware_view, model_view
+from recipe_core.views import engine_view, hardware_view, model_view, plan_view
 
 RequestBody = Annotated[dict[str, Any], Body(description="A PlanRequest; see /api/v1/schema.")]
 
@@ -73,7 +73,7 @@ def _questions(api: FastAPI, folders: bool) -> None:
 
     @api.post("/plan", summary="Every split judged and ranked")
     def plan_route(body: RequestBody, top: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
-        return _clean(plan(PlanRequest.parse(body), folders=folders).to_json(top))
+        return _clean(plan_view(plan(PlanRequest.parse(body), folders=folders), top))
 
     @api.post("/estimate", summary="One split: the request's candidate, or the best that agrees with it")
     def estimate_route(body: RequestBody) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class Resolved:
     model: ModelSpec
     cluster: Cluster
 
+    def engine(self, name: str | None) -> Engine:
+        """The named engine, or the preferred one for the device."""
+        return engine(name) if name else default_engine(self.cluster.device.runtime)
+
 
 def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
     """Look up model, device and links.
@@ -85,11 +89,6 @@ def load_of(workload: ServingWorkload) -> float:
     return float(named[workload.mode] or 0)
 
 
-def engine_for(name: str | None, found: Resolved) -> Engine:
-    """The named engine, or the preferred one for the device."""
-    return engine(name) if name else default_engine(found.cluster.device.runtime)
-
-
 def setting(found: Resolved, chosen: Engine, weights: str, cache: str) -> Setting:
     """What all splits of one engine and one pair of dtypes share."""
     stored = weight_dtype(weights, found.model)
@@ -99,7 +98,7 @@ def setting(found: Resolved, chosen: Engine, weights: str, cache: str) -> Settin
 def settings(found: Resolved) -> list[Setting]:
     """Every engine × weight dtype × cache dtype of the request's options, without repeats."""
     options = found.request.options
-    engines = [engine_for(name, found) for name in options.engines or (None,)]
+    engines = [found.engine(name) for name in options.engines or (None,)]
     every = [setting(found, e, w, k) for e in engines for w in options.weight_dtypes for k in options.kv_dtypes]
     return list({(s.engine.name, s.weight_dtype, s.kv_dtype): s for s in every}.values())
 
@@ -143,7 +142,7 @@ def one_split(found: Resolved, candidate: CandidateRequest) -> tuple[Setting, Ca
     check_candidate(candidate)
     if candidate.tp is None or candidate.pp is None or candidate.dp is None:
         return None
-    chosen_engine = engine_for(candidate.engine, found)
+    chosen_engine = found.engine(candidate.engine)
     chosen = setting(found, chosen_engine, candidate.weight_dtype or "auto", candidate.kv_dtype or "auto")
     split = {"tp": candidate.tp, "pp": candidate.pp, "dp": candidate.dp, "ep": candidate.ep or 1}
     return chosen, cases(1, **split, **_columns(found, chosen_engine, candidate))

@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from recipe_core.advice import broken_codes, nearest, refused_by_limits
 from recipe_core.plan import PlanTable
-from recipe_core.query import broken_codes, nearest, refused_by_limits, row_of, split_key
+from recipe_core.query import row_of, split_key
 from recipe_core.units import GIB, duration, gib, rate, significant, usd
 
 XAxis = Literal["tpot", "interactivity"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from recipe_core.advice import remedies
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.errors import InputError, NoAnswer
 from recipe_core.hardware.catalog import device
@@ -19,7 +20,7 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
     """Whether the request's split (or any, when it states none) can run, why not, and the best split when another one is better.
 
     Returns:
-        ``{"ok", "reasons", "candidate", "estimate", "better", "change"}``.
+        ``{"ok", "reasons", "candidate", "estimate", "better", "changes"}``.
     """
     table, row = chosen_plan(request, folders=folders)
     candidate, answer = table.candidate(row), table.estimate(row)
@@ -31,7 +32,7 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
         "candidate": candidate,
         "estimate": answer,
         "better": better,
-        "change": best.to_json(0)["nearest"],
+        "changes": [remedy.to_json() for remedy in remedies(best)],
     }
 
 

@@ -165,13 +165,14 @@ def plan_command(
     from recipe_core.plan import plan
     from recipe_core.request import PlanRequest
     from recipe_core.terminal import plan_text
+    from recipe_core.views import plan_view
 
     with working("Judging every split …"):
         table = plan(PlanRequest.parse(read_request(request)))
         if everything is not None:
             _write_rows(table, everything)
     if as_json:
-        emit(table.to_json(top))
+        emit(plan_view(table, top))
     else:
         typer.echo(plan_text(table, 10 if top is None else top))
     raise typer.Exit(0 if len(table.ranked) else 1)

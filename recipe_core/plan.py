@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -126,38 +126,6 @@ class PlanTable:
         block, i = self._at[row]
         return block.reasons(i)
 
-    @cached_property
-    def nearest(self) -> int | None:
-        """When nothing is feasible, the row with the fewest kinds of problem and the smallest lack of memory."""
-        if len(self.ranked) or not len(self):
-            return None
-        problems = np.concatenate([np.sum([r.broken for r in block.refusals], axis=0) for block in self.blocks])
-        c = self.columns
-        return int(np.lexsort((c["gpus"], np.maximum(c["shortfall_bytes"], 0), problems))[0])
-
-    def advice(self) -> str | None:
-        """The smallest change that makes the request feasible, as a sentence."""
-        change = smallest_change(self.found)
-        return None if change is None else f"It works with {change['field']}: {change['value']}."
-
-    def to_json(self, top: int | None = None) -> dict[str, Any]:
-        """Ranked candidates (the first ``top``), every refused split with its reasons, and the nearest when none is feasible."""
-        best = self.ranked if top is None else self.ranked[:top]
-        ranked = [
-            {"rank": n + 1, "candidate": self.candidate(r), "estimate": self.estimate(r), "pareto": bool(self.front[r])}
-            for n, r in enumerate(map(int, best))
-        ]
-        refused = [
-            {"candidate": self.candidate(r), "reasons": self.reasons(r)} for r in map(int, np.flatnonzero(~self.columns["feasible"]))
-        ]
-        row = self.nearest
-        nearest = (
-            None
-            if row is None
-            else {"candidate": self.candidate(row), "estimate": self.estimate(row), "change": smallest_change(self.found)}
-        )
-        return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest}
-
     def frame(self) -> pd.DataFrame:
         """All rows as a DataFrame: engine and dtypes, ``COLUMNS``, rank (empty when refused), pareto, reasons."""
         import pandas as pd
@@ -190,25 +158,37 @@ def pareto_front(first: Float, second: Float, among: Bool) -> Bool:
     return on
 
 
+@dataclass(frozen=True, slots=True)
+class LimitRule:
+    """A limit of the objective: its name there, the column it bounds, the limit's units in one of the column's, and how to say it."""
+
+    name: str
+    column: str
+    factor: float
+    label: str
+    show: Callable[[float], str]
+
+
+LIMITS = {
+    "limit-ttft": LimitRule("ttft_ms", "ttft_s", 1e3, "time to first token", duration),
+    "limit-tpot": LimitRule("tpot_ms", "tpot_s", 1e3, "time per output token", duration),
+    "limit-latency": LimitRule("request_latency_ms", "request_latency_s", 1e3, "request latency", duration),
+    "limit-usd": LimitRule("usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd),
+    "limit-gpus": LimitRule("gpus", "gpus", 1.0, "device count", lambda n: f"{n:,.0f}"),
+}
+
+
 def limit_rules(limits: Limits, block: Estimates) -> list[Refusal]:
-    """One rule a limit of the objective, for cases that can run at all."""
-    s, c, runs = block.serving, block.cost, block.feasible
+    """One rule a stated limit, for cases that can run at all."""
+    stated = [(code, rule, getattr(limits, rule.name)) for code, rule in LIMITS.items()]
+    return [_limit_rule(code, rule, float(limit), block) for code, rule, limit in stated if limit is not None]
 
-    def over(code: str, label: str, value: Float, limit: float | None, show: Callable[[float], str]) -> list[Refusal]:
-        if limit is None:
-            return []
-        return [Refusal(code, runs & (value > limit), lambda i: f"{label} {show(float(value[i]))} exceeds the limit of {show(limit)}")]
 
-    def seconds(milliseconds: float | None) -> float | None:
-        return None if milliseconds is None else milliseconds / 1e3
-
-    return [
-        *over("limit-ttft", "time to first token", s.ttft_s, seconds(limits.ttft_ms), duration),
-        *over("limit-tpot", "time per output token", s.tpot_s, seconds(limits.tpot_ms), duration),
-        *over("limit-latency", "request latency", s.request_latency_s, seconds(limits.request_latency_ms), duration),
-        *over("limit-usd", "cost per hour", c.usd_per_hour, limits.usd_per_hour, usd),
-        *over("limit-gpus", "device count", block.cases.devices.astype(float), limits.gpus, lambda n: f"{n:,.0f}"),
-    ]
+def _limit_rule(code: str, rule: LimitRule, limit: float, block: Estimates) -> Refusal:
+    value = np.asarray(COLUMNS[rule.column](block), dtype=np.float64)
+    bound = limit / rule.factor
+    shown = rule.show(bound)
+    return Refusal(code, block.feasible & (value > bound), lambda i: f"{rule.label} {rule.show(value[i])} exceeds the limit of {shown}")
 
 
 def judged(found: Resolved, chosen: Setting, columns: Cases) -> Estimates:
@@ -254,32 +234,9 @@ def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTabl
             field="candidate",
             hint="Leave tp, pp, dp or ep out, or add devices.",
         )
-    return table, int(table.ranked[0]) if len(table.ranked) else int(table.nearest or 0)
+    return table, int(table.ranked[0]) if len(table.ranked) else _least_short(table)
 
 
-def smallest_change(found: Resolved) -> dict[str, Any] | None:
-    """The first of a few changes with which something is feasible, each really planned: lighter weights, shorter context, more devices."""
-    for field, value in _changes(found):
-        part, name = field.split(".")
-        request = found.request
-        changed = request.model_copy(update={part: getattr(request, part).model_copy(update={name: value})})
-        try:
-            table = plan(changed)
-        except RecipeError:
-            continue
-        if len(table.ranked):
-            return {"field": field, "value": value, "candidate": table.candidate(int(table.ranked[0]))}
-    return None
-
-
-def _changes(found: Resolved) -> Iterator[tuple[str, Any]]:
-    request, workload, device = found.request, found.workload, found.cluster.device
-    for dtype in ("fp8", "mxfp4", "int4"):
-        if dtype in device.weight_dtypes and dtype not in request.options.weight_dtypes:
-            yield "options.weight_dtypes", (dtype,)
-    shortest = workload.input_tokens + workload.output_tokens
-    if workload.max_context is not None and workload.max_context > shortest:
-        yield "workload.max_context", shortest
-    for factor in (2, 4, 8):
-        more = request.hardware.per_node * factor
-        yield ("hardware.per_node", more) if more <= device.node.devices else ("hardware.nodes", request.hardware.nodes * factor)
+def _least_short(table: PlanTable) -> int:
+    """The row with the smallest lack of memory."""
+    return int(np.lexsort((table.columns["gpus"], np.maximum(table.columns["shortfall_bytes"], 0)))[0])

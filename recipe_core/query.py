@@ -333,68 +333,6 @@ def link_query(request: PlanRequest, pins: Sequence[str] = ()) -> dict[str, str]
     return to_query(request) | ({"pins": ",".join(pins)} if pins else {})
 
 
-# --- remedies ---------------------------------------------------------------------------------------------------------------
-
-_LIMITS = {
-    "limit-ttft": ("ttft_ms", "ttft_s", 1e3),
-    "limit-tpot": ("tpot_ms", "tpot_s", 1e3),
-    "limit-latency": ("request_latency_ms", "request_latency_s", 1e3),
-    "limit-usd": ("usd_per_hour", "usd_per_hour", 1.0),
-    "limit-gpus": ("gpus", "gpus", 1.0),
-}
-
-
-def broken_codes(table: PlanTable) -> list[frozenset[str]]:
-    """The codes of the rules that each row breaks."""
-    out: list[frozenset[str]] = []
-    for block in table.blocks:
-        codes = [refusal.code for refusal in block.refusals]
-        matrix = np.array([refusal.broken for refusal in block.refusals])
-        out += [frozenset(code for code, bad in zip(codes, column, strict=True) if bad) for column in matrix.T]
-    return out
-
-
-def refused_by_limits(table: PlanTable) -> list[int]:
-    """Rows that could run and only break limits of the objective, the smallest relative excess first."""
-    codes = broken_codes(table)
-    rows = [row for row, broken in enumerate(codes) if broken and broken <= set(_LIMITS)]
-    return sorted(rows, key=lambda row: max(_excess(table, row, code) for code in codes[row]))
-
-
-def _excess(table: PlanTable, row: int, code: str) -> float:
-    """How many times its limit a row's quantity is."""
-    name, column, factor = _LIMITS[code]
-    return float(table.columns[column][row]) * factor / float(getattr(table.request.objective.limits, name))
-
-
-def nearest(table: PlanTable) -> int | None:
-    """When nothing is feasible: the row that misses the limits by the least, else the plan's own nearest."""
-    if len(table.ranked):
-        return None
-    return next(iter(refused_by_limits(table)), table.nearest)
-
-
-def looser_limits(table: PlanTable) -> list[tuple[dict[str, float], int]]:
-    """Limits that would let a row in: each limit alone where that is enough, else all that the nearest row breaks.
-
-    Values are rounded up to three significant digits, so that the row really passes.
-    """
-    codes, rows = broken_codes(table), refused_by_limits(table)
-    alone = {next(iter(codes[row])): row for row in reversed(rows) if len(codes[row]) == 1}  # the nearest of each comes last
-    chosen = [alone[code] for code in _LIMITS if code in alone] or rows[:1]
-    return [({f"objective.limits.{_LIMITS[code][0]}": _needed(table, row, code) for code in sorted(codes[row])}, row) for row in chosen]
-
-
-def _needed(table: PlanTable, row: int, code: str) -> float:
-    _, column, factor = _LIMITS[code]
-    return _round_up(float(table.columns[column][row]) * factor)
-
-
-def _round_up(value: float, digits: int = 3) -> float:
-    step = 10.0 ** (np.floor(np.log10(value)) - digits + 1)
-    return float(f"{np.ceil(round(value / step, 6)) * step:.10g}")
-
-
 def sentences(lines: Iterable[str]) -> str:
     """Lines as a Markdown list, or the one line."""
     found = list(lines)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recipe_core import __version__
+from recipe_core.advice import remedies
 from recipe_core.candidates import served_context
 from recipe_core.documents import to_json
 from recipe_core.engines.deployment import Candidate, Deployment
@@ -159,7 +160,13 @@ def _refused(table: PlanTable, row: int) -> NoAnswer:
     verb = "cannot run" if len(table) == 1 else "can run; the nearest"
     split = table.candidate(row)
     shown = f"tp {split['tp']} × pp {split['pp']} × dp {split['dp']}, {split['weight_dtype']} weights"
-    return NoAnswer(f"{which} {verb} ({shown}): {'; '.join(table.reasons(row))}.", field="candidate", hint=table.advice())
+    return NoAnswer(f"{which} {verb} ({shown}): {'; '.join(table.reasons(row))}.", field="candidate", hint=advice(table))
+
+
+def advice(table: PlanTable) -> str | None:
+    """The changes after which something fits, as a sentence."""
+    found = remedies(table)
+    return f"It works with {'; or '.join(map(str, found))}." if found else None
 
 
 def _name(table: PlanTable, row: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 import sys
 import tomllib
@@ -10,6 +11,18 @@ from typing import Any
 
 from recipe_core.errors import InputError
 from recipe_core.resources import root
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FOLDERS = "RECIPE_BUILDER_FOLDERS"
+
+
+def folders_allowed() -> bool:
+    """Whether requests may name models by a path on this machine.
+
+    Only when the variable says so; ``recipe serve`` sets it while nobody else can reach the server. However else the app is started
+    (another ASGI server, a proxy in front), it cannot know who is asking, so it reads no paths.
+    """
+    return os.environ.get(FOLDERS) == "1"
 
 
 def serve(host: str, port: int) -> None:
@@ -23,10 +36,10 @@ def serve(host: str, port: int) -> None:
     spec = importlib.util.spec_from_file_location("recipe_builder_app", path)
     if spec is None or spec.loader is None:  # a broken installation
         raise InputError(f"{path} is missing.", hint="Install the package again.")
+    os.environ.setdefault(FOLDERS, "1" if host in LOOPBACK else "0")
     sys.argv = [str(path)]
     module = importlib.util.module_from_spec(spec)
     settings = _flat(tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8")))
-    module.__dict__["HOST"] = host
     spec.loader.exec_module(module)
     sys.stdout.write(f"Recipe Builder: http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}\n")  # noqa: S104
     sys.stdout.flush()

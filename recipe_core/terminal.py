@@ -10,9 +10,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from recipe_core.advice import nearest
 from recipe_core.figures import cost_text, memory_rows, serving_rows
 from recipe_core.plan import PlanTable
-from recipe_core.recipe import Recipe
+from recipe_core.recipe import Recipe, advice
 from recipe_core.units import GIB, duration, rate, significant, usd
 
 REFUSALS_SHOWN = 12
@@ -41,13 +42,16 @@ def plan_text(table: PlanTable, top: int) -> str:
     if len(table.ranked):
         parts.append(_render(_best(table, top)))
     else:
-        row = int(table.nearest or 0)
-        advice = table.advice()
-        parts.append(
-            f"nearest: {split_text(table.candidate(row))}\n  " + "\n  ".join(table.reasons(row)) + (f"\n  {advice}" if advice else "")
-        )
+        parts += _nearest(table)
     parts.append(_refused(table))
     return "\n".join(part for part in parts if part)
+
+
+def _nearest(table: PlanTable) -> list[str]:
+    row = nearest(table)
+    if row is None:
+        return []
+    return [f"nearest: {split_text(table.candidate(row))}", *(f"  {reason}" for reason in [*table.reasons(row), advice(table)] if reason)]
 
 
 def _best(table: PlanTable, top: int) -> Table:
@@ -118,9 +122,7 @@ def check_text(answer: dict[str, Any]) -> str:
         lines.append(
             f"better: {split_text(better['candidate'])}: {rate(s['output_tokens_per_s'])}, {duration(s['tpot_s'])} per output token"
         )
-    change = (answer["change"] or {}).get("change")
-    if change:
-        lines.append(f"it works with {change['field']}: {change['value']}")
+    lines += [f"it works with {field}: {value}" for change in answer["changes"] for field, value in change["set"].items()]
     return "\n".join(lines)
 
 

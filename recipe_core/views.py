@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from recipe_core.advice import nearest, remedies
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.profile import Device, Offer
 from recipe_core.model.catalog import CatalogEntry
 from recipe_core.model.spec import LatentAttention, ModelSpec, MoeMlp
+from recipe_core.plan import PlanTable
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:
@@ -53,3 +57,24 @@ def hardware_view(device: Device, offers: Iterable[Offer]) -> dict[str, Any]:
 def engine_view(engine: Engine) -> dict[str, Any]:
     """An engine's version and abilities."""
     return engine.model_dump(include={"name", "title", "version", "buildable", "runtimes", "split", "install"})
+
+
+def plan_view(table: PlanTable, top: int | None = None) -> dict[str, Any]:
+    """Ranked candidates (the first ``top``), every refused split with its reasons, and the nearest when none is feasible."""
+    ranked = [_ranked(table, rank, row) for rank, row in enumerate(map(int, table.ranked[:top]), 1)]
+    rest = map(int, np.flatnonzero(~table.columns["feasible"]))
+    refused = [{"candidate": table.candidate(row), "reasons": table.reasons(row)} for row in rest]
+    return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest_view(table)}
+
+
+def _ranked(table: PlanTable, rank: int, row: int) -> dict[str, Any]:
+    return {"rank": rank, "candidate": table.candidate(row), "estimate": table.estimate(row), "pareto": bool(table.front[row])}
+
+
+def nearest_view(table: PlanTable) -> dict[str, Any] | None:
+    """When nothing is feasible: the nearest split, why it is refused, and changes after which something fits."""
+    row = nearest(table)
+    if row is None:
+        return None
+    changes = [remedy.to_json() for remedy in remedies(table)]
+    return {"candidate": table.candidate(row), "estimate": table.estimate(row), "reasons": table.reasons(row), "changes": changes}

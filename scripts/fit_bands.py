@@ -110,9 +110,10 @@ def report(rows: pd.DataFrame) -> str:
     means = "\n".join(f"| {figure} | {value:.0%} |" for figure, value in cells.items())
     return f"""# How wrong the numbers are
 
-Written by `python scripts/fit_bands.py TRUTH_DIR` from {rows.group_id.nunique()} published vLLM runs of {rows.model_hf_id.nunique()} models on
-{rows.gpu.nunique()} devices that this version covers. One number of the serving model was fitted to these runs (the share of a closed
-loop that moves in waves); operators and links were fitted to operator measurements, engine overheads are assumed.
+Written by `python scripts/fit_bands.py TRUTH_DIR` from {rows.group_id.nunique()} published vLLM runs of
+{rows.model_hf_id.nunique()} models on {rows.gpu.nunique()} devices that this version covers. One number of the serving model was fitted
+to these runs (the share of a closed loop that moves in waves); operators and links were fitted to operator measurements, engine
+overheads are assumed.
 Error is |estimated / measured - 1|.
 
 By figure and vendor:

@@ -38,9 +38,8 @@ def main() -> None:
             weights = [torch.randn(width, width).to(dtype) for _ in range(max(2, (256 << 20) // (width * width * 4)))]
             x = torch.randn(1, width).to(dtype)
             one = best_s(lambda x=x, weights=weights: [torch.nn.functional.linear(x, each) for each in weights]) / len(weights)
-            print(
-                f"{dtype}: one row times {width} x {width}, weights not in cache: {one * 1e6:.1f} us, {weights[0].nbytes / one / 1e9:.1f} GB/s"
-            )
+            rate = weights[0].nbytes / one / 1e9
+            print(f"{dtype}: one row times {width} x {width}, weights not in cache: {one * 1e6:.1f} us, {rate:.1f} GB/s")
     big = torch.randn(128 << 20)
     print(f"reading 512 MiB: {big.nbytes / best_s(big.sum) / 1e9:.1f} GB/s")
 

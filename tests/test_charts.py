@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from recipe_core import charts
+from recipe_core.advice import nearest
 from recipe_core.plan import PlanTable, plan
 from recipe_core.query import DEFAULT, change, split_key
 from recipe_core.units import GIB
@@ -76,7 +77,7 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     found = table(("hardware.per_node", 1))
     assert not len(found.ranked)
     rows = charts.memory_rows(found, [])
-    assert rows == [found.nearest]
+    assert rows == [nearest(found)]
     layout = charts.memory_bars(found, rows).to_dict()["layout"]
     capacity = float(found.columns["capacity_bytes"][0]) / GIB
     assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx([float(found.columns["usable_bytes"][0]) / GIB, capacity])

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from recipe_core.advice import nearest
 from recipe_core.errors import InputError, RecipeError
 from recipe_core.plan import COLUMNS, chosen_plan, plan
+from recipe_core.views import plan_view
 from tests.conftest import LLAMA_70B, make_request
 
 
@@ -26,10 +28,10 @@ def test_llama_70b_runs_on_eight(device):
 def test_llama_70b_in_bf16_is_refused_on_one_h100_with_the_shortfall():
     table = plan(make_request(LLAMA_70B, "h100-sxm", 1))
     assert len(table.ranked) == 0
-    (reason,) = table.reasons(table.nearest)
+    (reason,) = table.reasons(nearest(table))
     assert "of 72.8 GiB per device (92% of 79.2 GiB)" in reason
     assert "GiB too much" in reason
-    assert table.to_json()["nearest"]["change"] is not None
+    assert plan_view(table)["nearest"]["changes"]
 
 
 @pytest.mark.parametrize("device", ["h200-sxm", "mi300x"])
@@ -86,7 +88,7 @@ def test_a_context_beyond_the_model_is_refused():
 def test_limits_refuse_with_the_figure_and_the_limit():
     table = plan(make_request(objective={"limits": {"tpot_ms": 0.001}}))
     assert len(table.ranked) == 0
-    assert "exceeds the limit of 0.001" in table.reasons(table.nearest)[0]
+    assert "exceeds the limit of 0.001" in table.reasons(nearest(table))[0]
 
 
 @pytest.mark.parametrize(

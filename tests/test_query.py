@@ -18,8 +18,6 @@ from recipe_core.query import (
     change,
     from_query,
     link_query,
-    looser_limits,
-    nearest,
     read_pins,
     row_of,
     split_key,
@@ -222,27 +220,3 @@ def test_pins_are_checked_and_bounded() -> None:
     assert pins == good[:4]
     assert len(ignored) == 2
     assert link_query(DEFAULT, pins)["pins"] == ",".join(pins)
-
-
-@pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "usd_per_hour", "request_latency_ms"])
-def test_a_looser_limit_lets_the_named_split_in(field: str) -> None:
-    table = plan(change(DEFAULT, {f"objective.limits.{field}": 0.01}))
-    assert not len(table.ranked)
-    [(changes, row)] = looser_limits(table)
-    assert list(changes) == [f"objective.limits.{field}"]
-    assert row == nearest(table)
-    assert row in plan(change(DEFAULT, changes)).ranked
-
-
-def test_several_limits_are_loosened_together_where_none_alone_is_enough() -> None:
-    table = plan(change(DEFAULT, {"objective.limits.tpot_ms": 0.5, "objective.limits.ttft_ms": 5}))
-    [(changes, row)] = looser_limits(table)
-    assert sorted(changes) == ["objective.limits.tpot_ms", "objective.limits.ttft_ms"]
-    assert row in plan(change(DEFAULT, changes)).ranked
-
-
-def test_the_nearest_of_a_plan_without_limits_is_the_plans_own() -> None:
-    small = plan(change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.per_node": 1}))
-    assert nearest(small) == small.nearest
-    assert looser_limits(small) == []
-    assert nearest(plan(DEFAULT)) is None

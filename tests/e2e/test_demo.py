@@ -30,6 +30,6 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path: Path)
     assert len(measured["completion"]["text"].split()) > 5
     for figure in ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"):
         assert measured["predicted"][figure] > 0
-        assert measured["ratio"][figure] == pytest.approx(measured["metrics"][figure] / measured["predicted"][figure])
+        assert measured["ratio"][figure] == pytest.approx(measured["metrics"][figure] / measured["predicted"][figure], rel=1e-3)
     assert read_bundle(folder / "bundle").recipe.candidate["engine"] == "transformers"
     assert not (folder / "bundle" / "run" / "state.json").exists()

@@ -9,27 +9,29 @@ import sys
 import pytest
 
 from recipe_core.resources import root
+from recipe_core.serve import FOLDERS, folders_allowed
 
 LOAD = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("recipe_builder_app", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
-module.__dict__.update(eval(sys.argv[2]))
 spec.loader.exec_module(module)
 """
 
 
-def run(script: str, preset: str = "{}") -> subprocess.CompletedProcess[str]:
+def run(script: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(root("app.py").parent), os.environ.get("PYTHONPATH", "")])
-    argv = [sys.executable, "-c", LOAD + script, str(root("app.py")), preset]
-    return subprocess.run(
-        argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, cwd=root("app.py").parent, timeout=60
-    )
+    argv = [sys.executable, "-c", LOAD + script, str(root("app.py"))]
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=root("app.py").parent, timeout=60)
 
 
-@pytest.mark.parametrize(("preset", "folders"), [("{}", "True"), ("{'HOST': '127.0.0.1'}", "True"), ("{'HOST': '0.0.0.0'}", "False")])
-def test_folders_are_read_only_while_nobody_else_reaches_the_server(preset: str, folders: str) -> None:
-    assert run("print(module.FOLDERS)", preset).stdout.strip() == folders
+@pytest.mark.parametrize(("value", "allowed"), [(None, False), ("0", False), ("1", True)])
+def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.MonkeyPatch, value: str | None, allowed: bool) -> None:
+    monkeypatch.delenv(FOLDERS, raising=False)
+    if value is not None:
+        monkeypatch.setenv(FOLDERS, value)
+    assert folders_allowed() is allowed
 
 
 def test_an_unexpected_error_is_one_sentence_and_its_id_is_in_the_log() -> None:

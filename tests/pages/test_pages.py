@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.model.catalog import catalog_entry
 from recipe_core.resources import root
+from recipe_core.serve import FOLDERS
 
 PAGES = {
     "model.py": "What do you want to run?",
@@ -110,7 +111,8 @@ def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
     assert query_of(app) == {"v": "1"}
 
 
-def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDERS, "1")
     (tmp_path / "config.json").write_text(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
     app = opened(model=str(tmp_path))
     assert app.metric[0].value == "596 M"

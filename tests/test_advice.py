@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from recipe_core.advice import looser_limits, nearest, remedies
+from recipe_core.plan import plan
+from recipe_core.query import DEFAULT, change
+
+
+@pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "usd_per_hour", "request_latency_ms"])
+def test_a_looser_limit_lets_the_named_split_in(field):
+    table = plan(change(DEFAULT, {f"objective.limits.{field}": 0.01}))
+    assert not len(table.ranked)
+    [(changes, row)] = looser_limits(table)
+    assert list(changes) == [f"objective.limits.{field}"]
+    assert row == nearest(table)
+    assert row in plan(change(DEFAULT, changes)).ranked
+
+
+def test_several_limits_are_loosened_together_where_none_alone_is_enough():
+    table = plan(change(DEFAULT, {"objective.limits.tpot_ms": 0.5, "objective.limits.ttft_ms": 5}))
+    [(changes, row)] = looser_limits(table)
+    assert sorted(changes) == ["objective.limits.tpot_ms", "objective.limits.ttft_ms"]
+    assert row in plan(change(DEFAULT, changes)).ranked
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_lacks_memory_gets_changes_that_really_work(count):
+    small = change(DEFAULT, {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.per_node": count})
+    table = plan(small)
+    found = remedies(table)
+    assert found
+    for remedy in found:
+        after = plan(change(small, remedy.changes))
+        assert after.candidate(int(after.ranked[0])) == remedy.candidate
+
+
+def test_only_weights_that_the_engine_can_load_are_proposed():
+    table = plan(change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.per_node": 1}))
+    proposed = [value for remedy in remedies(table) for field, value in remedy.changes.items() if field == "options.weight_dtypes"]
+    assert set(proposed) <= {("fp8",)}
+
+
+def test_nothing_is_proposed_where_something_fits():
+    table = plan(DEFAULT)
+    assert nearest(table) is None
+    assert remedies(table) == []
