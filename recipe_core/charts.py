@@ -94,7 +94,8 @@ CAUSES = {
     "prefill_interference": "Prefills of other requests",
     "schedule": "Wait for a step",
     "request": "Request handling",
-    "queue": "Queue",
+    "prompts_ahead": "Prompts ahead in the wave",
+    "engine_queue": "Wait in the engine's queue",
 }
 """What a person calls the causes of an estimate's breakdown."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from recipe_core.recipe import Recipe, advice
 from recipe_core.units import GIB, duration, rate, significant, usd
 
 REFUSALS_SHOWN = 12
+_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def _render(table: Table) -> str:
@@ -79,22 +81,22 @@ def _best(table: PlanTable, top: int) -> Table:
 
 
 def _refused(table: PlanTable) -> str:
-    """Refused splits, grouped by their reasons."""
+    """Refused splits: one of each kind of reason, with how many more there are."""
     rows = [row for row in range(len(table)) if not table.columns["feasible"][row]]
     if not rows:
         return ""
-    by_reason: dict[str, list[int]] = {}
+    by_kind: dict[str, list[int]] = {}
     for row in rows:
-        by_reason.setdefault("; ".join(table.reasons(row)), []).append(row)
-    shown = list(by_reason.items())[:REFUSALS_SHOWN]
-    lines = [f"  {split_text(table.candidate(first))}{_and_more(others)}: {reason}" for reason, (first, *others) in shown]
-    rest = len(by_reason) - len(shown)
+        by_kind.setdefault(_NUMBER.sub("#", "; ".join(table.reasons(row))), []).append(row)
+    shown = list(by_kind.values())[:REFUSALS_SHOWN]
+    lines = [f"  {split_text(table.candidate(first))}{_and_more(others)}: {'; '.join(table.reasons(first))}" for first, *others in shown]
+    rest = len(by_kind) - len(shown)
     more = f"\n  … and {rest} more reasons (--json or --all FILE for all)" if rest else ""
     return f"refused: {len(rows)}\n" + "\n".join(lines) + more
 
 
 def _and_more(others: list[int]) -> str:
-    return f" (and {len(others)} more)" if others else ""
+    return f" (and {len(others)} more like it)" if others else ""
 
 
 def estimate_text(candidate: dict[str, Any], answer: dict[str, Any]) -> str:

@@ -89,7 +89,7 @@ def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     if setting.mode == "offline":
         behind = behind / 2  # the queue drains: on average a request has seen half of it
     queue_s = behind / flow.requests_per_s
-    return _result(cases, flow, flow.prefill | {"queue": queue_s}, replicas * flow.requests_per_s)
+    return _result(cases, flow, flow.prefill | {"engine_queue": queue_s}, replicas * flow.requests_per_s)
 
 
 def _result(cases: Cases, flow: _Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None) -> Serving:
@@ -144,8 +144,8 @@ def _closed(setting: Setting, cases: Cases, resident: Float, waves: float) -> _F
         step_s, prompt_s = total(decode_parts), total(prompt)
         interference = (1 - waves / 2) * decoding / steps * prompt_s / cases.pp
         tpot = step_s + interference
-        wait = tpot / 2 + (chunks - 1) * step_s + ahead * prompt_s / cases.pp
-        ttft = _request_s(setting, cases) + wait + step_s + prompt_s
+        wait, queue = tpot / 2 + (chunks - 1) * step_s, ahead * prompt_s / cases.pp
+        ttft = _request_s(setting, cases) + wait + queue + step_s + prompt_s
         rate = resident / (ttft + steps * tpot)
         others = np.maximum(resident - 1, 0) / np.maximum(resident, 1)
         mixed = np.minimum(others * rate * (ttft - _request_s(setting, cases)), others * resident)
@@ -157,7 +157,7 @@ def _closed(setting: Setting, cases: Cases, resident: Float, waves: float) -> _F
         resident=resident,
         requests_per_s=rate,
         decode=decode_parts | {"prefill_interference": interference},
-        prefill=first | {"schedule": wait, "request": _request_s(setting, cases)},
+        prefill=first | {"schedule": wait, "prompts_ahead": queue, "request": _request_s(setting, cases)},
     )
 
 
@@ -172,9 +172,7 @@ def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
         enough = _closed(setting, cases, middle, 0.0).requests_per_s >= arriving
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     flow = _closed(setting, cases, high, 0.0)
-    return _result(
-        cases, flow, flow.prefill | {"queue": np.zeros(len(cases))}, np.minimum(cases.load, cases.replicas * full.requests_per_s), unstable
-    )
+    return _result(cases, flow, flow.prefill, np.minimum(cases.load, cases.replicas * full.requests_per_s), unstable)
 
 
 def _static(setting: Setting, cases: Cases) -> Serving:
