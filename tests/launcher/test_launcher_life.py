@@ -134,6 +134,8 @@ def test_recycled_pid_is_not_killed(bundle: Bundle) -> None:
 def test_workers_of_a_dead_parent_are_found_by_their_mark(tmp_path: Path) -> None:
     worker = subprocess.Popen(["sleep", "60"], env={**os.environ, procs.MARK: "mark-1"}, start_new_session=True)
     try:
+        while not Path(f"/proc/{worker.pid}/environ").read_bytes():  # just after exec the kernel shows none yet
+            time.sleep(0.01)
         assert procs.terminate((2**22 + 1, 5), "mark-1", grace_s=5)
         assert worker.wait(5) == -signal.SIGTERM
         assert not procs.terminate((2**22 + 1, 5), "mark-1", grace_s=1)
