@@ -66,7 +66,7 @@ def without_engine(model: Path, load: int) -> tuple[float, float, float]:
     exact = one_split(found, CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact
-    free = setting.engine.overheads["cpu"].model_copy(update=FREE)
+    free = setting.engine.overhead("cpu").model_copy(update=FREE)
     engine = setting.engine.model_copy(update={"overheads": {"cpu": free}})
     result = estimate(replace(setting, engine=engine), columns)
     return float(result.serving.ttft_s[0]), float(result.serving.tpot_s[0]), float(result.serving.resident[0])

@@ -99,6 +99,10 @@ class Engine(Sourced):
         """The default limits on a device of this size."""
         return next(b for b in sorted(self.batching, key=lambda b: -b.memory_at_least_bytes) if memory_bytes >= b.memory_at_least_bytes)
 
+    def overhead(self, runtime: Runtime) -> Overheads:
+        """The engine's own time on a runtime; one that it does not run on (and that is refused) borrows another's figures."""
+        return self.overheads.get(runtime) or next(iter(self.overheads.values()))
+
     def argv(self, values: dict[str, Any]) -> list[str]:
         """Options as separate argv words, in the order given.
 

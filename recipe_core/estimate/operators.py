@@ -49,7 +49,7 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     balance = _stage_imbalance(setting, cases)
     parts = {name: seconds * balance for name, seconds in parts.items()}
     parts |= _ends(setting, cases, step)
-    overhead = setting.engine.overheads[setting.cluster.device.runtime]
+    overhead = setting.engine.overhead(setting.cluster.device.runtime)
     parts["engine"] = overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * len(setting.model.layers)
     return parts
 

@@ -25,7 +25,7 @@ from recipe_core.estimate.memory import Memory
 from recipe_core.estimate.operators import Parts, Step, step_parts, total
 
 ITERATIONS = 8
-BISECTIONS = 30
+BISECTIONS = 16
 WAVES = 0.2  # fitted: the share at which the time to first token of published closed-loop runs is off least (scripts/fit_bands.py)
 
 
@@ -129,7 +129,7 @@ def _marginal(setting: Setting, cases: Cases, decoding: Step, decode_parts: Part
 
 
 def _request_s(setting: Setting, cases: Cases) -> Float:
-    overhead = setting.engine.overheads[setting.cluster.device.runtime]
+    overhead = setting.engine.overhead(setting.cluster.device.runtime)
     return overhead.request_s + overhead.input_token_s * cases.input_tokens
 
 
