@@ -37,7 +37,11 @@ def launch(deployment: Deployment) -> Launch:
 
 
 def _options(deployment: Deployment, data_parallel: int) -> dict[str, Any]:
-    """Every option that the estimate depends on, stated even where it is the default."""
+    """Every option that the estimate depends on, stated even where it is the default.
+
+    The default block size is not stated: attention backends demand different ones (16 is refused by some), and vLLM finds
+    the one that fits when it is left to choose. The estimate depends on it by less than a block a request.
+    """
     candidate = deployment.candidate
     options: dict[str, Any] = {
         "host": "${host}",
@@ -53,8 +57,9 @@ def _options(deployment: Deployment, data_parallel: int) -> dict[str, Any]:
         "max_num_seqs": candidate.max_num_seqs,
         "max_num_batched_tokens": candidate.max_batched_tokens,
         "gpu_memory_utilization": candidate.memory_fraction,
-        "block_size": candidate.block_size,
     }
+    if candidate.block_size != deployment.setting.engine.memory.block_tokens:
+        options["block_size"] = candidate.block_size
     if candidate.weight_dtype != deployment.setting.model.weight_dtype and candidate.weight_dtype == "fp8":
         options["quantization"] = "fp8"
     return options
