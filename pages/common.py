@@ -13,9 +13,9 @@ from typing import Any
 import streamlit as st
 
 from recipe_core import advice, query
-from recipe_core.charts import degrees, split_label
 from recipe_core.errors import RecipeError
 from recipe_core.hardware.catalog import device
+from recipe_core.labels import degrees, split_label
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.plan import PlanTable, plan

@@ -1,7 +1,7 @@
 import common
 import streamlit as st
 
-from recipe_core import advice, charts, query
+from recipe_core import advice, charts, labels, query, tables
 from recipe_core.errors import RecipeError
 from recipe_core.units import duration, gib, rate, usd
 
@@ -34,7 +34,7 @@ def cards(row: int) -> None:
     c = found.columns
     price = float(c["usd_per_million_output_tokens"][row])
     with st.grid(5):
-        st.metric("Best split", charts.degrees(found.candidate(row)), border=True, help=charts.split_label(found, row), height="stretch")
+        st.metric("Best split", labels.degrees(found.candidate(row)), border=True, help=labels.split_label(found, row), height="stretch")
         st.metric("Output", rate(float(c["output_tokens_per_s"][row])), border=True, height="stretch")
         st.metric("Per output token", duration(float(c["tpot_s"][row])), border=True, height="stretch")
         st.metric("First token", duration(float(c["ttft_s"][row])), border=True, height="stretch")
@@ -53,11 +53,11 @@ def pinned(key: str) -> None:
     """One pinned split."""
     row = query.row_of(found, key)
     if row is None:
-        st.markdown(f"**{charts.degrees(query.split_of(key))}** is not a split of this plan any more.")
+        st.markdown(f"**{labels.degrees(query.split_of(key))}** is not a split of this plan any more.")
     elif not found.columns["feasible"][row]:
-        st.markdown(f"**{charts.split_label(found, row)}** is refused: {common.escape('; '.join(found.reasons(row)))}")
+        st.markdown(f"**{labels.split_label(found, row)}** is refused: {common.escape('; '.join(found.reasons(row)))}")
     else:
-        st.markdown(f"**{charts.split_label(found, row)}**\\\n{common.escape(common.figures(found, row))}")
+        st.markdown(f"**{labels.split_label(found, row)}**\\\n{common.escape(common.figures(found, row))}")
     with st.container(horizontal=True):
         fits = row is not None and found.columns["feasible"][row]
         if fits and st.button("Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)):
@@ -126,7 +126,7 @@ def ranked_table() -> None:
 
 def breakdown(rows: list[int]) -> None:
     """Where the time of a step and of a first token goes."""
-    estimates = [(charts.split_label(found, row), found.estimate(row)) for row in rows]
+    estimates = [(labels.split_label(found, row), found.estimate(row)) for row in rows]
     left, right = st.columns(2, gap="large")
     for place, part, title in ((left, "decode", "One decode step by cause"), (right, "prefill", "Time to first token by cause")):
         with place:
@@ -136,9 +136,9 @@ def breakdown(rows: list[int]) -> None:
 
 
 if found is not None:
-    best, unit = common.best(found), charts.unit(found)
+    best, unit = common.best(found), labels.unit(found)
     shown = [int(row) for row in found.ranked[:SHOWN_ROWS]]
-    frame = charts.splits_frame(found, shown)
+    frame = tables.splits_frame(found, shown)
     keys = frame["key"].tolist()
     if best is not None:
         cards(best)
@@ -154,7 +154,7 @@ if found is not None:
         if hidden:
             st.caption(f"The first {len(shown):,} of {len(found.ranked):,} are listed.")
     st.subheader(f"Memory per {unit}", anchor=False)
-    rows = charts.memory_rows(found, common.pins())
+    rows = tables.memory_rows(found, common.pins())
     st.plotly_chart(
         charts.memory_bars(found, rows, dark=common.dark()),
         key="memory",
@@ -163,9 +163,9 @@ if found is not None:
     if best is not None:
         fitting = [row for key in common.pins() if (row := query.row_of(found, key)) is not None and found.columns["feasible"][row]]
         breakdown(fitting or [best])
-    counts = charts.refusal_counts(found)
+    counts = tables.refusal_counts(found)
     if counts:
-        refused, number = charts.refused_frame(found), int((~found.columns["feasible"]).sum())
+        refused, number = tables.refused_frame(found), int((~found.columns["feasible"]).sum())
         with st.expander(
             f"Why not? {number:,} refused {'split' if number == 1 else 'splits'}", icon=":material/help:", expanded=best is None
         ):

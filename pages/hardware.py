@@ -1,10 +1,9 @@
 import common
 import streamlit as st
 
-from recipe_core.charts import per_second
 from recipe_core.hardware.catalog import cluster, device, device_names, offers, roofline
 from recipe_core.hardware.profile import Source
-from recipe_core.units import gib, significant, usd
+from recipe_core.units import gib, per_second, significant, usd
 
 VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "cpu": "CPU"}
 FIRST = {"nvidia": "h100-sxm", "amd": "mi300x"}

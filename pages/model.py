@@ -1,11 +1,12 @@
 import common
 import streamlit as st
 
-from recipe_core.charts import count, parts_bars
+from recipe_core.charts import parts_bars
 from recipe_core.errors import RecipeError
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.model.spec import MoeMlp
 from recipe_core.serve import folders_allowed
+from recipe_core.units import count
 
 INLINE = "config in the link"
 

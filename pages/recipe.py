@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 import common
 import streamlit as st
 
-from recipe_core import charts, query
+from recipe_core import labels, query, units
 from recipe_core.bundle import bundle_files, zip_bytes
 from recipe_core.documents import to_yaml
 from recipe_core.errors import RecipeError
@@ -50,7 +50,7 @@ def option_label(found: PlanTable, key: str) -> str:
     """A split in the list, with its figures."""
     row = common.best(found) if key == BEST else query.row_of(found, key)
     lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
-    return f"{lead}{charts.split_label(found, row)} · {common.figures(found, row)}"
+    return f"{lead}{labels.split_label(found, row)} · {common.figures(found, row)}"
 
 
 def picker(found: PlanTable) -> None:
@@ -79,7 +79,7 @@ def expected(estimate: dict) -> None:
             {
                 "Figure": [label for label, _ in FIGURES.values()],
                 "Estimate": [show(serving[name]) for name, (_, show) in FIGURES.items()],
-                "Likely between": [charts.band(bands[name], show) for name, (_, show) in FIGURES.items()],
+                "Likely between": [units.band(bands[name], show) for name, (_, show) in FIGURES.items()],
                 "Basis": [basis[name] for name in FIGURES],
             },
             hide_index=True,
@@ -92,7 +92,7 @@ def expected(estimate: dict) -> None:
         power = f"{significant(estimate['energy']['watts'])} W at most"
         st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
     with right:
-        st.subheader(f"Memory per {charts.unit(found)}", anchor=False)
+        st.subheader(f"Memory per {labels.unit(found)}", anchor=False)
         m = estimate["memory"]
         st.table(
             {

@@ -1,4 +1,4 @@
-"""A PlanTable as plotly figures and as tables for people; pages, report and notebooks share them.
+"""A PlanTable as plotly figures; pages, report and notebooks share them.
 
 Colours are set on every trace, so a figure looks the same under any template; text and grid are left to the page's theme.
 A second channel (symbol, pattern) always says what the colour says.
@@ -6,19 +6,19 @@ A second channel (symbol, pattern) always says what the colour says.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
-from recipe_core.advice import broken_codes, nearest, refused_by_limits
+from recipe_core.advice import refused_by_limits
+from recipe_core.figures import MEMORY
+from recipe_core.labels import CAUSES, PARTS, split_label, unit
 from recipe_core.plan import PlanTable
 from recipe_core.query import row_of, split_key
-from recipe_core.units import GIB, duration, gib, rate, significant, usd
+from recipe_core.units import GIB, count, duration, gib, rate, significant, usd
 
 XAxis = Literal["tpot", "interactivity"]
 MAX_POINTS = 4000
@@ -45,199 +45,7 @@ def palette(dark: bool) -> Palette:
     return DARK if dark else LIGHT
 
 
-# --- names ------------------------------------------------------------------------------------------------------------------
-
-
-def degrees(candidate: Mapping[str, Any]) -> str:
-    """``tp 4 · dp 2``: tp always, the other degrees when they are more than one."""
-    named = [f"{name} {candidate[name]}" for name in ("tp", "pp", "dp", "ep") if name == "tp" or candidate[name] > 1]
-    return " · ".join(named)
-
-
-def unit(table: PlanTable) -> str:
-    """What one device is called: a GPU, or a machine where the processor computes."""
-    return "machine" if table.found.cluster.device.runtime == "cpu" else "GPU"
-
-
-def split_label(table: PlanTable, row: int) -> str:
-    """The degrees, and engine or dtypes where the plan has several."""
-    candidate = table.candidate(row)
-    settings = [block.setting for block in table.blocks]
-    extra = [
-        candidate[name]
-        for name, values in (
-            ("engine", {s.engine.name for s in settings}),
-            ("weight_dtype", {s.weight_dtype for s in settings}),
-        )
-        if len(values) > 1
-    ]
-    if len({s.kv_dtype for s in settings}) > 1:
-        extra.append(f"{candidate['kv_dtype']} cache")
-    return " · ".join([degrees(candidate), *extra])
-
-
-CAUSES = {
-    "qkv": "Query, key, value projections",
-    "o": "Output projection",
-    "attention": "Attention",
-    "mlp": "Feed-forward",
-    "router": "Expert router",
-    "experts": "Experts",
-    "shared_experts": "Shared experts",
-    "all_reduce": "All-reduce (tp)",
-    "all_to_all": "All-to-all (ep)",
-    "norms": "Norms and residuals",
-    "embedding": "Embedding",
-    "head": "Language-model head",
-    "pipeline": "Pipeline hand-over (pp)",
-    "engine": "Engine overhead",
-    "prefill_interference": "Prefills of other requests",
-    "schedule": "Wait for a step",
-    "request": "Request handling",
-    "prompts_ahead": "Prompts ahead in the wave",
-    "engine_queue": "Wait in the engine's queue",
-}
-"""What a person calls the causes of an estimate's breakdown."""
-
-PARTS = {
-    "attention.q": "Query",
-    "attention.q_a": "Query, down",
-    "attention.q_b": "Query, up",
-    "attention.kv": "Key and value",
-    "attention.kv_a": "Key and value, down",
-    "attention.kv_b": "Key and value, up",
-    "attention.o": "Attention output",
-    "attention.bias": "Attention biases",
-    "mlp": "Feed-forward",
-    "moe.experts": "Experts",
-    "moe.shared": "Shared experts",
-    "moe.router": "Router",
-    "embedding": "Embedding",
-    "head": "Language-model head",
-    "norm": "Norms",
-}
-"""What a person calls the parts of a model."""
-
-REFUSALS = {
-    "devices": "More devices than there are",
-    "runtime": "Engine does not run on the device",
-    "weight-dtype": "No kernels for the weight format",
-    "kv-dtype": "No kernels for the cache format",
-    "heads": "Attention heads do not divide",
-    "kv-heads": "KV heads do not divide",
-    "layers": "Too few layers for the pipeline",
-    "context": "Longer than the model's context",
-    "width": "Feed-forward width does not divide",
-    "block": "Quantisation blocks do not divide",
-    "no-tensor": "Engine has no tensor parallelism",
-    "no-pipeline": "Engine has no pipeline parallelism",
-    "no-experts": "Model has no experts",
-    "experts": "Too few experts",
-    "no-expert-parallel": "Engine has no expert parallelism",
-    "ep-ranks": "Engine shares experts over all ranks",
-    "memory": "Does not fit in memory",
-    "batch": "The batch does not fit in memory",
-    "rate": "Requests arrive faster than served",
-    "limit-ttft": "Over the limit on time to first token",
-    "limit-tpot": "Over the limit on time per output token",
-    "limit-latency": "Over the limit on request latency",
-    "limit-usd": "Over the limit on cost",
-    "limit-gpus": "Over the limit on devices",
-}
-"""What a person calls the kinds of refusal."""
-
-_PARTS = {"weights_bytes": "Weights", "kv_needed_bytes": "KV cache needed", "activations_bytes": "Activations", "runtime_bytes": "Runtime"}
 _PATTERNS = ("", "/", "x", ".", "\\")
-
-
-# --- numbers that only people read ----------------------------------------------------------------------------------------------
-
-
-def count(value: float) -> str:
-    """A large count with three digits: ``8.03 B``, ``630 M``."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{significant(value / size)} {letter}"
-    return significant(value)
-
-
-def per_second(value: float, unit: str) -> str:
-    """A rate with a decimal prefix: ``3.35 TB/s``, ``989 TFLOP/s``."""
-    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{significant(value / size)} {prefix}{unit}/s"
-    return f"{significant(value)} {unit}/s"
-
-
-def band(low_high: Sequence[float], show: Any) -> str:
-    """A band as two formatted ends."""
-    return f"{show(low_high[0])} – {show(low_high[1])}"
-
-
-def rounded(values: Any, digits: int = 3) -> Any:
-    """An array rounded to significant digits, for a table that formats numbers itself."""
-    array = np.asarray(values, dtype=float)
-    safe = np.where((array == 0) | ~np.isfinite(array), 1.0, np.abs(array))
-    scale = 10.0 ** (digits - 1 - np.floor(np.log10(safe)))
-    return np.round(array * scale) / scale
-
-
-# --- tables ------------------------------------------------------------------------------------------------------------------
-
-
-def splits_frame(table: PlanTable, rows: Sequence[int]) -> pd.DataFrame:
-    """Rows of a plan in units for people, rounded to three significant digits; ``key`` names the split."""
-    index = np.asarray(rows, dtype=int)
-    c = {name: values[index] for name, values in table.columns.items()}
-    return pd.DataFrame(
-        {
-            "key": [split_key(table.candidate(row)) for row in rows],
-            "split": [split_label(table, row) for row in rows],
-            "gpus": c["gpus"],
-            "tokens": rounded(c["output_tokens_per_s"]),
-            "per_gpu": rounded(c["output_tokens_per_s_per_gpu"]),
-            "tpot": rounded(c["tpot_s"] * 1e3),
-            "ttft": rounded(c["ttft_s"] * 1e3),
-            "memory": rounded(c["total_bytes"] / GIB),
-            "used": np.round(100 * c["total_bytes"] / c["usable_bytes"]),
-            "concurrency": c["max_concurrency"],
-            "usd": rounded(c["usd_per_million_output_tokens"]),
-            "front": np.where(table.front[index], "◆", ""),
-        }
-    )
-
-
-def refused_frame(table: PlanTable, at_most: int = 500) -> pd.DataFrame:
-    """Refused splits with the kinds of their problems and the sentences, simplest problem first."""
-    codes = broken_codes(table)
-    rows = [int(row) for row in np.flatnonzero(~table.columns["feasible"])]
-    rows = sorted(rows, key=lambda row: (len(codes[row]), sorted(codes[row]), row))[:at_most]
-    return pd.DataFrame(
-        {
-            "split": [split_label(table, row) for row in rows],
-            "why": ["; ".join(table.reasons(row)) for row in rows],
-            "kind": ["; ".join(REFUSALS.get(code, code) for code in sorted(codes[row])) for row in rows],
-        }
-    )
-
-
-def refusal_counts(table: PlanTable) -> dict[str, int]:
-    """How many splits each kind of problem refuses, most first; a split with two problems counts in both."""
-    counts = Counter(code for codes in broken_codes(table) for code in codes)
-    return {REFUSALS.get(code, code): n for code, n in counts.most_common()}
-
-
-def memory_rows(table: PlanTable, pins: Sequence[str], best: int = 4, refused: int = 3) -> list[int]:
-    """Rows worth comparing by memory: pinned, best, and those refused for memory alone (or the nearest) that lack the least."""
-    pinned = [row for key in pins if (row := row_of(table, key)) is not None]
-    codes = broken_codes(table)
-    short = [row for row, broken in enumerate(codes) if broken == {"memory"}] or [row for row in (nearest(table),) if row is not None]
-    short.sort(key=lambda row: (float(table.columns["shortfall_bytes"][row]), int(table.columns["gpus"][row])))
-    cuts = {tuple(int(table.columns[name][row]) for name in ("tp", "pp", "ep")): row for row in reversed(short)}  # replicas look the same
-    return list(dict.fromkeys([*pinned, *(int(row) for row in table.ranked[:best]), *list(reversed(cuts.values()))[:refused]]))
-
-
-# --- figures -----------------------------------------------------------------------------------------------------------------
 
 
 def pareto(table: PlanTable, *, pins: Sequence[str] = (), x: XAxis = "tpot", dark: bool = False) -> go.Figure:
@@ -366,7 +174,7 @@ def memory_bars(table: PlanTable, rows: Sequence[int], *, dark: bool = False) ->
     c = table.columns
     labels = [_bar_label(table, row) for row in rows]
     figure = go.Figure()
-    for n, (column, name) in enumerate(_PARTS.items()):
+    for n, (column, name) in enumerate(MEMORY.items()):
         figure.add_bar(
             y=labels,
             x=[float(c[column][row]) / GIB for row in rows],

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 GIB = float(1 << 30)
 
@@ -36,3 +40,32 @@ def rate(tokens_per_s: float) -> str:
 def usd(value: float) -> str:
     """US dollars; a dash when the price is not known."""
     return f"${significant(value)}" if math.isfinite(value) else "–"
+
+
+def count(value: float) -> str:
+    """A large count with three digits: ``8.03 B``, ``630 M``."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{significant(value / size)} {letter}"
+    return significant(value)
+
+
+def per_second(value: float, unit: str) -> str:
+    """A rate with a decimal prefix: ``3.35 TB/s``, ``989 TFLOP/s``."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{significant(value / size)} {prefix}{unit}/s"
+    return f"{significant(value)} {unit}/s"
+
+
+def band(low_high: Sequence[float], show: Any) -> str:
+    """A band as two formatted ends."""
+    return f"{show(low_high[0])} – {show(low_high[1])}"
+
+
+def rounded(values: Any, digits: int = 3) -> Any:
+    """An array rounded to significant digits, for a table that formats numbers itself."""
+    array = np.asarray(values, dtype=float)
+    safe = np.where((array == 0) | ~np.isfinite(array), 1.0, np.abs(array))
+    scale = 10.0 ** (digits - 1 - np.floor(np.log10(safe)))
+    return np.round(array * scale) / scale

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core import charts
+from recipe_core import charts, labels, tables, units
 from recipe_core.advice import nearest
 from recipe_core.plan import PlanTable, plan
 from recipe_core.query import DEFAULT, change, split_key
@@ -76,7 +76,7 @@ def test_many_points_are_thinned_but_the_front_stays(monkeypatch: pytest.MonkeyP
 def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     found = table(("hardware.per_node", 1))
     assert not len(found.ranked)
-    rows = charts.memory_rows(found, [])
+    rows = tables.memory_rows(found, [])
     assert rows == [nearest(found)]
     layout = charts.memory_bars(found, rows).to_dict()["layout"]
     capacity = float(found.columns["capacity_bytes"][0]) / GIB
@@ -86,7 +86,7 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
 
 def test_memory_parts_add_to_the_total() -> None:
     found = table()
-    rows = charts.memory_rows(found, ["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
+    rows = tables.memory_rows(found, ["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
     bars = [trace for trace in charts.memory_bars(found, rows).to_dict()["data"] if trace["type"] == "bar"]
     assert np.sum([bar["x"] for bar in bars], axis=0) * GIB == pytest.approx(found.columns["total_bytes"][rows])
     assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)
@@ -94,7 +94,7 @@ def test_memory_parts_add_to_the_total() -> None:
 
 def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
     found = table()
-    rows = charts.memory_rows(found, ["vllm.bf16.bf16.tp4.pp1.dp2.ep1"], best=2, refused=1)
+    rows = tables.memory_rows(found, ["vllm.bf16.bf16.tp4.pp1.dp2.ep1"], best=2, refused=1)
     assert split_key(found.candidate(rows[0])) == "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
     assert int(found.ranked[0]) in rows
     assert not found.columns["feasible"][rows[-1]]
@@ -105,7 +105,7 @@ def test_a_breakdown_shows_every_cause_largest_first() -> None:
     parts = found.estimate(int(found.ranked[0]))["breakdown_s"]["decode"]
     bar = charts.step_breakdown([("tp 8", parts)]).to_dict()["data"][0]
     assert list(bar["x"]) == sorted((seconds * 1e3 for seconds in parts.values()), reverse=True)
-    assert set(bar["y"]) == {charts.CAUSES[cause] for cause in parts}
+    assert set(bar["y"]) == {labels.CAUSES[cause] for cause in parts}
 
 
 def test_every_cause_and_refusal_has_a_name() -> None:
@@ -113,42 +113,42 @@ def test_every_cause_and_refusal_has_a_name() -> None:
         found = table(("model", model))
         for row in found.ranked[:20]:
             breakdown = found.estimate(int(row))["breakdown_s"]
-            assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(charts.CAUSES)
-        assert {refusal.code for block in found.blocks for refusal in block.refusals} <= set(charts.REFUSALS)
-        assert set(found.found.model.parameters_by_part) <= set(charts.PARTS)
+            assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
+        assert {refusal.code for block in found.blocks for refusal in block.refusals} <= set(labels.REFUSALS)
+        assert set(found.found.model.parameters_by_part) <= set(labels.PARTS)
 
 
 def test_tables_are_in_units_for_people() -> None:
     found = table()
-    frame = charts.splits_frame(found, [int(row) for row in found.ranked])
+    frame = tables.splits_frame(found, [int(row) for row in found.ranked])
     assert len(frame) == len(found.ranked)
     best = found.estimate(int(found.ranked[0]))
     assert frame["tpot"][0] == pytest.approx(best["serving"]["tpot_s"] * 1e3, rel=5e-3)
     assert frame["memory"][0] == pytest.approx(best["memory"]["total_bytes"] / GIB, rel=5e-3)
     assert (frame["front"] == "◆").sum() == found.front.sum()
-    refused = charts.refused_frame(found)
-    assert len(charts.refused_frame(found, at_most=3)) == 3
+    refused = tables.refused_frame(found)
+    assert len(tables.refused_frame(found, at_most=3)) == 3
     assert len(refused) + len(frame) == len(found)
     assert (refused["why"] != "").all()
-    assert sum(charts.refusal_counts(found).values()) >= len(refused)
+    assert sum(tables.refusal_counts(found).values()) >= len(refused)
 
 
 def test_labels_name_what_differs() -> None:
     found = table(("options.weight_dtypes", ("bf16", "fp8")))
-    labels = {charts.split_label(found, row) for row in range(len(found))}
+    labels = {labels.split_label(found, row) for row in range(len(found))}
     assert len(labels) == len(found)
-    assert charts.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
 
 
 @pytest.mark.parametrize(("value", "text"), [(8.03e9, "8.03 B"), (630e6, "630 M"), (671e9, "671 B"), (1500, "1.50 k"), (12, "12.0")])
 def test_counts_read_well(value: float, text: str) -> None:
-    assert charts.count(value) == text
+    assert units.count(value) == text
 
 
 def test_rates_and_rounding_read_well() -> None:
-    assert charts.per_second(3.35e12, "B") == "3.35 TB/s"
-    assert charts.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
-    assert charts.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
+    assert units.per_second(3.35e12, "B") == "3.35 TB/s"
+    assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
+    assert units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
 
 
 def test_dark_and_light_differ() -> None:
