@@ -15,7 +15,7 @@ from recipe_core.estimate import Cases, Estimates, Setting, estimate
 from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.request import CandidateRequest, Goal, Limits, PlanRequest
 from recipe_core.split import Refusal
-from recipe_core.units import duration, usd
+from recipe_core.units import duration, rounded, usd
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +48,9 @@ COLUMNS: dict[str, Callable[[Estimates], Any]] = {
     "feasible": lambda e: e.feasible,
 }
 """The columns of a plan: name (with its unit) and where it comes from. Memory is per device, throughput of the deployment."""
+
+TIE_DIGITS = 4
+"""Splits whose goal agrees to so many significant digits are equally good."""
 
 _BEST: dict[Goal, tuple[str, int]] = {
     "throughput": ("output_tokens_per_s", -1),
@@ -90,7 +93,7 @@ class PlanTable:
         c = self.columns
         name, sign = _BEST[self.request.objective.optimize]
         value = sign * np.asarray(c[name], dtype=float)
-        keys = (c["ep"], c["tp"], c["pp"], -c["output_tokens_per_s"], c["gpus"], _significant(value))
+        keys = (c["ep"], c["tp"], c["pp"], -c["output_tokens_per_s"], c["gpus"], rounded(value, TIE_DIGITS))
         order = np.lexsort(keys)
         return np.asarray(order[c["feasible"][order]], dtype=np.int64)
 
@@ -138,13 +141,6 @@ class PlanTable:
         rank[self.ranked] = np.arange(1, len(self.ranked) + 1)
         reasons = ["; ".join(self.reasons(row)) for row in range(len(self))]
         return pd.DataFrame(names | self.columns | {"rank": rank, "pareto": self.front, "reasons": reasons})
-
-
-def _significant(value: Float, digits: int = 4) -> Float:
-    """Rounded to ``digits`` significant digits, so that what differs by less ties."""
-    safe = np.where((value == 0) | ~np.isfinite(value), 1.0, value)
-    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(safe))))
-    return np.where(np.isfinite(value), np.round(value * scale) / scale, value)
 
 
 def pareto_front(first: Float, second: Float, among: Bool) -> Bool:

@@ -135,8 +135,8 @@ def test_tables_are_in_units_for_people() -> None:
 
 def test_labels_name_what_differs() -> None:
     found = table(("options.weight_dtypes", ("bf16", "fp8")))
-    labels = {labels.split_label(found, row) for row in range(len(found))}
-    assert len(labels) == len(found)
+    names = {labels.split_label(found, row) for row in range(len(found))}
+    assert len(names) == len(found)
     assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
 
 
