@@ -5,7 +5,7 @@ from recipe_core.hardware.catalog import cluster, device, device_names, offers, 
 from recipe_core.hardware.profile import Source
 from recipe_core.units import gib, per_second, significant, usd
 
-VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "cpu": "CPU"}
+VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
 FIRST = {"nvidia": "h100-sxm", "amd": "mi300x"}
 CHEAPEST, OWN = "", "own price"
 

@@ -1,14 +1,35 @@
+from typing import Any
+
 import common
 import streamlit as st
 
 from recipe_core.charts import parts_bars
 from recipe_core.errors import RecipeError
 from recipe_core.model.catalog import catalog_ids
-from recipe_core.model.spec import MoeMlp
 from recipe_core.serve import folders_allowed
 from recipe_core.units import count
+from recipe_core.views import model_view
 
+KINDS = {"mla": "latent (MLA)", "gqa": "grouped-query", "mha": "multi-head", "linear": "linear (a state, no cache)", "none": "none"}
 INLINE = "config in the link"
+
+
+def architecture(facts: dict[str, Any]) -> dict[str, str]:
+    """Facts of a model as a small table."""
+    some = f"{', '.join(map(str, facts['windows']))} tokens in {facts['windowed_layers']} layers" if facts["windows"] else "none"
+    rows = {
+        "Layers": f"{facts['layers']}",
+        "Hidden size": f"{facts['hidden_size']:,}",
+        "Attention": KINDS[facts["attention"]],
+        "Attention heads": f"{facts['heads']}",
+        "KV heads": "1 latent, shared by all heads" if facts["attention"] == "mla" else f"{facts['kv_heads']}",
+        "Sliding window": some,
+        "Experts": f"{facts['experts']}, {facts['experts_per_token']} per token" if facts["experts"] else "none (dense)",
+        "Vocabulary": f"{facts['vocabulary']:,}",
+        "Embedding and head": "shared" if facts["tied_embeddings"] else "separate",
+    }
+    state = {"Layers with a state": f"{facts['state_layers']}"} if facts["state_layers"] else {}
+    return rows | state
 
 
 def shown(model: object) -> str:
@@ -49,24 +70,7 @@ if spec is not None:
         st.metric("Stored as", spec.weight_dtype, border=True, help="Number format of the checkpoint's matrices")
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
     left, right = st.columns(2, gap="large")
-    first = spec.layers[0].attention
-    experts = next((layer.mlp for layer, _ in spec.kinds if isinstance(layer.mlp, MoeMlp)), None)
-    windows = sorted({str(layer.attention.window) for layer, _ in spec.kinds if layer.attention.window})
-    facts = {
-        "Layers": f"{len(spec.layers)}",
-        "Hidden size": f"{spec.hidden:,}",
-        "Attention": "latent (MLA)"
-        if type(first).__name__ == "LatentAttention"
-        else "grouped-query"
-        if first.heads != first.kv_heads
-        else "multi-head",
-        "Attention heads": f"{first.heads}",
-        "KV heads": "1 latent, shared by all heads" if type(first).__name__ == "LatentAttention" else f"{first.kv_heads}",
-        "Sliding window": f"{', '.join(windows)} tokens in some layers" if windows else "none",
-        "Experts": f"{experts.experts}, {experts.top_k} per token" if experts else "none (dense)",
-        "Vocabulary": f"{spec.vocabulary:,}",
-        "Embedding and head": "shared" if spec.tied_embeddings else "separate",
-    }
+    facts = architecture(model_view(spec))
     with left:
         st.subheader("Architecture", anchor=False)
         st.table(facts, border="horizontal", alt="Architecture facts of the model")

@@ -68,10 +68,10 @@ def weight_dtype(wanted: str, model: ModelSpec) -> str:
 
 
 def kv_dtype(wanted: str, weights: str, model: ModelSpec) -> str:
-    """The cache format a request means: "auto" is the format that activations have."""
+    """The cache format a request means: "auto" is the checkpoint's, else the format that activations have."""
     if wanted != "auto":
         return wanted
-    return weights if weights in WIDE else model.dtype
+    return model.kv_dtype or (weights if weights in WIDE else model.dtype)
 
 
 def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
@@ -105,8 +105,8 @@ def settings(found: Resolved) -> list[Setting]:
 
 def _columns(found: Resolved, chosen: Engine, limits: CandidateRequest) -> dict[str, Any]:
     """Columns that do not depend on the split."""
-    memory_bytes = found.cluster.device.usable_memory_bytes
-    batching = chosen.batch_limits(memory_bytes)
+    device = found.cluster.device
+    batching = chosen.batch_limits(device.usable_memory_bytes, device.architecture)
     workload = found.workload
     return {
         "per_node": found.cluster.per_node,
@@ -127,7 +127,7 @@ def every_split(found: Resolved, chosen: Setting, limits: CandidateRequest | Non
     """All splits over the cluster for one setting; ``limits`` keeps those that agree with what it states."""
     limits = limits or CandidateRequest()
     experts = max((layer.mlp.experts for layer, _ in found.model.kinds if isinstance(layer.mlp, MoeMlp)), default=0)
-    splits = enumerate_splits(found.cluster.devices, experts=experts, shares_experts=chosen.engine.split.experts == "all-ranks")
+    splits = enumerate_splits(found.cluster.devices, experts=experts, shares_experts=chosen.engine.split.experts != "none")
     if found.request.options.nodes == "all":
         whole = splits["tp"] * splits["pp"] * splits["dp"] == found.cluster.devices
         splits = {name: column[whole] for name, column in splits.items()}

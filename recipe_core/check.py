@@ -90,6 +90,8 @@ def _program(words: list[str]) -> tuple[Engine, list[str]]:
     for name in engine_names():
         spec = engine(name)
         if spec.program in words:
+            if not spec.options:
+                raise NoAnswer(f"{spec.title} command lines are not read by this version.", field="command", hint="Give a request instead.")
             after = words[words.index(spec.program) + 1 :]
             return spec, after[1:] if after[:1] == ["serve"] else after
     programs = ", ".join(engine(name).program for name in engine_names())

@@ -126,8 +126,15 @@ def models(name: Name = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def hardware(name: Name = None, as_json: Json = False) -> None:
+def hardware(
+    name: Name = None,
+    detect: Annotated[bool, typer.Option("--detect", help="Read this machine instead of the catalog.")] = False,
+    as_json: Json = False,
+) -> None:
     """The device profiles, each figure with its source."""
+    if detect:
+        _detect(name, as_json)
+        return
     from recipe_core.hardware.catalog import device, device_names, offers
     from recipe_core.units import gib
     from recipe_core.views import hardware_view
@@ -139,6 +146,16 @@ def hardware(name: Name = None, as_json: Json = False) -> None:
         )
 
     _listing(name, as_json, device_names(), lambda each: hardware_view(device(each), offers()), line)
+
+
+def _detect(name: str | None, as_json: bool) -> None:
+    from recipe_core.hardware.detect import describe, detect
+
+    if name is not None:
+        raise InputError("--detect reads this machine and takes no name.", field="hardware", hint=f"Leave out {name!r}, or --detect.")
+    with working("Reading this machine …"):
+        found = detect()
+    emit(found.to_json()) if as_json else typer.echo(describe(found))
 
 
 @app.command()
@@ -196,23 +213,41 @@ def _write_rows(table: Any, path: Path) -> None:
 
 
 @app.command()
-def estimate(request: RequestFile, as_json: Json = False) -> None:
+def estimate(
+    request: RequestFile,
+    traced: Annotated[bool, typer.Option("--trace", help="Also build the real model without data and compare (torch extra).")] = False,
+    as_json: Json = False,
+) -> None:
     """Exactly the split in REQUEST.candidate (or the best that agrees with it); a .jsonl file answers line by line."""
     from recipe_core.plan import chosen_plan
     from recipe_core.request import PlanRequest
     from recipe_core.terminal import estimate_text
 
     if request.endswith(".jsonl"):
+        if traced:
+            raise InputError("--trace takes one request, not a .jsonl file.", field="trace", hint="Trace its lines one by one.")
         _each_line(Path(request))
         return
     with working("Estimating …"):
         table, row = chosen_plan(PlanRequest.parse(read_request(request)))
         answer = table.estimate(row)
+    found = _trace(table, row) if traced else None
     if as_json:
-        emit({"candidate": table.candidate(row)} | answer)
+        emit({"candidate": table.candidate(row)} | answer | ({"trace": found} if found else {}))
     else:
         typer.echo(estimate_text(table.candidate(row), answer))
+    if found and not as_json:
+        from recipe_core.trace.text import trace_text
+
+        typer.echo(f"\n{trace_text(found)}")
     raise typer.Exit(0 if answer["feasible"] else 1)
+
+
+def _trace(table: Any, row: int) -> dict[str, Any]:
+    from recipe_core.trace import trace
+
+    with working("Tracing the model …"):
+        return trace(table, row)
 
 
 def _each_line(path: Path, checked: bool = False) -> None:

@@ -94,6 +94,7 @@ REFUSALS = {
     "no-experts": "Model has no experts",
     "experts": "Too few experts",
     "no-expert-parallel": "Engine has no expert parallelism",
+    "ep-divides": "Experts do not divide over the ranks",
     "ep-ranks": "Engine shares experts over all ranks",
     "memory": "Does not fit in memory",
     "batch": "The batch does not fit in memory",

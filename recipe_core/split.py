@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.estimate.cases import Bool, Cases, Int, Setting
-from recipe_core.model.spec import DenseMlp, MoeMlp
+from recipe_core.model.spec import MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
 
 def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     model = setting.model
-    for heads, kv_heads in sorted({(layer.attention.heads, layer.attention.kv_heads) for layer, _ in model.kinds}):
+    for heads, kv_heads in sorted({(a.heads, a.kv_heads) for layer, _ in model.kinds if (a := layer.attention) is not None}):
         yield Refusal(
             "heads",
             heads % cases.tp != 0,
@@ -96,7 +96,7 @@ def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     yield Refusal("layers", cases.pp > layers, lambda i: f"{layers} layers do not fill {cases.pp[i]} pipeline stages")
     yield Refusal(
         "context",
-        cases.max_context > model.max_context,
+        (cases.max_context > model.max_context) & setting.engine.split.enforces_context,
         lambda i: f"requests of {cases.max_context[i]:,.0f} tokens exceed the model's context of {model.max_context:,}",
     )
 
@@ -132,12 +132,12 @@ def _widths(setting: Setting, cases: Cases) -> list[tuple[str, int, Bool]]:
     always = _everywhere(cases, True)
     found: dict[tuple[str, int], Bool] = {}
     for layer, _ in setting.model.kinds:
-        if isinstance(layer.mlp, DenseMlp):
-            found["feed-forward", layer.mlp.intermediate] = always
-        else:
+        if isinstance(layer.mlp, MoeMlp):
             found["expert", layer.mlp.intermediate] = ~cases.shares_experts
             if layer.mlp.shared_intermediate:
                 found["shared expert", layer.mlp.shared_intermediate] = always
+        elif layer.mlp is not None:
+            found["feed-forward", layer.mlp.intermediate] = always
     return [(name, width, cut) for (name, width), cut in found.items()]
 
 
@@ -155,6 +155,12 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     yield Refusal("experts", shared & (cases.ep > experts), lambda i: f"{experts} experts do not fill ep {cases.ep[i]} ranks")
     if split.experts == "none":
         yield Refusal("no-expert-parallel", shared, lambda i: f"{title} has no expert parallelism; ep must be 1")
+    elif split.experts == "divisors":
+        yield Refusal(
+            "ep-divides",
+            shared & (ranks % cases.ep != 0),
+            lambda i: f"ep {cases.ep[i]} does not divide tp × dp = {ranks[i]} ranks",
+        )
     else:
         yield Refusal(
             "ep-ranks",

@@ -9,30 +9,36 @@ import numpy as np
 
 from recipe_core.advice import nearest, remedies
 from recipe_core.engines.spec import Engine
+from recipe_core.hardware.catalog import dtypes, fabric
 from recipe_core.hardware.profile import Device, Offer
 from recipe_core.model.catalog import CatalogEntry
-from recipe_core.model.spec import LatentAttention, ModelSpec, MoeMlp
+from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, ModelSpec, MoeMlp
 from recipe_core.plan import PlanTable
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:
     """A model's architecture and parameter counts."""
-    layer = model.layers[-1]
-    attention = layer.attention
+    mixers = [layer.attention for layer in model.layers if layer.attention is not None]
+    cached = [mixer for mixer in mixers if mixer.kv_values_per_head] or mixers
+    attention = cached[-1] if cached else None
     moe = next((kind.mlp for kind, _ in model.kinds if isinstance(kind.mlp, MoeMlp)), None)
     out: dict[str, Any] = {
         "name": model.name,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "parameters_by_part": model.parameters_by_part,
+        "counted_bytes": model.counted_bytes,
+        "checkpoint_bytes": model.checkpoint_bytes,
         "layers": len(model.layers),
         "hidden_size": model.hidden,
         "vocabulary": model.vocabulary,
-        "attention": "mla" if isinstance(attention, LatentAttention) else "mha" if attention.heads == attention.kv_heads else "gqa",
-        "heads": attention.heads,
-        "kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "windowed_layers": sum(item.attention.window is not None for item in model.layers),
+        "attention": _kind(attention),
+        "heads": attention.heads if attention else 0,
+        "kv_heads": attention.kv_heads if attention else 0,
+        "head_dim": attention.head_dim if attention else 0,
+        "windowed_layers": sum(mixer.window is not None for mixer in mixers),
+        "windows": sorted({mixer.window for mixer in mixers if mixer.window is not None}),
+        "state_layers": sum(mixer.state_values > 0 for mixer in mixers),
         "experts": moe.experts if moe else 0,
         "experts_per_token": moe.top_k if moe else 0,
         "tied_embeddings": model.tied_embeddings,
@@ -48,10 +54,41 @@ def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str,
     return out
 
 
+def _kind(attention: Attention | None) -> str:
+    if attention is None:
+        return "none"
+    if isinstance(attention, LatentAttention):
+        return "mla"
+    if isinstance(attention, LinearAttention):
+        return "linear"
+    return "mha" if attention.heads == attention.kv_heads else "gqa"
+
+
 def hardware_view(device: Device, offers: Iterable[Offer]) -> dict[str, Any]:
-    """A device's profile with the price offers for it."""
+    """A device's profile with its links, what each weight format means on it, and the price offers for it."""
     mine = [offer.model_dump(exclude_none=True) for offer in offers if offer.device == device.name]
-    return device.model_dump(exclude_none=True) | {"usable_memory_bytes": device.usable_memory_bytes, "offers": mine}
+    links = {
+        name: fabric(name).model_dump(exclude_none=True) for name in (device.node.fabric, *device.node.alternatives, device.node.network)
+    }
+    return device.model_dump(exclude_none=True) | {
+        "usable_memory_bytes": device.usable_memory_bytes,
+        "dtype_support": _dtype_support(device),
+        "links": links,
+        "offers": mine,
+    }
+
+
+def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
+    """What silicon and engines make of each weight format, each with its source."""
+    table = dtypes()
+    rows = [row for row in table.support if device.architecture in row.architectures]
+    return {
+        f"{row.dtype} ({row.encoding})" if row.encoding else row.dtype: row.model_dump(
+            include={"silicon", "engines", "status", "note"}, exclude_none=True
+        )
+        | {"source": table.sources[row.source].model_dump(exclude_none=True)}
+        for row in rows
+    }
 
 
 def engine_view(engine: Engine) -> dict[str, Any]:

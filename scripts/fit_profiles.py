@@ -1,11 +1,14 @@
-"""Fit the four roofline numbers of ``hw_profiles`` from measured operator latencies.
+"""Fit the four roofline numbers of ``hw_profiles``, and the three of its fabrics, from measured operator latencies.
 
-    python scripts/fit_profiles.py TRUTH_DIR [--device NAME ...] [--write]
+    python scripts/fit_profiles.py TRUTH_DIR [--device NAME ...] [--fabrics] [--write]
 
 For every device, family and dtype it looks for ``compute_efficiency``, ``memory_efficiency``, ``overhead_s`` and ``smoothing`` of
 ``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` that minimise the mean |log(predicted / measured)|, prints a table, and with
 ``--write`` puts the numbers into the ``roofline:`` section at the end of the device's YAML. The operators' flops and bytes are
 defined here as the estimator defines them. Where several engines measured one shape, the fastest kernel counts.
+
+A fabric's ``latency_s``, ``latency_per_rank_s`` and ``efficiency`` are fitted in the same way to all-reduces, as
+``recipe_core/estimate/network.py`` counts them: ``latency + per_rank · (n - 1) + 2 (n - 1)/n · bytes / (bandwidth · efficiency)``.
 
 The peak a dtype is held against is the device's own figure for it; a dtype the device does not multiply natively is held against bf16.
 """
@@ -13,6 +16,7 @@ The peak a dtype is held against is the device's own figure for it; a dtype the 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,7 +29,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipe_core.documents import read_document, write_whole
-from recipe_core.hardware.profile import Device
+from recipe_core.hardware.catalog import SHARED
+from recipe_core.hardware.profile import Device, Fabric
 
 Array = NDArray[np.float64]
 PROFILES = Path(__file__).resolve().parent.parent / "hw_profiles"
@@ -54,9 +59,22 @@ MIN_POINTS = 12
 # no measurements of their own: take what is missing from the nearest relative
 RELATIVES = {
     "a100-pcie-80gb": "a100-sxm-80gb", "a100-sxm-40gb": "a100-sxm-80gb", "h100-pcie": "h100-sxm", "h100-nvl": "h100-sxm",
-    "gh200": "h100-sxm", "h200-nvl": "h200-sxm", "b300-sxm": "b200-sxm", "gb200": "b200-sxm", "gb300": "b200-sxm",
-    "rtx-6000-ada": "l40s", "rtx-5090": "rtx-pro-6000", "mi350x": "mi355x",
+    "gh200": "h100-sxm", "gh200-144gb": "h100-sxm", "h200-nvl": "h200-sxm", "b300-sxm": "b200-sxm", "gb200": "b200-sxm",
+    "gb300": "b200-sxm", "rtx-6000-ada": "l40s", "rtx-5090": "rtx-pro-6000", "mi350x": "mi355x",
 }  # fmt: skip
+
+# fabric -> systems of the collective tables
+FABRIC_SYSTEMS = {
+    "nvlink3": ("a100_sxm",), "nvlink4": ("h100_sxm", "h200_sxm"), "nvlink5": ("b200_sxm", "b300_sxm"), "nvl72": ("gb200", "gb300"),
+    "pcie4": ("l40s",), "pcie5": ("rtx_pro_6000_server",),
+}  # fmt: skip
+REMARKS = {
+    "nvlink4": "; NVLS reaches 0.95 at 8 ranks and 256 MiB or more", "nvl72": "; 72 ranks reach 0.93 at 8 GiB",
+    "pcie4": "; consumer cards without peer access get about half", "pcie5": "; alone 0.62 with 2 ranks, 0.48 with 4, 0.39 with 8",
+    "xgmi-mi350": "; how much of it is per rank is assumed",
+}  # fmt: skip
+AIC, VLLM = "https://github.com/ai-dynamo/aiconfigurator", "https://github.com/vllm-project/vllm"
+SMALLEST, LARGEST = 4 << 10, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -316,13 +334,108 @@ def write(device: str, section: Section) -> None:
     write_whole(path, "\n".join([text, *lines, ""]).encode())
 
 
+@dataclass(frozen=True)
+class LinkFit:
+    """The three numbers of a fabric; those that are None were not fitted, and the file keeps its own."""
+
+    efficiency: float | None
+    latency_s: float
+    per_rank_s: float | None
+    note: str
+
+
+def all_reduces(truth: Path) -> pd.DataFrame:
+    """The fastest all-reduce per system, rank count and size in bytes: engines' own kernels and NCCL."""
+    own = pd.read_csv(truth / "op_custom_allreduce.csv.gz", low_memory=False)
+    nccl = pd.read_csv(truth / "op_nccl.csv.gz", low_memory=False)
+    rows = pd.concat([own, nccl[(nccl.op_name == "all_reduce") & (nccl.nccl_dtype == "half")]], ignore_index=True)
+    rows = rows.assign(bytes=rows.message_size * 2.0, seconds=rows.latency / 1e3)
+    rows = rows[rows.bytes.between(SMALLEST, LARGEST) & (rows.seconds > 0)]
+    return rows.loc[rows.groupby(["system", "num_gpus", "bytes"]).seconds.idxmin()]
+
+
+def fit_link(fabric: Fabric, rows: pd.DataFrame, where: str) -> LinkFit:
+    """Columns ``num_gpus``, ``bytes`` and ``seconds``; where they are of one rank count, the file's term per rank is kept."""
+    ranks, bytes_, seconds = (rows[column].to_numpy(dtype=float) for column in ("num_gpus", "bytes", "seconds"))
+    moved_s, measured = 2.0 * (ranks - 1) / ranks * bytes_ / fabric.bandwidth_bytes_per_s.value, np.log(seconds)
+    several = len(np.unique(ranks)) > 1
+    kept = fabric.latency_per_rank_s.value if fabric.latency_per_rank_s else 0.0
+
+    def predicted(x: Array) -> Array:
+        per_rank = np.exp(x[2]) if several else kept
+        return np.asarray(np.exp(x[1]) + per_rank * (ranks - 1) + moved_s * (1.0 + np.exp(-x[0])), dtype=float)
+
+    def cost(x: Array) -> float:
+        pull = 1e-2 * max(0.0, float(np.log(1e-6) - x[1])) ** 2  # nothing starts in no time; two terms share what two ranks take
+        return float(np.mean(np.abs(np.log(predicted(x)) - measured))) + pull
+
+    starts = [np.array([0.5, np.log(latency), np.log(per_rank)]) for latency in (2e-6, 1e-5) for per_rank in (1e-7, 2e-6)]
+    x, _ = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1])  # the second unfolds the first
+    error = float(np.median(np.abs(predicted(x) / seconds - 1.0)))
+    counts = f"{ranks.min():.0f} to {ranks.max():.0f} ranks" if several else f"{ranks.max():.0f} ranks"
+    sizes = f"{bytes_.min() / 2**10:.0f} KiB to {bytes_.max() / 2**20:.3g} MiB"
+    note = f"{len(seconds)} points on {where}, {counts}, {sizes}; median error {error:.0%}"
+    efficiency, latency_s, per_rank_s = 1.0 / (1.0 + np.exp(-float(x[0]))), float(np.exp(x[1])), float(np.exp(x[2]))
+    return LinkFit(efficiency, latency_s, per_rank_s, note) if several else LinkFit(None, latency_s, None, note)
+
+
+def link_fits(truth: Path, fabrics: dict[str, Fabric]) -> dict[str, LinkFit]:
+    rows = all_reduces(truth)
+    fits = {
+        name: fit_link(fabrics[name], rows[rows.system.isin(systems)], " and ".join(systems).replace("_", " "))
+        for name, systems in FABRIC_SYSTEMS.items()
+    }
+    links = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
+    links = links[(links.gpu == "MI355X-288GB") & (links.op == "all_reduce") & (links.metric == "time_us")]
+    links = links.assign(bytes=links.size_bytes, seconds=links.value / 1e6)
+    fits["xgmi-mi350"] = fit_link(fabrics["xgmi-mi350"], links, "MI355X, two kernels of vLLM")
+    return fits
+
+
+def write_link(name: str, found: LinkFit) -> None:
+    """Put the fitted numbers into the fabric's file, and the source that has the command."""
+    path = PROFILES / "fabrics" / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8")
+    note = found.note + REMARKS.get(name, "")
+    first = "latency_s" if found.efficiency is None else "efficiency"
+    values = {"efficiency": found.efficiency, "latency_s": found.latency_s, "latency_per_rank_s": found.per_rank_s}
+    for key, value in values.items():
+        if value is not None:
+            number = f"{value:.3f}" if key == "efficiency" else f"{value * 1e6:.2f}e-6"
+            line = f"{key}: {{value: {number}, source: fits, status: fitted" + (f', note: "{note}"}}' if key == first else "}")
+            text = re.sub(rf"^{key}: .*$", line, text, flags=re.MULTILINE)
+    text = re.sub(r"^  (?:aic|fits):\n(?:    .*\n)+", "", text, flags=re.MULTILINE)
+    title, url = "aiconfigurator's operator collection: engines' own all-reduce kernels and NCCL, best per size and rank count", AIC
+    if name not in FABRIC_SYSTEMS:
+        title, url = "vLLM pull request 39080 (closed) timing two custom all-reduce kernels on 8 x MI355X", f"{VLLM}/pull/39080"
+    command = "python scripts/fit_profiles.py TRUTH_DIR --fabrics --write"
+    source = ["  fits:", f'    title: "{title}"', f"    url: {url}", '    date: "2026"', f"    command: {command}", ""]
+    write_whole(path, (text.rstrip("\n") + "\n" + "\n".join(source)).encode())
+
+
+def fit_fabrics(truth: Path, writing: bool) -> None:
+    fabrics = {path.stem: Fabric.model_validate(read_document(path)) for path in (PROFILES / "fabrics").glob("*.yaml")}
+    print(f"{'fabric':16} {'efficiency':>10} {'latency':>9} {'per rank':>9}")
+    for name, found in link_fits(truth, fabrics).items():
+        efficiency = "kept" if found.efficiency is None else f"{found.efficiency:.3f}"
+        per_rank = "kept" if found.per_rank_s is None else f"{found.per_rank_s * 1e6:.2f}us"
+        print(f"{name:16} {efficiency:>10} {found.latency_s * 1e6:7.2f}us {per_rank:>9}  {found.note}", flush=True)
+        if writing:
+            write_link(name, found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("truth", type=Path)
     parser.add_argument("--device", action="append", help="only these devices")
-    parser.add_argument("--write", action="store_true", help="put the numbers into hw_profiles/*.yaml")
+    parser.add_argument("--fabrics", action="store_true", help="only the fabrics")
+    parser.add_argument("--write", action="store_true", help="put the numbers into hw_profiles/")
     arguments = parser.parse_args()
-    devices = {path.stem: Device.model_validate(read_document(path)) for path in PROFILES.glob("*.yaml") if path.stem != "priors"}
+    if arguments.device is None:
+        fit_fabrics(arguments.truth, arguments.write)
+    if arguments.fabrics:
+        return
+    devices = {path.stem: Device.model_validate(read_document(path)) for path in PROFILES.glob("*.yaml") if path.stem not in SHARED}
     fits: dict[tuple[str, str, str], Fit] = {}
     print(f"{'device':14} {'family':18} {'dtype':10} {'n':>5} {'median':>7} {'p90':>6}  {'e_c':>5} {'e_m':>5} {'overhead':>9} {'r':>5}")
     for points in all_points(arguments.truth):

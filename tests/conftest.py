@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests ask no hub; before anything reads the setting
 
 import pytest
 

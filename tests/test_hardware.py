@@ -4,12 +4,24 @@ import pytest
 
 from recipe_core.documents import read_document
 from recipe_core.errors import HardwareError
-from recipe_core.hardware.catalog import cluster, device, device_names, fabric, offers, priors, roofline
-from recipe_core.hardware.profile import Device
-from recipe_core.request import HardwareRequest
+from recipe_core.hardware.catalog import cluster, device, device_names, dtypes, fabric, fabric_names, offers, priors, roofline
+from recipe_core.hardware.profile import Device, Fabric, Figure
+from recipe_core.plan import plan
+from recipe_core.request import HardwareRequest, PlanRequest
 from recipe_core.resources import root
+from recipe_core.views import hardware_view
 
 WANTED = ["h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb", "l40s", "rtx-4090", "mi300x", "mi325x", "mi355x", "cpu"]
+
+# every device there is, but the CPU, with the gigabytes it is marketed with (one die of an MI250X)
+MARKETED = {
+    "a100-sxm-80gb": 80, "a100-pcie-80gb": 80, "a100-sxm-40gb": 40, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141,
+    "h200-nvl": 141, "gh200": 96, "gh200-144gb": 144, "b200-sxm": 180, "b300-sxm": 288, "gb200": 186, "gb300": 288, "l4": 24, "l40s": 48,
+    "a10g": 24, "a40": 48, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "rtx-a6000": 48, "rtx-pro-6000": 96,
+    "dgx-spark": 128, "mi250x": 64, "mi300x": 192, "mi325x": 256, "mi350x": 288, "mi355x": 288, "rx-7900-xtx": 24,
+    "radeon-pro-w7900": 48, "gaudi3": 128,
+}  # fmt: skip
+UNITS = ("_bytes", "_bytes_per_s", "_flops_per_s", "_watts", "_s", "efficiency")
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -23,7 +35,117 @@ def test_every_profile_is_complete(name):
 
 
 def test_the_wanted_devices_are_there():
-    assert set(WANTED) <= set(device_names())
+    assert set(MARKETED) | {"cpu"} == set(device_names())
+
+
+def _figures(value, key=""):
+    """Every figure in plain values, with the key that carries its unit (rates by dtype stand one deeper)."""
+    if isinstance(value, dict) and {"value", "source", "status"} <= set(value):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _figures(item, key if key.endswith("_per_s") else name)
+
+
+FILES = [f"{name}.yaml" for name in device_names()] + [f"fabrics/{name}.yaml" for name in fabric_names()]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_figure_has_unit_source_and_status(file):
+    raw = read_document(root("hw_profiles") / file)
+    figures = list(_figures(raw))
+    assert len(figures) >= 3
+    for key, figure in figures:
+        assert key.endswith(UNITS), f"{key} has no unit"
+        assert Figure.model_validate(figure).source in raw["sources"]
+    fitted = {figure["source"] for _, figure in figures if figure["status"] == "fitted"}
+    assert all("command" in raw["sources"][source] for source in fitted), "a fitted number without the command that fits it"
+    assert all(
+        source.get("url") or source.get("date") or source.get("command") or len(source["title"]) > 10 for source in raw["sources"].values()
+    )
+
+
+@pytest.mark.parametrize("name", MARKETED)
+def test_memory_is_near_the_marketed_size(name):
+    profile = device(name)
+    assert 0.92 <= profile.memory_bytes.value / (MARKETED[name] * 1e9) <= 1.075
+    assert 0.9 * profile.memory_bytes.value < profile.usable_memory_bytes <= profile.memory_bytes.value
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_weight_formats_are_explained(name):
+    profile = device(name)
+    rows = [row for row in dtypes().support if profile.architecture in row.architectures]
+    native = {row.dtype for row in rows if row.silicon == "native"}
+    assert set(profile.weight_dtypes) <= {row.dtype for row in rows if set(row.engines.values()) != {"none"}}
+    assert set(profile.peak_flops_per_s) <= native
+    if profile.vendor in ("nvidia", "amd"):
+        assert native - {"fp8-block"} == set(profile.peak_flops_per_s), "a native format has a rate, and only a native one"
+
+
+def test_fp8_encodings_differ_between_amd_generations():
+    encodings = {arch: row.encoding for row in dtypes().support if row.dtype == "fp8" for arch in row.architectures}
+    assert (encodings["gfx942"], encodings["gfx950"], encodings["sm_90"]) == ("e4m3fnuz", "e4m3", "e4m3")
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_the_view_shows_links_formats_and_sources(name):
+    shown = hardware_view(device(name), offers())
+    node = device(name).node
+    assert set(shown["links"]) == {node.fabric, node.network, *node.alternatives}
+    assert shown["dtype_support"]
+    assert all(row["source"]["title"] for row in shown["dtype_support"].values())
+    assert shown["sources"]
+
+
+@pytest.mark.parametrize("name", fabric_names())
+def test_every_fabric_validates(name):
+    found = fabric(name)
+    assert found.name == name
+    assert (found.beyond is None) or fabric(found.beyond).kind == "scale-up"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "domain", "beyond"),
+    [
+        ({"device": "mi300x", "per_node": 6}, 8, None),
+        ({"device": "l40s", "per_node": 2, "fabric": "pcie4"}, 8, None),
+        ({"device": "gb200", "per_node": 4, "nodes": 18}, 72, None),
+        ({"device": "h100-nvl", "per_node": 2}, 2, None),
+        ({"device": "h100-nvl", "per_node": 8}, 2, "pcie5"),
+        ({"device": "a100-pcie-80gb", "per_node": 4, "fabric": "nvlink3-bridge"}, 2, "pcie4"),
+        ({"device": "gh200", "per_node": 1, "nodes": 4}, 8, None),
+        ({"device": "h100-sxm", "per_node": 8, "nodes": 2, "network": "efa-400"}, 8, None),
+    ],
+)
+def test_node_and_fabric_are_said_apart(wanted, domain, beyond):
+    joined = cluster(HardwareRequest(**wanted))
+    assert joined.fabric.domain == domain
+    assert (joined.beyond.name if joined.beyond else None) == beyond
+    assert joined.per_node == wanted["per_node"]
+    assert joined.rack_scale == (joined.fabric.name == "nvl72"), "PCIe and bridges end at the node, however few devices it holds"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"domain": None}, "has a domain"), ({"kind": "scale-out"}, "a network has none"), ({"bandwidth_gb": 1}, "Extra inputs")],
+)
+def test_a_fabric_that_contradicts_itself_is_refused(change, says):
+    raw = read_document(root("hw_profiles") / "fabrics" / "nvlink4-bridge.yaml")
+    with pytest.raises(ValueError, match=says):
+        Fabric.model_validate(raw | change)
+
+
+def test_a_device_no_engine_drives_is_refused_with_that_reason():
+    request = {
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "hardware": {"device": "gaudi3", "per_node": 8},
+        "workload": {"concurrency": 8},
+        "options": {"engines": ["vllm"]},
+    }
+    table = plan(PlanRequest.parse(request))
+    assert len(table.ranked) == 0
+    assert all("does not run on hpu" in table.reasons(row)[0] for row in range(len(table)))
 
 
 def test_aliases_are_unambiguous():

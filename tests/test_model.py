@@ -13,7 +13,7 @@ from recipe_core.model.spec import GroupedAttention, LatentAttention, MoeMlp
 @pytest.mark.parametrize("name", catalog_ids())
 def test_parameters_are_the_published_ones(name):
     published, model = catalog_entry(name).published, catalog_model(name)
-    assert model.parameters == pytest.approx(published.parameters, rel=0.005)
+    assert model.parameters == pytest.approx(published.language_model, rel=0.005)
     assert sum(model.parameters_by_part.values()) == model.parameters
 
 
@@ -83,8 +83,9 @@ def test_multimodal_models_are_read_from_their_text_part(tiny_config):
         ({"num_attention_heads": 7, "head_dim": None}, "do not divide"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"is_encoder_decoder": True}, "encoder"),
-        ({"linear_num_value_heads": 8}, "not modelled"),
-        ({"layer_types": ["mamba"] * 4}, "not modelled"),
+        ({"linear_num_value_heads": 8}, "does not say which layers"),
+        ({"layer_types": ["hybrid"] * 4}, "not modelled"),
+        ({"layer_types": ["mamba"] * 4}, "mamba_d_state"),
         ({"quantization_config": {"quant_method": "mystery"}}, "mystery"),
         ({"num_local_experts": 4, "num_experts_per_tok": 9}, "impossible"),
         ({"vocab_size": True}, "not a whole number"),

@@ -25,19 +25,34 @@ class _Data(BaseModel):
 
 
 class SplitSupport(_Data):
-    """Which degrees the engine has. ``experts``: "all-ranks" means experts are spread over tp × dp or not at all."""
+    """Which degrees the engine has.
+
+    ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
+    over the rest. ``enforces_context``: whether requests longer than the model's own context are refused.
+    """
 
     tensor: bool
     pipeline: bool
-    experts: Literal["all-ranks", "none"]
+    experts: Literal["all-ranks", "divisors", "none"]
     data_parallel: Literal["engine", "processes"]
+    enforces_context: bool = True
 
 
 class MemoryUse(_Data):
-    """How the engine divides a device. ``fraction`` of the device is its to use; the cache gets what weights and workspace leave."""
+    """How the engine divides a device, and when it refuses to start.
+
+    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N, leaves for the cache:
+
+    * ``of-device``: M · fraction - W - A - N (vLLM's gpu_memory_utilization)
+    * ``static``: M · fraction - W, while A and N live in the rest (SGLang's mem_fraction_static)
+    * ``of-free``: (M - W - A - N) · fraction (TensorRT-LLM's free_gpu_memory_fraction)
+
+    ``needs_longest``: it refuses to start unless one request of the longest context fits into the cache.
+    """
 
     fraction: Figure
-    preallocates: bool
+    pool: Literal["of-device", "static", "of-free"]
+    needs_longest: bool
     context_single_bytes: Figure
     context_parallel_bytes: Figure
     sampler_bytes_per_logit: Figure
@@ -45,9 +60,10 @@ class MemoryUse(_Data):
 
 
 class BatchLimits(_Data):
-    """The engine's default batch limits on devices with at least ``memory_at_least_bytes``."""
+    """The engine's default batch limits on devices with at least ``memory_at_least_bytes``, but on none of ``not_on``."""
 
     memory_at_least_bytes: NonNegative
+    not_on: tuple[str, ...] = ()
     max_batched_tokens: Whole
     max_num_seqs: Whole
 
@@ -95,9 +111,10 @@ class Engine(Sourced):
     kv_dtypes: tuple[str, ...]
     options: dict[str, Option]
 
-    def batch_limits(self, memory_bytes: float) -> BatchLimits:
-        """The default limits on a device of this size."""
-        return next(b for b in sorted(self.batching, key=lambda b: -b.memory_at_least_bytes) if memory_bytes >= b.memory_at_least_bytes)
+    def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
+        """The default limits on a device of this size and architecture."""
+        fitting = [b for b in self.batching if memory_bytes >= b.memory_at_least_bytes and architecture not in b.not_on]
+        return max(fitting, key=lambda b: b.memory_at_least_bytes)
 
     def overhead(self, runtime: Runtime) -> Overheads:
         """The engine's own time on a runtime; one that it does not run on (and that is refused) borrows another's figures."""
@@ -149,6 +166,6 @@ def engine(name: str) -> Engine:
 
 
 def default_engine(runtime: Runtime) -> Engine:
-    """The engine taken when a request names none: the preferred one that can be built for the runtime."""
-    fitting = [e for e in map(engine, engine_names()) if e.buildable and runtime in e.runtimes]
-    return min(fitting, key=lambda e: e.preference)
+    """The engine taken when a request names none: the preferred one that can be built for the runtime; where none can, any refuses."""
+    buildable = [e for e in map(engine, engine_names()) if e.buildable]
+    return min([e for e in buildable if runtime in e.runtimes] or buildable, key=lambda e: e.preference)

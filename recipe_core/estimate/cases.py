@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import ModelSpec, Role
+from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -46,18 +46,21 @@ class Setting:
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.
 
-        A quantisation turns the matrices of attention and feed-forward (or only what the checkpoint says it turned);
+        A checkpoint's own quantisation says it for each role; one that the engine makes turns every matrix of the layers;
         embeddings, head, router and norms stay as they are.
         """
         quantization = self.model.quantization
         if quantization is not None and self.weight_dtype == quantization.dtype:
-            return self.weight_dtype if role in quantization.roles else self.model.dtype
+            return quantization.dtype_of(role, self.model.dtype)
         if self.weight_dtype in WIDE:
             return self.weight_dtype
-        return self.weight_dtype if role in ("linear", "experts") else self.model.dtype
+        return self.weight_dtype if role in MATRIX_ROLES else self.model.dtype
 
     def stored_bytes(self, role: Role) -> float:
         """Bytes per stored value of a role, scales included."""
+        quantization = self.model.quantization
+        if quantization is not None and self.weight_dtype == quantization.dtype:
+            return quantization.bytes_of(role, self.model.dtype)
         return bytes_per_value(self.stored_dtype(role))
 
     @property

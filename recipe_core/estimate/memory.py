@@ -15,7 +15,7 @@ import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import DenseMlp, Layer, MoeMlp, Tensor, layer_kinds
+from recipe_core.model.spec import LatentAttention, Layer, MoeMlp, Tensor, layer_kinds
 
 VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a multiple of this
 
@@ -78,7 +78,7 @@ def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
     if tensor.shard == "replicated":
         return np.ones_like(tp)
     if tensor.shard == "kv_heads":
-        return 1 / np.minimum(tp, layer.attention.kv_heads)
+        return 1 / np.minimum(tp, layer.attention.kv_heads if layer.attention else 1)
     if tensor.shard == "experts" and isinstance(layer.mlp, MoeMlp):
         ep = cases.ep.astype(np.float64)
         whole_experts = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts
@@ -89,8 +89,7 @@ def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
 
 def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
     """Weights of one layer on one rank."""
-    parts = [t.numel * setting.stored_bytes(t.role) * _share(t, layer, cases) for t in layer.tensors(setting.model.hidden)]
-    return add(parts)
+    return add(t.numel * setting.stored_bytes(t.role) * _share(t, layer, cases) for t in layer.tensors(setting.model.hidden))
 
 
 def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
@@ -103,22 +102,37 @@ def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
 def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
     """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; an MLA latent never is."""
     attention = layer.attention
+    if attention is None or attention.kv_values_per_head == 0:
+        return np.zeros(len(tp))
     heads = np.ceil(attention.kv_heads / np.minimum(tp, attention.kv_heads))
-    return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype)
+    index = attention.index_bytes_per_token if isinstance(attention, LatentAttention) else 0.0
+    return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
+
+
+def state_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
+    """Bytes per request and layer on one rank of a state that does not grow with the context (linear attention, Mamba)."""
+    attention = layer.attention
+    if attention is None or attention.state_values == 0:
+        return np.zeros(len(tp))
+    return attention.state_values * (attention.state_bytes_per_value or setting.activation_bytes) / tp
 
 
 def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
     """Tokens a layer keeps of a request: all, or its window (and the block that slides out), in whole blocks."""
     kept = np.ceil(context / block_tokens) * block_tokens
-    window = layer.attention.window
+    window = layer.attention.window if layer.attention is not None else None
     if window is None:
         return kept
     return np.minimum(kept, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
 
 
 def context_bytes(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, context: Float) -> Float:
-    """Cache of one request with ``context`` tokens over the given layers on one rank."""
-    parts = [n * kv_token_bytes(setting, layer, cases.tp) * cached_tokens(layer, context, cases.block_tokens) for layer, n in layers]
+    """Cache and state of one request with ``context`` tokens over the given layers on one rank."""
+    tp = cases.tp
+    parts = [
+        n * (kv_token_bytes(setting, layer, tp) * cached_tokens(layer, context, cases.block_tokens) + state_bytes(setting, layer, tp))
+        for layer, n in layers
+    ]
     return add(parts) if parts else np.zeros(len(cases))
 
 
@@ -134,13 +148,14 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
         tokens = np.maximum(tokens, cases.input_tokens)
     out = setting.engine.memory.sampler_bytes_per_logit.value * cases.max_num_seqs * model.vocabulary
     for layer, _ in model.kinds:
-        if isinstance(layer.mlp, DenseMlp):
-            out = np.maximum(out, tokens * b * (3 * model.hidden + 3 * layer.mlp.intermediate / cases.tp))
-        else:
+        if isinstance(layer.mlp, MoeMlp):
             wide = layer.mlp.shared_intermediate / cases.tp
             routed = layer.mlp.top_k * (model.hidden + 2 * layer.mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp))
             ranks = np.where(cases.shares_experts, cases.ep, 1)
             out = np.maximum(out, tokens * b * np.maximum(3 * model.hidden + 3 * wide, routed * np.maximum(cases.dp, 1) / ranks))
+        else:
+            width = layer.mlp.intermediate if layer.mlp else 0
+            out = np.maximum(out, tokens * b * (3 * model.hidden + 3 * width / cases.tp))
     return out
 
 
@@ -160,41 +175,83 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
 
 def _by_stages(setting: Setting, cases: Cases, stages: int, sequences: Float) -> dict[str, Float]:
     """All columns of ``Memory`` for cases that share their number of stages."""
-    model, use = setting.model, setting.engine.memory
+    columns = stage_columns(setting, cases, stages, sequences)
+    best = columns[0]
+    for column in columns[1:]:
+        best = _fullest(best, column)
+    return best
+
+
+def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float) -> list[dict[str, Float]]:
+    """The columns of ``Memory`` of every pipeline stage, first to last."""
+    model = setting.model
     activations = activation_bytes(setting, cases)
     together = (cases.tp * cases.pp > 1) | cases.shares_experts  # plain replicas do not talk to each other
+    use = setting.engine.memory
     runtime = np.where(together, use.context_parallel_bytes.value, use.context_single_bytes.value)
-    capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
-    usable = capacity * cases.memory_fraction
-    full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
-    context_layers = [layer_kinds(model.layers[a:b]) for a, b in stage_layers(len(model.layers), min(stages, len(model.layers)))]
     vocabulary = vocabulary_bytes(setting, cases)
     per_kind = {layer: layer_weight_bytes(setting, layer, cases) for layer, _ in model.kinds}
-    best: dict[str, Float] = {}
-    for stage, layers in enumerate(context_layers):
-        first, last = stage == 0, stage == len(context_layers) - 1
+    extra = add(t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1) for t in model.extras)
+    bounds = stage_layers(len(model.layers), min(stages, len(model.layers)))
+    out = []
+    for stage, (start, end) in enumerate(bounds):
+        layers = layer_kinds(model.layers[start:end])
+        first, last = stage == 0, stage == len(bounds) - 1
         ends = 1.0 if first and last and model.tied_embeddings else float(first + last)
-        weights = np.sum([count * per_kind[layer] for layer, count in layers], axis=0) + ends * vocabulary
-        sequence = context_bytes(setting, layers, cases, full)
-        longest = context_bytes(setting, layers, cases, cases.max_context)
-        pool = usable - weights - activations - runtime
-        column = {
-            "weights_bytes": weights,
-            "kv_needed_bytes": sequences * sequence,
-            "activations_bytes": activations,
-            "runtime_bytes": runtime,
-            "total_bytes": weights + sequences * sequence + activations + runtime,
-            "capacity_bytes": capacity,
-            "usable_bytes": usable,
-            "pool_bytes": np.maximum(pool, 0),
-            "sequence_bytes": sequence,
-            "start_bytes": weights + activations + runtime + longest,
-            "pool_tokens": np.floor(np.maximum(pool, 0) / np.maximum(longest, 1) * cases.max_context),
-            "max_concurrency": np.floor(np.maximum(pool, 0) / np.maximum(sequence, 1)) * cases.replicas,
-            "context_limit": _context_limit(setting, layers, cases, pool),
-        }
-        best = column if not best else _fullest(best, column)
-    return best
+        weights = add(count * per_kind[layer] for layer, count in layers) + ends * vocabulary
+        if first:
+            weights = weights + extra
+        out.append(_stage(setting, cases, layers, _Fixed(weights, activations, runtime), sequences))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What a rank holds whatever its requests."""
+
+    weights: Float
+    activations: Float
+    runtime: Float
+
+    @property
+    def total(self) -> Float:
+        return self.weights + self.activations + self.runtime
+
+
+def _pool(setting: Setting, cases: Cases, fixed: _Fixed, capacity: Float) -> tuple[Float, Float, Float]:
+    """What the cache gets, what must fit besides it, and into how much, by the engine's rule."""
+    share = capacity * cases.memory_fraction
+    rule = setting.engine.memory.pool
+    if rule == "static":
+        return share - fixed.weights, fixed.weights, share
+    if rule == "of-free":
+        return (capacity - fixed.total) * cases.memory_fraction, fixed.total, capacity
+    return share - fixed.total, fixed.total, share
+
+
+def _stage(setting: Setting, cases: Cases, layers: tuple[tuple[Layer, int], ...], fixed: _Fixed, sequences: Float) -> dict[str, Float]:
+    """The columns of ``Memory`` of one stage."""
+    capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
+    full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
+    sequence, longest = (context_bytes(setting, layers, cases, context) for context in (full, cases.max_context))
+    pool, besides, usable = _pool(setting, cases, fixed, capacity)
+    must_hold = longest if setting.engine.memory.needs_longest else context_bytes(setting, layers, cases, cases.block_tokens)
+    room = np.maximum(pool, 0)
+    return {
+        "weights_bytes": fixed.weights,
+        "kv_needed_bytes": sequences * sequence,
+        "activations_bytes": fixed.activations,
+        "runtime_bytes": fixed.runtime,
+        "total_bytes": fixed.weights + sequences * sequence + fixed.activations + fixed.runtime,
+        "capacity_bytes": capacity,
+        "usable_bytes": usable,
+        "pool_bytes": room,
+        "sequence_bytes": sequence,
+        "start_bytes": besides + must_hold,
+        "pool_tokens": np.floor(room / np.maximum(longest, 1) * cases.max_context),
+        "max_concurrency": np.floor(room / np.maximum(sequence, 1)) * cases.replicas,
+        "context_limit": _context_limit(setting, layers, cases, pool),
+    }
 
 
 def _fullest(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
@@ -208,11 +265,12 @@ def _fullest(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
 
 
 def _context_limit(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, pool: Float) -> Float:
-    """Longest single request (tokens) that the pool holds: windowed layers cost a constant, the others grow with it."""
-    block = cases.block_tokens
-    growing = np.sum([n * kv_token_bytes(setting, k, cases.tp) for k, n in layers if k.attention.window is None], axis=0)
-    windowed = tuple((k, n) for k, n in layers if k.attention.window is not None)
+    """Longest single request (tokens) that the pool holds: windows and states cost a constant, other caches grow with it."""
+    unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]
+    growing = add(n * kv_token_bytes(setting, layer, cases.tp) for layer, n in unbounded)
+    windowed = tuple((layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is not None)
     fixed = context_bytes(setting, windowed, cases, cases.max_context)
-    growing = np.broadcast_to(np.asarray(growing, dtype=float), len(cases))
+    fixed = fixed + add(n * state_bytes(setting, layer, cases.tp) for layer, n in unbounded)
+    growing = np.broadcast_to(growing, len(cases))
     tokens = np.where(growing > 0, np.maximum(pool - fixed, 0) / np.maximum(growing, 1e-9), np.inf)
-    return np.minimum(np.floor(tokens / block) * block, setting.model.max_context)
+    return np.minimum(np.floor(tokens / cases.block_tokens) * cases.block_tokens, setting.model.max_context)

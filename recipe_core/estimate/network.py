@@ -49,11 +49,21 @@ def _latency(fabric: Fabric, ranks: Float) -> Float:
     return fabric.latency_s.value + per_rank * (ranks - 1)
 
 
+def _inside(cluster: Cluster, ranks: Float) -> tuple[Float, Float]:
+    """Rate and latency in a node; a group wider than the fabric's domain (bridged pairs) goes at the pace of what joins the domains."""
+    rate, latency = _rate(cluster.fabric, ranks), _latency(cluster.fabric, ranks)
+    if cluster.beyond is None:
+        return rate, latency
+    wide = ranks > (cluster.fabric.domain or 1)
+    return np.where(wide, _rate(cluster.beyond, ranks), rate), np.where(wide, _latency(cluster.beyond, ranks), latency)
+
+
 def _two_level(cluster: Cluster, members: Group, data_bytes: Float, passes: float) -> Float:
     """``passes`` rounds in which each rank moves (n-1)/n of the data: 1 for gather or scatter, 2 for all-reduce."""
-    inside = passes * (members.local - 1) / members.local * data_bytes / _rate(cluster.fabric, members.local)
+    rate_inside, latency_inside = _inside(cluster, members.local)
+    inside = passes * (members.local - 1) / members.local * data_bytes / rate_inside
     outside = passes * (members.remote - 1) / members.remote * data_bytes / members.local / _rate(cluster.network, members.remote)
-    inside = np.where(members.local > 1, inside + _latency(cluster.fabric, members.local), 0.0)
+    inside = np.where(members.local > 1, inside + latency_inside, 0.0)
     return inside + np.where(members.remote > 1, outside + _latency(cluster.network, members.remote), 0.0)
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from recipe_core.documents import read_document
 from recipe_core.estimate.cases import Bool, Cases, Float, Setting
 from recipe_core.estimate.cost import Cost, cost
-from recipe_core.estimate.memory import Memory, memory
+from recipe_core.estimate.memory import Memory, memory, stage_columns
 from recipe_core.estimate.serving import Serving, active_replicas, resident_limit, serving
 from recipe_core.hardware.catalog import roofline
 from recipe_core.split import Refusal, refusals
@@ -82,10 +82,20 @@ class Estimates:
         """Case ``i`` as JSON values. Infeasible cases keep their memory and have no serving figures."""
         feasible = bool(self.feasible[i])
         out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "feasible": feasible, "reasons": self.reasons(i), "notes": self.notes(i)}
-        out["memory"] = _memory_row(self.memory, i)
+        out["memory"] = _memory_row(self.memory, i) | self._stages(i)
         if feasible:
             out |= self._figures(i)
         return out
+
+    def _stages(self, i: int) -> dict[str, Any]:
+        """Memory of each pipeline stage, where there are several."""
+        stages = int(self.cases.pp[i])
+        if stages == 1:
+            return {}
+        held = self.memory.kv_needed_bytes[i] / max(self.memory.sequence_bytes[i], 1.0)
+        columns = stage_columns(self.setting, self.cases.take([i]), stages, np.array([held]))
+        parts = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes", "total_bytes")
+        return {"stages": [{name: float(column[name][0]) for name in parts} for column in columns]}
 
     def _figures(self, i: int) -> dict[str, Any]:
         s, c = self.serving, self.cost
@@ -138,8 +148,9 @@ def _notes(e: Estimates, i: int) -> list[str]:
     limit = resident_limit(e.cases, e.memory)[i] * e.cases.replicas[i]
     if e.setting.mode == "closed" and e.cases.load[i] > limit:
         notes.append(f"{limit:,.0f} of {e.cases.load[i]:,.0f} requests run at once; the others wait in the engine's queue.")
-    heads = max(layer.attention.kv_heads for layer, _ in e.setting.model.kinds)
-    if e.cases.tp[i] > heads:
+    cached = [a for layer, _ in e.setting.model.kinds if (a := layer.attention) is not None and a.kv_values_per_head]
+    heads = max((a.kv_heads for a in cached), default=0)
+    if heads and e.cases.tp[i] > heads:
         what = "1 KV head" if heads == 1 else f"{heads} KV heads"
         notes.append(f"Each cached token is held {e.cases.tp[i] // heads} times: {what} over tp {e.cases.tp[i]}.")
     return notes

@@ -26,7 +26,7 @@ from recipe_core.estimate.operators import Parts, Step, step_parts, total
 
 ITERATIONS = 8
 BISECTIONS = 16
-WAVES = 0.2  # fitted: the share at which the time to first token of published closed-loop runs is off least (scripts/fit_bands.py)
+WAVES = 0.2  # fitted: the share at which the time to first token of published closed-loop runs is off least (scripts/accuracy.py)
 
 
 @dataclass(frozen=True, slots=True)

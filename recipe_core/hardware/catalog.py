@@ -11,11 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from recipe_core.documents import read_document
 from recipe_core.errors import HardwareError, unknown
-from recipe_core.hardware.profile import Device, Fabric, Family, Offer, OfferFile, Priors, Roofline
+from recipe_core.hardware.profile import Device, DtypeFile, Fabric, Family, Offer, OfferFile, Priors, Roofline
 from recipe_core.request import HardwareRequest
 from recipe_core.resources import root
 
 Model = TypeVar("Model", bound=BaseModel)
+SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every device
 
 
 def _read(path: Path, schema: type[Model]) -> Model:
@@ -33,7 +34,7 @@ def _named(folder: Path) -> dict[str, Path]:
 
 def device_names() -> list[str]:
     """The devices there are profiles of, sorted."""
-    return [name for name in _named(root("hw_profiles")) if name != "priors"]
+    return [name for name in _named(root("hw_profiles")) if name not in SHARED]
 
 
 @cache
@@ -52,6 +53,11 @@ def device(name: str) -> Device:
 @cache
 def _aliases() -> dict[str, str]:
     return {alias.casefold(): name for name in device_names() for alias in device(name).aliases}
+
+
+def fabric_names() -> list[str]:
+    """The link technologies there are profiles of, sorted."""
+    return list(_named(root("hw_profiles") / "fabrics"))
 
 
 @cache
@@ -78,6 +84,12 @@ def priors() -> Priors:
     return _read(root("hw_profiles") / "priors.yaml", Priors)
 
 
+@cache
+def dtypes() -> DtypeFile:
+    """What silicon and engines make of each weight format, by architecture."""
+    return _read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
+
+
 def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
     """The four numbers of an operator family.
 
@@ -90,7 +102,10 @@ def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices in nodes, what joins them, and what an hour of one costs (None: unknown)."""
+    """Devices in nodes, what joins them, and what an hour of one costs (None: unknown).
+
+    ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node.
+    """
 
     device: Device
     per_node: int
@@ -99,6 +114,7 @@ class Cluster:
     network: Fabric
     usd_per_device_hour: float | None
     price_basis: str | None
+    beyond: Fabric | None = None
 
     @property
     def devices(self) -> int:
@@ -108,7 +124,7 @@ class Cluster:
     @property
     def rack_scale(self) -> bool:
         """Whether the fabric joins devices of different nodes (NVL72), so that only its domain bounds a fast group."""
-        return self.fabric.domain is not None and self.fabric.domain > self.device.node.devices
+        return self.fabric.spans_nodes
 
 
 def cluster(request: HardwareRequest) -> Cluster:
@@ -128,6 +144,7 @@ def cluster(request: HardwareRequest) -> Cluster:
         network=fabric(request.network or profile.node.network, "hardware.network"),
         usd_per_device_hour=price,
         price_basis=basis,
+        beyond=fabric(inside.beyond) if inside.beyond and inside.domain and request.per_node > inside.domain else None,
     )
 
 

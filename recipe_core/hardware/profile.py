@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
-Vendor = Literal["nvidia", "amd", "cpu"]
-Runtime = Literal["cuda", "rocm", "cpu"]
+Vendor = Literal["nvidia", "amd", "intel", "cpu"]
+Runtime = Literal["cuda", "rocm", "hpu", "cpu"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 Family = Literal["gemm", "moe", "attention_prefill", "attention_decode", "elementwise"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
@@ -56,10 +56,14 @@ class Roofline(_Data):
 
 
 class NodeSpec(_Data):
-    """The machine the device usually sits in: how many share it, what joins them, and what leaves it."""
+    """The machine the device usually sits in: how many share it, what joins them, and what leaves it.
+
+    ``alternatives``: other fabrics the device is sold with, to be named in a request.
+    """
 
     devices: Annotated[int, Field(ge=1, le=128)]
     fabric: Name
+    alternatives: tuple[Name, ...] = ()
     network: Name
     host_memory_bytes: Figure | None = None
 
@@ -119,7 +123,9 @@ class Fabric(Sourced):
     """What joins devices in a node, or nodes in a cluster. Rates are per device and direction.
 
     A collective takes ``latency_s + latency_per_rank_s · (n - 1) + moved bytes / (bandwidth · efficiency)``.
-    ``domain``: devices that reach each other through it (8 on an HGX board, 72 in an NVL72 rack); None for a network.
+    ``domain``: devices that reach each other through it (8 on an HGX board, 72 in an NVL72 rack, 2 under a bridge); None for a network.
+    ``spans_nodes``: whether a domain reaches over several nodes (a rack), so that only its size bounds a fast group.
+    ``beyond``: the fabric that joins domains inside one node, where a node holds several (bridged pairs over PCIe).
     """
 
     name: Name
@@ -127,10 +133,20 @@ class Fabric(Sourced):
     kind: Literal["scale-up", "scale-out"]
     topology: Literal["switch", "mesh", "ring", "pcie", "network", "memory"]
     domain: Annotated[int, Field(ge=1)] | None = None
+    spans_nodes: bool = False
+    beyond: Name | None = None
     bandwidth_bytes_per_s: Figure
     efficiency: Annotated[Figure, Field(description="achieved / datasheet rate of large collectives")]
     latency_s: Figure
     latency_per_rank_s: Figure | None = None
+
+    @model_validator(mode="after")
+    def _scope(self) -> Fabric:
+        if (self.kind == "scale-up") != (self.domain is not None):
+            raise ValueError("a scale-up fabric has a domain, a network has none")
+        if self.beyond is not None and self.domain is None:
+            raise ValueError("only a fabric with a domain has something beyond it")
+        return self
 
 
 class Offer(_Data):
@@ -153,6 +169,29 @@ class OfferFile(Sourced):
 
     provider: str
     offers: tuple[Offer, ...]
+
+
+class DtypeSupport(_Data):
+    """What a weight format means on some architectures: what the silicon multiplies, and what engines make of it.
+
+    ``native``: multiplied in the format (or its ``encoding``); ``weight-only``: stored so, multiplied in bf16; ``converted``: rewritten at
+    load into what the silicon has; ``none``: refused.
+    """
+
+    dtype: Dtype
+    encoding: str | None = None
+    architectures: Annotated[tuple[str, ...], Field(min_length=1)]
+    silicon: Literal["native", "none"]
+    engines: dict[Name, Literal["native", "weight-only", "converted", "none"]] = {}
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class DtypeFile(Sourced):
+    """``hw_profiles/dtypes.yaml``: weight formats by architecture."""
+
+    support: tuple[DtypeSupport, ...]
 
 
 class Priors(Sourced):

@@ -6,7 +6,9 @@ The catalog is data: one file a model under ``model/catalog/`` named ``org--name
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recipe_core.documents import parse_json, read_document, read_text
 from recipe_core.errors import ModelError, unknown
 from recipe_core.hardware.profile import Source
+from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config import read_config
+from recipe_core.model.hub import hub_config
 from recipe_core.model.spec import ModelSpec
+from recipe_core.units import gib
+
+CHECKPOINT_TOLERANCE = 0.02
+"""Files that hold more or less than this share of what is counted are worth a word (a vision tower, draft heads, other formats)."""
 
 FOLDER = Path(__file__).with_name("catalog")
 
@@ -30,6 +38,13 @@ class PublishedCount(BaseModel):
     active_parameters: Annotated[int, Field(gt=0)] | None = None
     source: str
     note: str | None = None
+    includes: dict[str, Annotated[int, Field(gt=0)]] = {}
+    """What the figure counts beyond the language model, by name: parameters worked out from the public shapes of those parts."""
+
+    @property
+    def language_model(self) -> int:
+        """The published figure without what it counts beyond the language model."""
+        return self.parameters - sum(self.includes.values())
 
 
 class CatalogEntry(BaseModel):
@@ -91,8 +106,8 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     """The model a request names.
 
     Args:
-        model: a catalog id, a folder with a ``config.json`` (or that file), or the parsed config itself.
-        folders: whether paths may be read; a server that strangers can reach says no.
+        model: a catalog id, an id on the Hugging Face Hub, a folder with a ``config.json`` (or that file), or the parsed config itself.
+        folders: whether paths may be read and the hub asked; a server that strangers can reach says no.
 
     Raises:
         ModelError: when it is unknown, unreadable or not a decoder-only language model.
@@ -101,10 +116,23 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
         return read_config(model, str(model.get("_name_or_path") or "inline config"))
     path = Path(model).expanduser()
     if model.casefold() in _files() or not (path.is_absolute() or model.startswith(".") or path.exists()):
-        return catalog_model(model)
+        return _named(model, online=folders)
     if not folders:
         raise ModelError(f"{model!r} is a path; this server reads none.", field="model", hint="Send the config.json inline.")
     return read_folder(path)
+
+
+def _named(model: str, *, online: bool) -> ModelSpec:
+    """A model of the catalog, else (for ``owner/name``) of the hub; the error says what was tried."""
+    try:
+        return catalog_model(model)
+    except ModelError as unlisted:
+        if not online or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+            raise
+        try:
+            return read_config(hub_config(model), model)
+        except ModelError as error:
+            raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint} ({error.message})") from None
 
 
 def read_folder(path: Path) -> ModelSpec:
@@ -112,4 +140,9 @@ def read_folder(path: Path) -> ModelSpec:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ModelError(f"there is no config.json in {str(path)!r}.", field="model", hint="Give a folder that holds one, or a catalog id.")
-    return read_config(parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve()))
+    model = read_config(parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve()))
+    held = checkpoint_bytes(file.parent)
+    notes = model.notes
+    if held is not None and abs(held / model.counted_bytes - 1) > CHECKPOINT_TOLERANCE:
+        notes = (*notes, f"The files on disk hold {gib(held)}; what is counted of them is {gib(model.counted_bytes)}.")
+    return replace(model, checkpoint_bytes=held, notes=notes)

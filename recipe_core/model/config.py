@@ -6,47 +6,43 @@ or a note that stays visible on the model; nothing is guessed silently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from recipe_core.documents import read_document
 from recipe_core.errors import ModelError
-from recipe_core.model.spec import Attention, DenseMlp, GroupedAttention, LatentAttention, Layer, Mlp, ModelSpec, MoeMlp, Quantization, Role
-
-Config = Mapping[str, Any]
-
-MAX_LAYERS, MAX_WIDTH, MAX_VOCABULARY, MAX_EXPERTS, MAX_CONTEXT = 1_000, 1 << 20, 1 << 24, 1 << 14, 1 << 30
+from recipe_core.model.context import max_context
+from recipe_core.model.nas import nas_layers
+from recipe_core.model.plan import halves_apart, mixers
+from recipe_core.model.read_attention import attention_layers
+from recipe_core.model.read_mlp import mlp_layers
+from recipe_core.model.read_quantization import quantized
+from recipe_core.model.reader import DRAFTS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Config, Reader
+from recipe_core.model.spec import Layer, ModelSpec, Tensor
+from recipe_core.model.tensors import tensor
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
-_HEADS = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
-_FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
-_CONTEXT = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "model_max_length")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk", "moe_k")
-_EXPERT_FFN = ("moe_intermediate_size", "expert_intermediate_size")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 _NOT_MODELLED = {
-    "state-space or linear-attention layers": (
-        "ssm_cfg",
-        "mamba_d_state",
-        "mamba_num_heads",
-        "ssm_state_size",
-        "linear_num_value_heads",
-        "hybrid_override_pattern",
-        "attn_layer_indices",
-    ),
-    "attention heads that differ between layers": ("global_head_dim", "num_global_key_value_heads"),
-    "compressed attention": ("compress_ratios",),
-    "per-layer embeddings": ("hidden_size_per_layer_input",),
-    "experts beside a dense block in every layer": ("enable_moe_block",),
+    "compress_ratios": "compressed attention (DeepSeek-V4) is",
+    "laurel_rank": "low-rank residual blocks and alternating updates (Gemma 3n) are",
+    "mamba_d_ssm": "attention and a state-space mixer side by side in one layer (Falcon-H1) are",
+    "ssm_cfg": "state-space models in this format are",
+    "ffn_config": "feed-forward blocks described by ffn_config (DBRX) are",
+    "attn_config": "attention described by attn_config (MPT, DBRX) is",
+    "type_vocab_size": "encoder models (BERT-like) are",
+    "logit_scale_init_value": "contrastive image-text encoders (CLIP-like) are",
+    "cross_attention_layers": "cross-attention layers (Llama 3.2 Vision) are",
 }
+"""Fields that are only there when the architecture is one whose arithmetic this version does not have."""
+
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast", "gelu", "quick_gelu")
 
 
 @cache
@@ -68,192 +64,116 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     if not isinstance(config, Mapping):
         raise ModelError(f"a config.json is an object, not {type(config).__name__}.", field=field)
     notes: list[str] = []
-    text = _text_part(config, notes)
-    read = _Reader(text, field)
-    read.refuse_unmodelled()
+    read = Reader(_with_family(_text_part(config, notes)), field)
+    _refuse_unmodelled(read)
     hidden = read.whole(_HIDDEN, MAX_WIDTH)
-    count = read.whole(_LAYERS, MAX_LAYERS)
-    windows = _windows(read, count)
-    mlps = _mlps(read, hidden, count)
-    bias = bool(text.get("attention_bias") or text.get("qkv_bias"))
-    layers = tuple(Layer(_attention(read, hidden, window, bias), mlp) for window, mlp in zip(windows, mlps, strict=True))
-    dtype = _DTYPES.get(str(text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or config.get("dtype")), "bf16")
-    notes += _visible_gaps(text)
+    vocabulary = read.whole(_VOCABULARY, MAX_VOCABULARY)
+    layers = _layers(read, hidden, _layer_count(read))
+    raw = config.get("quantization_config") or read.config.get("quantization_config")
+    stored = quantized(raw, layers, hidden, field, beside=read.has("enable_moe_block"))
+    drafts = read.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
+    notes += [*_visible_gaps(read, drafts), *stored.notes]
     return ModelSpec(
         name=name,
         hidden=hidden,
-        vocabulary=read.whole(_VOCABULARY, MAX_VOCABULARY),
-        layers=layers,
-        tied_embeddings=_tied(text, config, notes),
-        max_context=read.whole(_CONTEXT, MAX_CONTEXT, default=4096),
-        dtype=dtype,
-        quantization=_quantization(config.get("quantization_config") or text.get("quantization_config"), field),
-        notes=tuple(notes),
+        vocabulary=vocabulary,
+        layers=stored.layers,
+        tied_embeddings=_tied(config, read, notes),
+        max_context=max_context(read, notes),
+        dtype=_dtype(config, read),
+        quantization=stored.quantization,
         config=dict(config),
+        kv_dtype=stored.kv_dtype,
+        draft_layers=drafts,
+        extras=_extras(read, hidden, len(layers)),
+        notes=tuple(notes),
     )
 
 
 def _text_part(config: Config, notes: list[str]) -> Config:
-    """The language model's own fields, with the defaults of its family underneath."""
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, Mapping) else config
-    if text is not config:
+    """The language model's own fields: a multimodal config nests them, at most three deep."""
+    part = config
+    for _ in range(3):
+        inner = next((part[name] for name in _TEXT_PARTS if isinstance(part.get(name), Mapping)), None)
+        if inner is None:
+            break
+        part = cast("Config", inner)
+    if any(isinstance(config.get(name), Mapping) for name in ("vision_config", "audio_config", "vision_tower_config", "visual")):
         notes.append("Only the language model is counted; the vision or audio tower is not modelled.")
-    return {**_families().get(str(text.get("model_type")), {}), **{k: v for k, v in text.items() if v is not None}}
+    elif part is not config:
+        notes.append("Only the language model (text_config) is counted.")
+    return part
 
 
-class _Reader:
-    """Typed access to a config with errors that name the field."""
-
-    def __init__(self, config: Config, field: str) -> None:
-        self.config, self.field = config, field
-
-    def error(self, name: str, message: str, hint: str | None = None) -> ModelError:
-        return ModelError(message, field=f"{self.field}.{name}", hint=hint)
-
-    def whole(self, names: Sequence[str], maximum: int, *, default: int | None = None, minimum: int = 1) -> int:
-        """The first of ``names`` that is given, as a whole number within limits."""
-        name = next((n for n in names if n in self.config), None)
-        if name is None:
-            if default is not None:
-                return default
-            raise self.error(names[0], "is missing.", f"A decoder-only language model's config.json has {' or '.join(names[:3])}.")
-        value = self.config[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise self.error(name, f"{value!r} is not a whole number.")
-        if not minimum <= value <= maximum:
-            raise self.error(name, f"{value!r} is not between {minimum:,} and {maximum:,}.")
-        return int(value)
-
-    def has(self, names: Sequence[str]) -> bool:
-        """Whether any of ``names`` is given and not zero, false or empty."""
-        return any(self.config.get(n) for n in names)
-
-    def refuse_unmodelled(self) -> None:
-        """Raise for architectures whose arithmetic this version does not have."""
-        if self.config.get("is_encoder_decoder"):
-            raise self.error("is_encoder_decoder", "is true: encoder–decoder models are not modelled.", "Choose a decoder-only model.")
-        for what, names in _NOT_MODELLED.items():
-            for name in names:
-                if self.config.get(name):
-                    raise self.error(name, f"{what} are not modelled yet.", "Estimates for this model would be wrong, so none are made.")
+def _with_family(text: Config) -> Config:
+    """The fields with the defaults of their family underneath."""
+    return {**_families().get(str(text.get("model_type")), {}), **{key: value for key, value in text.items() if value is not None}}
 
 
-def _attention(read: _Reader, hidden: int, window: int | None, bias: bool) -> Attention:
-    heads = read.whole(_HEADS, MAX_WIDTH)
-    if read.has(("kv_lora_rank",)):
-        return LatentAttention(
-            heads=heads,
-            q_lora_rank=read.whole(("q_lora_rank",), MAX_WIDTH) if read.has(("q_lora_rank",)) else None,
-            kv_lora_rank=read.whole(("kv_lora_rank",), MAX_WIDTH),
-            nope_head_dim=read.whole(("qk_nope_head_dim",), MAX_WIDTH),
-            rope_head_dim=read.whole(("qk_rope_head_dim",), MAX_WIDTH),
-            v_head_dim=read.whole(("v_head_dim",), MAX_WIDTH),
-            window=window,
-        )
-    kv_heads = 1 if read.config.get("multi_query") and not read.has(_KV_HEADS) else read.whole(_KV_HEADS, MAX_WIDTH, default=heads)
-    if heads % kv_heads:
-        raise read.error(_KV_HEADS[0], f"{kv_heads} KV heads do not divide {heads} attention heads.")
-    if not read.has(("head_dim",)) and hidden % heads:
-        raise read.error(_HEADS[0], f"{heads} heads do not divide the hidden size {hidden} and head_dim is not given.")
-    head_dim = read.whole(("head_dim",), MAX_WIDTH, default=hidden // heads)
-    return GroupedAttention(heads, kv_heads, head_dim, read.whole(("v_head_dim",), MAX_WIDTH, default=head_dim), window, bias)
+def _refuse_unmodelled(read: Reader) -> None:
+    """Raise for architectures whose arithmetic this version does not have."""
+    if read.has("is_encoder_decoder"):
+        raise read.error("is_encoder_decoder", "is true: encoder-decoder models are not modelled.", "Choose a decoder-only model.")
+    for name, what in _NOT_MODELLED.items():
+        if read.has(name):
+            raise read.error(name, f"{what} not modelled yet.", "Estimates for this model would be wrong, so none are made.")
 
 
-def _windows(read: _Reader, layers: int) -> list[int | None]:
-    """The attention window of each layer, None where a layer sees everything."""
-    config = read.config
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            raise read.error("layer_types", f"lists {len(kinds) if isinstance(kinds, list) else kinds!r} layers; the model has {layers}.")
-        strange = sorted({str(k) for k in kinds} - {"full_attention", "sliding_attention"})
-        if strange:
-            raise read.error("layer_types", f"{', '.join(strange)} layers are not modelled yet.")
-    if config.get("use_sliding_window") is False or not read.has(("sliding_window",)):
-        return [None] * layers
-    window = read.whole(("sliding_window",), MAX_CONTEXT)
-    if kinds is not None:
-        return [window if kind == "sliding_attention" else None for kind in kinds]
-    if read.has(("sliding_window_pattern",)):  # every n-th layer sees everything
-        every = read.whole(("sliding_window_pattern",), MAX_LAYERS)
-        return [None if (i + 1) % every == 0 else window for i in range(layers)]
-    first = read.whole(("max_window_layers",), MAX_LAYERS, default=0, minimum=0) if config.get("use_sliding_window") else 0
-    return [None if i < first else window for i in range(layers)]
+def _layer_count(read: Reader) -> int:
+    """How many layers there are; some hybrids only list them."""
+    listed = next((read.config[name] for name in _LAYER_LISTS if isinstance(read.config.get(name), list | str)), "")
+    return read.whole(_LAYERS, MAX_LAYERS, default=min(len(listed), MAX_LAYERS) or None)
 
 
-def _mlps(read: _Reader, hidden: int, layers: int) -> list[Mlp]:
-    """The feed-forward block of each layer: dense, or experts where the config puts them."""
-    gated = _gated(read.config)
-    if not read.has(_EXPERTS) or read.whole(_EXPERTS, MAX_EXPERTS) == 1:
-        return [DenseMlp(read.whole(_FFN, MAX_WIDTH, default=None if gated else 4 * hidden), gated)] * layers
-    experts, top_k = read.whole(_EXPERTS, MAX_EXPERTS), read.whole(_TOP_K, MAX_EXPERTS)
-    if top_k > experts:
-        raise read.error(_TOP_K[0], f"{top_k} experts per token of {experts} is impossible.")
-    width = read.whole((*_EXPERT_FFN, *_FFN), MAX_WIDTH)
-    moe = MoeMlp(experts, top_k, width, _shared_width(read, width), gated)
-    sparse = _sparse(read, layers)
-    dense = None if all(sparse) else DenseMlp(read.whole(_FFN, MAX_WIDTH), gated)
-    return [moe if routed else cast("DenseMlp", dense) for routed in sparse]
+def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
+    if read.has("block_configs"):
+        return nas_layers(read, hidden, count)
+    words = mixers(read, count)
+    attentions = attention_layers(read, hidden, words)
+    width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0)
+    if halves_apart(read, words) and "mlp" not in words:  # a mixer alone in every layer: no feed-forward width to read
+        return tuple(Layer(attention, None) for attention in attentions)
+    mlps = mlp_layers(read, hidden, count)
+    apart = "mlp" in words
+    pairs = zip(attentions, mlps, strict=True)
+    return tuple(Layer(attention, None if apart and attention is not None else mlp, (), width) for attention, mlp in pairs)
 
 
-def _gated(config: Config) -> bool:
-    """Whether the block has a gate matrix: stated by the family, else told by the activation (GELU and ReLU blocks have none)."""
-    stated = config.get("gated_mlp")
-    activation = config.get("hidden_act") or config.get("hidden_activation") or config.get("activation_function") or "silu"
-    return bool(stated) if stated is not None else str(activation) not in _TWO_MATRIX_ACTIVATIONS
+def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
+    """Tensors outside the layers: per-layer input embeddings (a row a token), learned positions."""
+    out: list[Tensor] = []
+    width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0) * layers
+    if width:
+        rows = read.whole(("vocab_size_per_layer_input", *_VOCABULARY), MAX_VOCABULARY)
+        out.append(tensor("per_layer_embedding", rows * width, "embedding", "vocabulary", 1 / rows))
+        out.append(tensor("per_layer_projection", hidden * width, "unquantized", "replicated"))
+    if read.has("learned_positions"):
+        rows = read.whole(("max_position_embeddings", "n_positions"), MAX_VOCABULARY)
+        out.append(tensor("position_embedding", rows * hidden, "embedding", "replicated", 1 / rows))
+    return tuple(out)
 
 
-def _shared_width(read: _Reader, expert: int) -> int:
-    named = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-    if read.has(named):
-        return read.whole(named, MAX_WIDTH)
-    counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-    return expert * read.whole(counts, MAX_EXPERTS, minimum=0) if read.has(counts) else 0
+def _dtype(config: Config, read: Reader) -> str:
+    stated = next((part[name] for part in (read.config, config) for name in ("torch_dtype", "dtype") if part.get(name)), None)
+    return _DTYPES.get(str(stated).removeprefix("torch."), "bf16")
 
 
-def _sparse(read: _Reader, layers: int) -> list[bool]:
-    """Which layers have experts."""
-    every = read.whole(("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"), MAX_LAYERS, default=1)
-    first = read.whole(("first_k_dense_replace", "moe_layer_start_index"), MAX_LAYERS, default=0, minimum=0)
-    dense_only = set(read.config.get("mlp_only_layers") or ())
-    offset = 1 if read.has(("decoder_sparse_step", "interleave_moe_layer_step")) else 0
-    return [i >= first and (i + offset) % every == 0 and i not in dense_only for i in range(layers)]
-
-
-def _tied(text: Config, config: Config, notes: list[str]) -> bool:
-    for source in (config, text):
-        if "tie_word_embeddings" in source:
-            return bool(source["tie_word_embeddings"])
+def _tied(config: Config, read: Reader, notes: list[str]) -> bool:
+    stated = [source["tie_word_embeddings"] for source in (config, read.config) if source.get("tie_word_embeddings") is not None]
+    if stated:
+        return bool(stated[0])
     notes.append("tie_word_embeddings is not stated: the head is counted as a matrix of its own.")
     return False
 
 
-def _visible_gaps(text: Config) -> list[str]:
+def _visible_gaps(read: Reader, drafts: int) -> list[str]:
     gaps = []
-    if text.get("num_nextn_predict_layers"):
+    if drafts:
         gaps.append("The multi-token-prediction layer is not counted; engines load it only for speculative decoding.")
-    if text.get("index_topk"):
-        gaps.append("Sparse attention is not modelled: attention is counted as dense over the latent.")
+    if read.has("index_topk"):
+        gaps.append("Sparse attention is not modelled: attention is counted as dense over the latent; the indexer's weights are counted.")
+    if read.has("sparse_attention_config"):
+        gaps.append("Block-sparse attention is not modelled: attention is counted as dense, its small index heads are left out.")
+    if read.has("attention_chunk_size"):
+        gaps.append("Chunked attention is counted as a sliding window of the chunk's length.")
     return gaps
-
-
-def _quantization(raw: Any, field: str) -> Quantization | None:
-    """What ``quantization_config`` stores in which format; raises for a method that is not modelled."""
-    if not raw:
-        return None
-    where = f"{field}.quantization_config"
-    if not isinstance(raw, Mapping):
-        raise ModelError("is not an object.", field=where)
-    method = str(raw.get("quant_method", "")).lower()
-    everything: frozenset[Role] = frozenset({"linear", "experts"})
-    skipped = " ".join(str(m) for m in raw.get("modules_to_not_convert") or raw.get("ignore") or ())
-    roles: frozenset[Role] = frozenset({"experts"}) if "self_attn" in skipped else everything
-    if method == "fp8":
-        block = raw.get("weight_block_size")
-        return Quantization("fp8-block", roles, int(block[0])) if isinstance(block, list) and block else Quantization("fp8", roles)
-    if method in ("awq", "gptq") and raw.get("bits", 4) in (4, 8):
-        return Quantization("int4" if raw.get("bits", 4) == 4 else "int8", roles)
-    if method == "mxfp4":
-        return Quantization("mxfp4", roles)
-    raise ModelError(f"the method {method or 'none'!r} is not modelled yet.", field=where, hint="Known: fp8, awq, gptq, mxfp4.")

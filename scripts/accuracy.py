@@ -1,6 +1,6 @@
-"""Compare estimates with published serving runs: write the bands and docs/accuracy.md.
+"""Compare estimates with published runs and logs: write the bands and docs/accuracy.md.
 
-    python scripts/fit_bands.py TRUTH_DIR
+    python scripts/accuracy.py TRUTH_DIR
 
 Reads ``serving_calibration.csv.gz`` (one row a measured figure) of runs whose model, device and engine this version knows. A band
 is the p10–p90 range of measured / estimated over the runs of devices with fitted rooflines; devices that rest on priors get the
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import accuracy_memory
 import numpy as np
 import pandas as pd
 
@@ -87,7 +88,7 @@ def bands(rows: pd.DataFrame) -> BandFile:
     fitted["request_latency_s"] = Band(low=min(fitted["tpot_s"].low, 1.0), high=max(fitted["tpot_s"].high, 1.0))
     fitted["output_tokens_per_s_per_gpu"] = fitted["output_tokens_per_s"]
     prior = {name: Band(low=round(band.low / PRIOR, 2), high=round(band.high * PRIOR, 2)) for name, band in fitted.items()}
-    source = f"p10 to p90 of measured / estimated over {rows.group_id.nunique()} published vLLM runs; scripts/fit_bands.py"
+    source = f"p10 to p90 of measured / estimated over {rows.group_id.nunique()} published vLLM runs; scripts/accuracy.py"
     return BandFile(schema_version=1, source=source, bands={"fitted": fitted, "prior": prior})
 
 
@@ -103,14 +104,16 @@ def table(rows: pd.DataFrame, by: list[str]) -> str:
     return "\n".join(lines)
 
 
-def report(rows: pd.DataFrame) -> str:
+def report(rows: pd.DataFrame, memory: str) -> str:
     """docs/accuracy.md."""
     errors = rows.assign(error=(rows.estimated / rows.value - 1).abs())
     cells = errors.groupby(["figure", "cell"]).error.median().groupby("figure").mean()
     means = "\n".join(f"| {figure} | {value:.0%} |" for figure, value in cells.items())
     return f"""# How wrong the numbers are
 
-Written by `python scripts/fit_bands.py TRUTH_DIR` from {rows.group_id.nunique()} published vLLM runs of
+## Speed
+
+Written by `python scripts/accuracy.py TRUTH_DIR` from {rows.group_id.nunique()} published vLLM runs of
 {rows.model_hf_id.nunique()} models on {rows.gpu.nunique()} devices that this version covers. One number of the serving model was fitted
 to these runs (the share of a closed loop that moves in waves); operators and links were fitted to operator measurements, engine
 overheads are assumed.
@@ -133,14 +136,22 @@ Mean over source × GPU × model cells of the cell's median error:
 The time to first token under load is mostly queueing, which a steady state underestimates where a benchmark starts with a burst.
 Mixture-of-experts models in mxfp4 are overestimated most: their kernels are the worst fitted operator.
 
-Memory is held against engine logs by `tests/test_estimate.py` (weights within 1 %, vLLM's cache pool within 3 % on the cases there).
+## Memory
+
+What vLLM logged when it started, against the estimate at the same limits.
+
+{memory}
 """
 
 
 def main() -> None:
-    rows = compared(runs(Path(sys.argv[1]) / "serving_calibration.csv.gz"))
+    truth = Path(sys.argv[1])
+    rows = compared(runs(truth / "serving_calibration.csv.gz"))
+    memory = accuracy_memory.report(
+        accuracy_memory.compared(truth / "memory_facts.csv"), accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
+    )
     (ROOT / "recipe_core" / "estimate" / "bands.yaml").write_text(to_yaml(bands(rows).model_dump(mode="json")))
-    (ROOT / "docs" / "accuracy.md").write_text(report(rows))
+    (ROOT / "docs" / "accuracy.md").write_text(report(rows, memory))
     print(table(rows, ["figure", "vendor"]))
 
 

@@ -1,0 +1,37 @@
+"""The rows of a model's tensor table: what a weight is, how a quantisation treats it, and how ranks share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["linear", "experts", "embedding", "head", "router", "norm", "attention", "mixer", "shared", "unquantized"]
+"""What a tensor is to a quantisation.
+
+``attention``: projections of softmax attention. ``mixer``: projections of linear-attention and state-space layers. ``linear``: dense
+feed-forward. ``experts``: routed experts. ``shared``: shared experts and dense blocks beside experts. ``unquantized``: a matrix that this
+checkpoint leaves in the base dtype although others of its kind are quantised. ``router`` and ``norm`` always stay in the base dtype.
+"""
+
+MATRIX_ROLES: frozenset[Role] = frozenset({"attention", "mixer", "linear", "shared", "experts"})
+"""What a quantisation of "the weights" turns when nobody says otherwise: every matrix of the layers."""
+
+Shard = Literal["replicated", "tensor", "kv_heads", "experts", "vocabulary"]
+"""How a tensor is cut: over tensor-parallel ranks, by KV heads (replicated once there are more ranks than heads),
+over the ranks that share the experts, or by rows of the padded vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """All weights of one kind in one layer (or in the model): ``numel`` elements, ``active`` of them used by a token."""
+
+    name: str
+    numel: int
+    role: Role
+    shard: Shard
+    active: float
+
+
+def tensor(name: str, numel: int, role: Role, shard: Shard, active_share: float = 1.0) -> Tensor:
+    """A tensor of which a token uses ``active_share``."""
+    return Tensor(name, numel, role, shard, numel * active_share)

@@ -1,0 +1,107 @@
+"""Memory questions that calculators get wrong, and engines' own rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe_core.plan import chosen_plan, plan
+from recipe_core.units import GIB
+from tests.conftest import make_request
+
+
+def verdict(model, device, **parts):
+    candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {})
+    table, row = chosen_plan(make_request(model, device, parts.pop("per_node", 8), candidate=candidate, **parts))
+    return table.reasons(row), table.estimate(row)
+
+
+@pytest.mark.parametrize(("count", "runs"), [(1, False), (2, True)])
+def test_llama_70b_in_fp8_needs_two_h100(count, runs):
+    """67.7 GiB of weights leave an 80 GB card too little for vLLM's workspace and any cache."""
+    table = plan(make_request("meta-llama/Llama-3.3-70B-Instruct", "h100-sxm", count, options={"weight_dtypes": ["fp8"]}))
+    assert bool(len(table.ranked)) is runs
+
+
+def test_qwen_32b_names_the_longest_context_that_fits():
+    """vLLM logged 4.45 GiB of cache on one H100 at 0.9: about 18 k tokens of 262,144 bytes."""
+    reasons, answer = verdict("Qwen/Qwen3-32B", "h100-sxm", workload={"max_context": 40_960}, candidate={"tp": 1, "memory_fraction": 0.9})
+    assert "the longest request that fits has" in reasons[0]
+    assert answer["memory"]["max_context"] == pytest.approx(18_200, rel=0.05)
+
+
+def test_gpt_oss_120b_runs_on_one_80_gb_card():
+    """vLLM logged 3.33 GiB of cache on an H100 at 0.9 (and 64.4 GiB while loading, part of which it gives back)."""
+    reasons, answer = verdict("openai/gpt-oss-120b", "h100-sxm", candidate={"tp": 1, "memory_fraction": 0.9})
+    assert reasons == []
+    assert answer["memory"]["kv_cache_bytes"] / GIB == pytest.approx(3.33, rel=0.1)
+
+
+def test_windows_bound_the_cache():
+    """gpt-oss: half of the layers keep 128 tokens (and a block), so a long context costs little more than half."""
+    long = {"input_tokens": 100_000, "output_tokens": 1000, "concurrency": 1}
+    _, answer = verdict("openai/gpt-oss-20b", "h100-sxm", workload=long, candidate={"tp": 1})
+    full = 12 * 8 * 128 * 2 * 101_008  # 12 full layers, 8 KV heads of 64 + 64, 16 bit, whole blocks
+    assert full < answer["memory"]["kv_needed_bytes"] < full * 1.01
+
+
+def test_pipeline_stages_are_reported_and_the_fullest_counts():
+    _, answer = verdict("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", candidate={"tp": 2, "pp": 4})
+    stages = answer["memory"]["stages"]
+    assert len(stages) == 4
+    assert max(stage["total_bytes"] for stage in stages) == answer["memory"]["total_bytes"]
+    assert stages[0]["weights_bytes"] > stages[1]["weights_bytes"]  # the embedding
+    for stage in stages:
+        assert sum(value for name, value in stage.items() if name != "total_bytes") == stage["total_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "sequences", "length", "measured"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 1, 4096, 5096, 78),
+        ("meta-llama/Llama-3.1-8B-Instruct", 4, 4096, 5096, 363),
+        ("Qwen/Qwen3-32B-FP8", 2, 4096, 7144, 53),
+        ("Qwen/Qwen3-32B-FP8", 4, 8192, 7144, 120),
+    ],
+)
+def test_tensorrt_llm_holds_as_many_sequences_as_measured(model, tp, sequences, length, measured):
+    """Its free fraction counts what weights and workspace leave. Measured: aiconfigurator's capacity test (Apache-2.0), H100."""
+    candidate = {"engine": "tensorrt-llm", "tp": tp, "memory_fraction": 0.8, "max_batched_tokens": sequences}
+    workload = {"input_tokens": 2048, "output_tokens": 2048, "concurrency": 1, "max_context": length}
+    _, answer = verdict(model, "h100-sxm", workload=workload, candidate=candidate)
+    assert answer["memory"]["kv_cache_tokens"] / length == pytest.approx(measured, rel=0.05)
+
+
+def test_sglang_starts_where_vllm_refuses_the_longest_request():
+    long = {"workload": {"max_context": 40_960}}
+    assert verdict("Qwen/Qwen3-32B", "h100-sxm", candidate={"tp": 1}, **long)[0]
+    assert verdict("Qwen/Qwen3-32B", "h100-sxm", candidate={"engine": "sglang", "tp": 1}, **long)[0] == []
+
+
+def test_hybrid_layers_keep_a_state_and_no_cache():
+    """A config with one attention layer in four: cache of that layer only, plus a constant state for each request."""
+    config = {
+        "model_type": "qwen3_next",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "intermediate_size": 2048,
+        "vocab_size": 4096,
+        "max_position_embeddings": 65536,
+        "tie_word_embeddings": True,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_value_heads": 16,
+        "linear_num_key_heads": 8,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 0,
+    }
+    needs = {}
+    for length in (1024, 2048):
+        workload = {"input_tokens": length - 16, "output_tokens": 16, "concurrency": 1}
+        needs[length] = verdict(config, "h100-sxm", workload=workload, candidate={"tp": 1})[1]["memory"]["kv_needed_bytes"]
+    per_token = 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
+    assert needs[2048] - needs[1024] == 1024 * per_token
+    assert needs[1024] > 1024 * per_token

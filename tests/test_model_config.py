@@ -1,0 +1,168 @@
+"""What the reader makes of single fields: hybrids, shared caches, context, malformed files."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from recipe_core.errors import ModelError
+from recipe_core.model.catalog import catalog_model
+from recipe_core.model.config import read_config
+from recipe_core.model.spec import DenseMlp, GroupedAttention, LatentAttention, LinearAttention, MoeMlp
+
+
+def test_a_gated_delta_net_keeps_a_convolution_and_a_matrix_a_head():
+    model = catalog_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    linear, full = model.layers[0].attention, model.layers[3].attention
+    assert isinstance(linear, LinearAttention)
+    assert isinstance(full, GroupedAttention)
+    assert (linear.heads, linear.kv_heads, linear.kv_values_per_head, linear.window) == (32, 16, 0, None)
+    assert linear.state_values == (2 * 16 * 128 + 32 * 128) * 3 + 32 * 128 * 128
+    assert linear.state_bytes_per_value is None
+    assert full.gate == 16 * 256
+    assert full.state_values == 0
+
+
+def test_a_stated_state_dtype_counts_for_the_recurrent_part_only():
+    state = next(x.attention for x in catalog_model("Qwen/Qwen3.5-397B-A17B").layers if isinstance(x.attention, LinearAttention))
+    mean = state.state_bytes_per_value
+    assert mean == pytest.approx((2 * state.conv_state_values + 4 * state.recurrent_state_values) / state.state_values)
+    assert 3.9 < mean < 4
+
+
+def test_nemotron_layers_are_one_half_each():
+    model = catalog_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16")
+    assert all((layer.attention is None) != (layer.mlp is None) for layer in model.layers)
+    mamba, moe = model.layers[0].attention, model.layers[1].mlp
+    assert isinstance(mamba, LinearAttention)
+    assert mamba.state_values == (128 * 64 + 2 * 8 * 128) * 3 + 128 * 64 * 128
+    assert isinstance(moe, MoeMlp)
+    assert (moe.latent, moe.gated, moe.shared_intermediate) == (1024, False, 5376)
+    assert model.draft_layers == 1
+    assert any("multi-token" in note for note in model.notes)
+
+
+def test_searched_architectures_differ_by_layer():
+    model = catalog_model("nvidia/Llama-3_3-Nemotron-Super-49B-v1")
+    assert sum(layer.attention is None for layer in model.layers) == 31
+    assert len({layer.mlp.intermediate for layer in model.layers if isinstance(layer.mlp, DenseMlp)}) > 3
+
+
+def test_gemma_4_has_wider_heads_and_one_projection_where_it_sees_everything():
+    model = catalog_model("google/gemma-4-26B-A4B-it")
+    local, full = model.layers[0].attention, model.layers[5].attention
+    assert isinstance(local, GroupedAttention)
+    assert isinstance(full, GroupedAttention)
+    assert (local.head_dim, local.kv_heads, local.window, local.shared_kv) == (256, 8, 1024, False)
+    assert (full.head_dim, full.kv_heads, full.window, full.shared_kv) == (512, 2, None, True)
+    assert full.kv_values_per_head == 1024
+    mlp = model.layers[0].mlp
+    assert isinstance(mlp, MoeMlp)
+    assert mlp.shared_intermediate == 2112
+
+
+def test_layers_that_share_a_cache_keep_none(tiny_config):
+    model = read_config({**tiny_config, "num_kv_shared_layers": 2}, "x")
+    caches = [layer.attention.kv_values_per_head for layer in model.layers if layer.attention]
+    assert caches == [64, 64, 0, 0]
+    plain = read_config(tiny_config, "x")
+    assert plain.parameters - model.parameters == 2 * 256 * 4 * 64
+
+
+def test_per_layer_embeddings_are_parameters(tiny_config):
+    more = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512}
+    extra = read_config({**tiny_config, **more}, "x").parameters - read_config(tiny_config, "x").parameters
+    assert extra == 512 * 4 * 16 + 256 * 4 * 16 + 4 * 2 * 256 * 16
+
+
+def test_the_sparse_indexer_is_counted_and_its_dense_approximation_said():
+    model = catalog_model("zai-org/GLM-5.2")
+    first, fourth = model.layers[0].attention, model.layers[3].attention
+    assert isinstance(first, LatentAttention)
+    assert isinstance(fourth, LatentAttention)
+    assert (first.index_heads, first.index_bytes_per_token) == (32, 132)
+    assert fourth.index_bytes_per_token == 0
+    assert any("Sparse attention" in note for note in model.notes)
+
+
+def test_window_layers_may_have_heads_of_their_own():
+    layers = catalog_model("XiaomiMiMo/MiMo-V2-Flash").layers
+    assert [(a.kv_heads, a.head_dim, a.v_head_dim, a.window) for a in (layers[0].attention, layers[1].attention) if a] == [
+        (4, 192, 128, None),
+        (8, 192, 128, 128),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stated", "scaling", "context"),
+    [
+        (32_768, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
+        (131_072, {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4_096}, 131_072),
+        (131_072, {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8_192}, 131_072),
+        (4_096, {"type": "linear", "factor": 4.0}, 16_384),
+        (4_096, None, 4_096),
+    ],
+)
+def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretched(tiny_config, stated, scaling, context):
+    model = read_config({**tiny_config, "max_position_embeddings": stated, "rope_scaling": scaling}, "x")
+    assert model.max_context == context
+    assert any("stretched" in note for note in model.notes) == (context != stated)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": math.nan}, "not a whole number"),
+        ({"hidden_size": math.inf}, "not a whole number"),
+        ({"hidden_size": "256"}, "not a whole number"),
+        ({"hidden_size": 10**30}, "not between"),
+        ({"hidden_size": {"a": {"b": [1]}}}, "not a whole number"),
+        ({"num_hidden_layers": 10**6}, "not between"),
+        ({"layer_types": "full_attention"}, "not a list"),
+        ({"layer_types": ["full_attention"]}, "lists 1 layers"),
+        ({"layer_types": [{}, 1, None, []]}, "not a string"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [{}]}, "not a whole number"),
+        ({"rope_scaling": {"type": "yarn", "factor": math.nan}}, "not a number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e6}, "max_position_embeddings": 10**6}, "beyond"),
+        ({"rope_scaling": "yarn"}, "not an object"),
+        ({"hybrid_override_pattern": "M"}, "4 layers"),
+        ({"hybrid_override_pattern": "MMXX"}, "not modelled"),
+        ({"block_configs": [1, 2, 3, 4]}, "as objects"),
+        ({"compress_ratios": [4, 128]}, "DeepSeek-V4"),
+        ({"type_vocab_size": 2}, "encoder"),
+        ({"logit_scale_init_value": 2.6}, "contrastive"),
+        ({"laurel_rank": 64}, "Gemma 3n"),
+        ({"vocab_size": None}, "missing"),
+        ({"quantization_config": ["fp8"]}, "not an object"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "3-bit"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": math.nan}}}}},
+            "whole",
+        ),
+    ],
+)
+def test_malformed_and_foreign_configs_are_one_error_each(tiny_config, change, says):
+    with pytest.raises(ModelError, match=says) as caught:
+        read_config({**tiny_config, **change}, "broken")
+    assert caught.value.field.startswith("model")
+
+
+def test_depth_does_not_matter():
+    deep: dict[str, object] = {}
+    for _ in range(500):
+        deep = {"text_config": deep}
+    with pytest.raises(ModelError, match="missing"):
+        read_config(deep, "deep")
+
+
+def test_a_vision_only_model_is_refused():
+    with pytest.raises(ModelError, match="vocab_size"):
+        read_config({"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 224, "patch_size": 16}, "vit")
+
+
+def test_lists_may_go_on_to_the_draft_layers(tiny_config):
+    kinds = ["full_attention"] * 5
+    assert len(read_config({**tiny_config, "num_nextn_predict_layers": 1, "layer_types": kinds}, "x").layers) == 4
+    with pytest.raises(ModelError, match="lists 5 layers"):
+        read_config({**tiny_config, "layer_types": kinds}, "x")

@@ -1,0 +1,58 @@
+"""The formula against the real classes: transformers models built on torch's meta device, where no weight is allocated."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from recipe_core.model.catalog import catalog_entry, catalog_model
+
+MODELS = [
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "Qwen/Qwen3.5-35B-A3B",
+    "google/gemma-2-9b-it",
+    "google/gemma-3-1b-it",
+    "google/gemma-4-26B-A4B-it",
+    "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3.2",
+    "openai/gpt-oss-20b",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+    "ibm-granite/granite-4.0-h-small",
+    "MiniMaxAI/MiniMax-M2.5",
+    "XiaomiMiMo/MiMo-V2-Flash",
+    "zai-org/GLM-4.5-Air",
+    "tiiuae/falcon-7b",
+    "state-spaces/mamba-2.8b-hf",
+    "LiquidAI/LFM2-1.2B",
+    "ai21labs/AI21-Jamba-Mini-1.6",
+    "EleutherAI/gpt-j-6b",
+    "microsoft/Phi-3.5-MoE-instruct",
+    "CohereLabs/c4ai-command-r7b-12-2024",
+]
+
+
+def oracle(config: dict[str, Any]) -> int:
+    """Parameters of the model that transformers builds from a config."""
+    transformers = pytest.importorskip("transformers", reason="NOT CHECKED against transformers: install the torch extra")
+    torch = pytest.importorskip("torch", reason="NOT CHECKED against transformers: install the torch extra")
+    text = config.get("text_config", config)
+    fields = {key: value for key, value in text.items() if key not in ("model_type", "quantization_config")}
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        built = transformers.AutoConfig.for_model(text["model_type"], **fields)
+        return sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(built).parameters())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_of_the_built_model(name):
+    entry = catalog_entry(name)
+    assert not entry.same_as
+    assert catalog_model(name).parameters == pytest.approx(oracle(entry.config), rel=0.005)
