@@ -105,3 +105,13 @@ def test_hybrid_layers_keep_a_state_and_no_cache():
     per_token = 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
     assert needs[2048] - needs[1024] == 1024 * per_token
     assert needs[1024] > 1024 * per_token
+
+
+def test_the_longest_context_at_a_load_is_where_one_more_token_does_not_fit():
+    load = {"concurrency": 32, "input_tokens": 1000, "output_tokens": 24}
+    _, answer = verdict("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", workload=load, candidate={"tp": 1})
+    memory = answer["memory"]
+    longest = memory["max_context_at_load"]
+    assert longest * 32 * 131_072 <= memory["kv_cache_bytes"] < (longest + 16) * 32 * 131_072
+    assert memory["max_context"] > longest
+    assert memory["largest_part"] == "weights"

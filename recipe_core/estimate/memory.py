@@ -26,6 +26,7 @@ class Memory:
 
     pool_bytes: what the engine has for its cache. pool_tokens: tokens of context a replica's pool holds.
     sequence_bytes: cache of one request at its full length. max_concurrency: such requests over all replicas.
+    context_limit: the longest single request; context_at_load: the longest length of all requests held at once.
     usable_bytes: the engine's share of the device. start_bytes: what must fit into it for the engine to start.
     """
 
@@ -42,6 +43,7 @@ class Memory:
     start_bytes: Float
     max_concurrency: Float
     context_limit: Float
+    context_at_load: Float
 
     @property
     def shortfall_bytes(self) -> Float:
@@ -251,6 +253,7 @@ def _stage(setting: Setting, cases: Cases, layers: tuple[tuple[Layer, int], ...]
         "pool_tokens": np.floor(room / np.maximum(longest, 1) * cases.max_context),
         "max_concurrency": np.floor(room / np.maximum(sequence, 1)) * cases.replicas,
         "context_limit": _context_limit(setting, layers, cases, pool),
+        "context_at_load": _context_limit(setting, layers, cases, pool / np.maximum(sequences, 1)),
     }
 
 
@@ -259,7 +262,7 @@ def _fullest(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
     fuller = b["total_bytes"] > a["total_bytes"]
     out = {name: np.where(fuller, b[name], a[name]) for name in a}
     out["start_bytes"] = np.maximum(a["start_bytes"], b["start_bytes"])
-    for name in ("pool_tokens", "max_concurrency", "context_limit"):
+    for name in ("pool_tokens", "max_concurrency", "context_limit", "context_at_load"):
         out[name] = np.minimum(a[name], b[name])
     return out
 

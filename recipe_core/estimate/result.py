@@ -20,6 +20,7 @@ from recipe_core.split import Refusal, refusals
 from recipe_core.units import gib, significant
 
 SCHEMA_VERSION = 1
+PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
 
 
 class Band(BaseModel):
@@ -94,8 +95,7 @@ class Estimates:
             return {}
         held = self.memory.kv_needed_bytes[i] / max(self.memory.sequence_bytes[i], 1.0)
         columns = stage_columns(self.setting, self.cases.take([i]), stages, np.array([held]))
-        parts = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes", "total_bytes")
-        return {"stages": [{name: float(column[name][0]) for name in parts} for column in columns]}
+        return {"stages": [{name: float(column[name][0]) for name in (*PARTS, "total_bytes")} for column in columns]}
 
     def _figures(self, i: int) -> dict[str, Any]:
         s, c = self.serving, self.cost
@@ -131,13 +131,15 @@ def _parts(parts: dict[str, Float], i: int) -> dict[str, float]:
 
 
 def _memory_row(m: Memory, i: int) -> dict[str, Any]:
-    names = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes", "total_bytes", "capacity_bytes", "usable_bytes")
+    names = (*PARTS, "total_bytes", "capacity_bytes", "usable_bytes")
     out: dict[str, Any] = {name: float(getattr(m, name)[i]) for name in names}
     return out | {
         "kv_cache_bytes": float(m.pool_bytes[i]),
         "kv_cache_tokens": int(m.pool_tokens[i]),
         "max_concurrency": int(m.max_concurrency[i]),
         "max_context": int(max(m.context_limit[i], 0)),
+        "max_context_at_load": int(max(m.context_at_load[i], 0)),
+        "largest_part": max(PARTS, key=lambda name: float(getattr(m, name)[i])).removesuffix("_bytes"),
     }
 
 
