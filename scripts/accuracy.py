@@ -140,8 +140,8 @@ Mixture-of-experts models in mxfp4 are overestimated most: their kernels are the
 ## Memory
 
 Weights and cache are also held against the real transformers models on torch's meta device (`tests/test_trace.py`, 28 model × split cases:
-weights within 0.07 %, cache per token exact). Below: what vLLM logged when it started, against the estimate at the same limits. gpt-oss logs its weights while they are being
-shuffled; the cache it then has tells what they settle to. Old versions allowed small cards 1,024 sequences (L40S) or counted hybrid caches
+weights within 0.07 %, cache per token exact). Below: what vLLM logged when it started, against the estimate at the same limits.
+gpt-oss logs its weights while they are being shuffled; the cache it then has tells what they settle to. Old versions allowed small cards 1,024 sequences (L40S) or counted hybrid caches
 otherwise (Llama 4).
 
 {memory}
@@ -151,9 +151,8 @@ otherwise (Llama 4).
 def main() -> None:
     truth = Path(sys.argv[1])
     rows = compared(runs(truth / "serving_calibration.csv.gz"))
-    memory = accuracy_memory.report(
-        accuracy_memory.compared(truth / "memory_facts.csv"), accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
-    )
+    capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
+    memory = accuracy_memory.report(accuracy_memory.compared(truth / "memory_facts.csv"), capacities)
     (ROOT / "recipe_core" / "estimate" / "bands.yaml").write_text(to_yaml(bands(rows).model_dump(mode="json")))
     (ROOT / "docs" / "accuracy.md").write_text(report(rows, memory))
     print(table(rows, ["figure", "vendor"]))
