@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -98,7 +100,7 @@ def _zip_files(path: Path) -> dict[str, bytes]:
             return {m.filename: archive.read(m) for m in members}
     except zipfile.BadZipFile:
         raise BundleError(f"{path.name} is not a complete zip archive.", hint="Download or build it again.") from None
-    except (NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
+    except (NotImplementedError, RuntimeError, OSError, EOFError, ValueError, zlib.error, struct.error) as error:
         raise BundleError(f"{path.name} cannot be read: {error}.", hint="Download or build it again.") from None
 
 

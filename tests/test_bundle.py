@@ -137,6 +137,17 @@ def test_truncated_archives_are_refused(recipe, tmp_path, cut):
         read_bundle(path)
 
 
+def test_no_flipped_byte_gets_through_or_crashes(recipe, tmp_path):
+    """Wherever a byte changes, the archive is refused, or it was a byte that says nothing (a date, an attribute)."""
+    data, path = zip_bytes(recipe), tmp_path / "b.zip"
+    for place in range(0, len(data), len(data) // 400):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        try:
+            assert read_bundle(path).files == bundle_files(recipe)
+        except BundleError:
+            continue
+
+
 def test_a_recipe_with_unknown_fields_is_refused(recipe, tmp_path):
     def edit(files):
         files["recipe.yaml"] += b"surprise: 1\n"
