@@ -142,7 +142,7 @@ Mixture-of-experts models in mxfp4 are overestimated most: their kernels are the
 Weights and cache are also held against the real transformers models on torch's meta device (`tests/test_trace.py`, 28 model × split cases:
 weights within 0.07 %, cache per token exact). Below: what vLLM logged when it started, against the estimate at the same limits.
 gpt-oss logs its weights while they are being shuffled; the cache it then has tells what they settle to. Old versions
-allowed small cards 1,024 sequences (L40S) or counted hybrid caches otherwise (Llama 4).
+allowed small cards 1,024 sequences (L40S).
 
 {memory}
 """
