@@ -71,6 +71,7 @@ PARTS = {
     "mlp": "Feed-forward",
     "moe.experts": "Experts",
     "moe.shared": "Shared experts",
+    "moe.bias": "Expert biases",
     "moe.router": "Router",
     "embedding": "Embedding",
     "head": "Language-model head",

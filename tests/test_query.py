@@ -74,7 +74,7 @@ prices = st.one_of(st.just({}), st.fixed_dictionaries({"usd_per_device_hour": nu
 hardware = st.builds(
     lambda device, per_node, nodes, price: {"device": device, "per_node": per_node, "nodes": nodes, **price},
     st.sampled_from(["h100-sxm", "mi300x", "l40s"]),
-    counts,
+    st.integers(1, 8),  # what the smallest of their fabrics joins
     counts,
     prices,
 )

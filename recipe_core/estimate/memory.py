@@ -90,8 +90,48 @@ def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
 
 
 def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
-    """Weights of one layer on one rank."""
-    return add(t.numel * setting.stored_bytes(t.role) * _share(t, layer, cases) for t in layer.tensors(setting.model.hidden))
+    """Weights of one layer on one rank, with what the engine's kernels pad them by."""
+    return add(_tensor_bytes(setting, layer, tensor, cases) for tensor in layer.tensors(setting.model.hidden))
+
+
+def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
+    """A tensor of one layer on one rank."""
+    share = _share(tensor, layer, cases)
+    plain = tensor.numel * setting.stored_bytes(tensor.role) * share
+    if tensor.role == "experts" and isinstance(layer.mlp, MoeMlp):
+        return plain * _tile_growth(setting, layer.mlp, cases)
+    return plain + _row_padding_bytes(setting, tensor, share)
+
+
+def _tile_growth(setting: Setting, mlp: MoeMlp, cases: Cases) -> Float:
+    """Factor by which a rank's experts grow where the kernel rounds their widths up to whole tiles."""
+    device = setting.cluster.device
+    tiles = setting.engine.memory.tiles(setting.stored_dtype("experts"), device.runtime, device.architecture)
+    if tiles is None:
+        return np.ones(len(cases))
+    hidden, width = mlp.expert_hidden(setting.model.hidden), mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp)
+    taller, wider = (np.ceil(size / tile) * tile / size for size, tile in ((hidden, tiles.hidden), (width, tiles.intermediate)))
+    growth: Float = taller * wider
+    return growth
+
+
+def _row_padding_bytes(setting: Setting, tensor: Tensor, share: Float) -> Float:
+    """Bytes appended to the rows of an fp8 tensor of which a rank holds ``share``.
+
+    A row holds the inputs: a rank that cuts outputs has fewer rows, one that cuts inputs has shorter ones.
+    """
+    rule, quantization = setting.engine.memory.row_padding, setting.model.quantization
+    padding = np.zeros_like(share)
+    if rule is None or quantization is None or setting.weight_dtype != quantization.dtype:
+        return padding
+    stored = setting.stored_dtype(tensor.role) == quantization.dtype and quantization.scheme in rule.schemes
+    if not stored or setting.cluster.device.runtime not in rule.runtimes:
+        return padding
+    for matrix in tensor.matrices:
+        rows = matrix.outputs * (1.0 if matrix.cuts_inputs else share)
+        row_bytes = matrix.inputs * (share if matrix.cuts_inputs else 1.0)  # an fp8 value is one byte
+        padding = padding + np.where(row_bytes % rule.multiple_bytes == 0, rows * rule.added_bytes, 0.0)
+    return padding
 
 
 def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:

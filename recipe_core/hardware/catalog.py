@@ -128,13 +128,18 @@ class Cluster:
 
 
 def cluster(request: HardwareRequest) -> Cluster:
-    """The cluster a request names; raises HardwareError for an unknown device, fabric, network or offer."""
+    """The cluster a request names.
+
+    Raises:
+        HardwareError: for an unknown device, fabric, network or offer, or more devices in a node than its fabric joins.
+    """
     profile = device(request.device)
     inside = fabric(request.fabric or profile.node.fabric)
     if inside.kind != "scale-up":
         raise HardwareError(
             f"{inside.name!r} joins nodes, not devices in a node.", field="hardware.fabric", hint="Give it as network instead."
         )
+    _check_domain(request, inside)
     price, basis = _price(request, profile)
     return Cluster(
         device=profile,
@@ -145,6 +150,18 @@ def cluster(request: HardwareRequest) -> Cluster:
         usd_per_device_hour=price,
         price_basis=basis,
         beyond=fabric(inside.beyond) if inside.beyond and inside.domain and request.per_node > inside.domain else None,
+    )
+
+
+def _check_domain(request: HardwareRequest, inside: Fabric) -> None:
+    """Raise where a node holds more devices than one domain of its fabric and nothing is known to join the domains."""
+    if inside.domain is None or request.per_node <= inside.domain or inside.spans_nodes or inside.beyond:
+        return
+    nodes = -(-request.per_node // inside.domain)
+    raise HardwareError(
+        f"{request.per_node} devices do not fit into one node: {inside.title} ({inside.name}) joins {inside.domain}.",
+        field="hardware.per_node",
+        hint=f"Say per_node: {-(-request.per_node // nodes)} with nodes: {nodes * request.nodes}, or name another fabric.",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe_core.model.tensors import Tensor, tensor
+from recipe_core.model.tensors import Matrix, Tensor, projections, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class GroupedAttention:
         """Projections of one layer; K and V are cut by KV heads."""
         kv = 0 if self.borrows_cache else self.kv_heads * (self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim)
         out = [
-            tensor("attention.q", hidden * (self.heads * self.head_dim + self.gate), "attention", "tensor"),
-            tensor("attention.kv", hidden * kv, "attention", "kv_heads"),
-            tensor("attention.o", self.heads * self.v_head_dim * hidden, "attention", "tensor"),
+            projections("attention.q", "attention", "tensor", Matrix(self.heads * self.head_dim + self.gate, hidden)),
+            projections("attention.kv", "attention", "kv_heads", Matrix(kv, hidden)),
+            projections("attention.o", "attention", "tensor", Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True)),
         ]
         if self.bias:
             out.append(tensor("attention.bias", self.heads * self.head_dim + kv, "norm", "tensor"))
@@ -107,20 +107,20 @@ class LatentAttention:
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """Projections of one layer: the down-projections are replicated, the up-projections cut by heads."""
-        q = self.heads * self.head_dim
+        q, up = self.heads * self.head_dim, self.heads * (self.nope_head_dim + self.v_head_dim)
         out = [
-            tensor("attention.kv_a", hidden * (self.kv_lora_rank + self.rope_head_dim), "attention", "replicated"),
-            tensor("attention.kv_b", self.kv_lora_rank * self.heads * (self.nope_head_dim + self.v_head_dim), "attention", "tensor"),
-            tensor("attention.o", self.heads * self.v_head_dim * hidden, "attention", "tensor"),
+            projections("attention.kv_a", "attention", "replicated", Matrix(self.kv_lora_rank + self.rope_head_dim, hidden)),
+            projections("attention.kv_b", "attention", "tensor", Matrix(up, self.kv_lora_rank)),
+            projections("attention.o", "attention", "tensor", Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True)),
         ]
         if self.index_heads:
             out.append(tensor("attention.indexer", self._indexer(hidden), "attention", "replicated"))
         if self.q_lora_rank is None:
-            return [*out, tensor("attention.q", hidden * q, "attention", "tensor")]
+            return [*out, projections("attention.q", "attention", "tensor", Matrix(q, hidden))]
         return [
             *out,
-            tensor("attention.q_a", hidden * self.q_lora_rank, "attention", "replicated"),
-            tensor("attention.q_b", self.q_lora_rank * q, "attention", "tensor"),
+            projections("attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)),
+            projections("attention.q_b", "attention", "tensor", Matrix(q, self.q_lora_rank)),
         ]
 
     def _indexer(self, hidden: int) -> int:
@@ -185,8 +185,8 @@ class LinearAttention:
         """Input and output projections, and the convolution with other small tensors."""
         small = self.conv_channels * self.conv_kernel + self.extra
         return [
-            tensor("mixer.in", hidden * self.in_columns, "mixer", "tensor"),
-            tensor("mixer.out", self.heads * self.v_head_dim * hidden, "mixer", "tensor"),
+            projections("mixer.in", "mixer", "tensor", Matrix(self.in_columns, hidden)),
+            projections("mixer.out", "mixer", "tensor", Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True)),
             tensor("mixer.small", small, "norm", "tensor"),
         ]
 

@@ -10,11 +10,20 @@ from recipe_core.model.reader import MAX_WIDTH, Reader
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A stored format: our dtype, the edge of scale blocks that cuts must respect, bytes a value where a group size says so."""
+    """A stored format: our dtype, the edge of scale blocks that cuts must respect, bytes a value where a group size says so.
+
+    ``scales``: what one scale of an fp8 matrix covers ("tensor", "channel" or "block").
+    """
 
     dtype: str
     block: int | None = None
     value_bytes: float | None = None
+    scales: str | None = None
+
+
+def fp8(scales: str, block: int = 128) -> Format:
+    """Fp8 weights with one scale a tensor, a channel (row) or a square block."""
+    return Format("fp8-block", block, scales="block") if scales == "block" else Format("fp8", scales=scales)
 
 
 def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
@@ -26,9 +35,9 @@ def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
 def named(name: str) -> Format | None:
     """ModelOpt's ``quant_algo`` names (TensorRT Model Optimizer documentation); None for what is not known."""
     known = {
-        "FP8": Format("fp8"),
-        "FP8_PER_CHANNEL_PER_TOKEN": Format("fp8"),
-        "FP8_PB_WO": Format("fp8-block", 128),
+        "FP8": fp8("tensor"),
+        "FP8_PER_CHANNEL_PER_TOKEN": fp8("channel"),
+        "FP8_PB_WO": fp8("block"),
         "NVFP4": Format("nvfp4"),
         "W4A16_NVFP4": Format("nvfp4"),
         "NVFP4_AWQ": Format("nvfp4"),
@@ -63,15 +72,15 @@ def compressed(weights: Reader, format_name: str) -> Format:
 def _fp8(weights: Reader, strategy: str, group: int) -> Format:
     if strategy == "block":
         sizes = weights.wholes("block_structure", MAX_WIDTH, length=2)
-        return Format("fp8-block", sizes[0] if sizes else 128)
-    return Format("fp8", None, 1 + 1 / 32) if group == 32 else Format("fp8")
+        return fp8("block", sizes[0] if sizes else 128)
+    return Format("fp8", None, 1 + 1 / 32) if group == 32 else fp8("channel" if strategy == "channel" else "tensor")
 
 
 def quark(weight: Reader) -> Format:
     """A ``weight`` object of AMD Quark: dtype, scheme and group size."""
     dtype, group = str(weight.config.get("dtype", "")).lower(), weight.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
     if dtype.startswith("fp8"):
-        return Format("fp8")
+        return fp8("channel" if weight.config.get("qscheme") == "per_channel" else "tensor")
     if dtype in ("fp4", "mxfp4"):
         return Format("mxfp4")
     if dtype in ("int4", "uint4", "int8", "uint8"):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe_core.model.tensors import Tensor, tensor
+from recipe_core.model.tensors import Matrix, Tensor, projections, tensor
+
+
+def _block(hidden: int, intermediate: int, matrices: int) -> tuple[Matrix, Matrix]:
+    """Up (with the gate, where there is one) and down."""
+    return Matrix((matrices - 1) * intermediate, hidden), Matrix(hidden, intermediate, cuts_inputs=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class DenseMlp:
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """All matrices are cut over the intermediate dimension."""
-        return [tensor("mlp", self.matrices * hidden * self.intermediate, "linear", "tensor")]
+        return [projections("mlp", "linear", "tensor", *_block(hidden, self.intermediate, self.matrices))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class MoeMlp:
 
     ``shared_intermediate`` is the width of all shared experts, or of a dense block beside the experts. ``latent`` > 0: routed experts
     work in a space of that width, reached by one projection down and one up (Nemotron-3 latent MoE); the router and the shared part don't.
+    ``bias``: routed experts add a bias after each projection (gpt-oss).
     """
 
     experts: int
@@ -38,6 +44,7 @@ class MoeMlp:
     shared_intermediate: int = 0
     gated: bool = True
     latent: int = 0
+    bias: bool = False
 
     @property
     def matrices(self) -> int:
@@ -56,9 +63,12 @@ class MoeMlp:
             tensor("moe.experts", per_expert * self.experts, "experts", "experts", self.top_k / self.experts),
         ]
         if self.shared_intermediate:
-            out.append(tensor("moe.shared", self.matrices * hidden * self.shared_intermediate, "shared", "tensor"))
+            out.append(projections("moe.shared", "shared", "tensor", *_block(hidden, self.shared_intermediate, self.matrices)))
         if self.latent:
-            out.append(tensor("moe.latent", 2 * hidden * self.latent, "linear", "replicated"))
+            out.append(projections("moe.latent", "linear", "replicated", Matrix(self.latent, hidden), Matrix(hidden, self.latent)))
+        if self.bias:
+            widths = (self.matrices - 1) * self.intermediate + self.expert_hidden(hidden)
+            out.append(tensor("moe.bias", widths * self.experts, "norm", "experts", self.top_k / self.experts))
         return out
 
 

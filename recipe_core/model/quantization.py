@@ -14,7 +14,8 @@ class Quantization:
 
     ``block`` is the edge of square scale blocks (fp8 128 × 128) that a cut must respect, None when there is none. ``value_bytes`` is
     what a weight costs with its scales where the config's group size says so (None: what ``dtype`` costs usually). ``others`` are roles
-    of ``roles`` that are stored in another format than ``dtype`` (mixed precision).
+    of ``roles`` that are stored in another format than ``dtype`` (mixed precision). ``scheme`` is who wrote the checkpoint and what one
+    scale covers ("fp8/tensor", "compressed-tensors/channel"): engines load the same format differently by it.
     """
 
     dtype: str
@@ -22,6 +23,7 @@ class Quantization:
     block: int | None = None
     value_bytes: float | None = None
     others: tuple[tuple[Role, str], ...] = ()
+    scheme: str = ""
 
     def dtype_of(self, role: Role, base: str) -> str:
         """The stored format of a role; ``base`` for what is not quantised."""
@@ -36,4 +38,4 @@ class Quantization:
     @property
     def fingerprint(self) -> list[object]:
         """Everything above in a form that JSON can hold."""
-        return [self.dtype, sorted(self.roles), self.block, self.value_bytes, sorted(self.others)]
+        return [self.dtype, sorted(self.roles), self.block, self.value_bytes, sorted(self.others), self.scheme]

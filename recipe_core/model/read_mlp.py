@@ -63,7 +63,7 @@ def _experts(read: Reader, gated: bool) -> MoeMlp:
     width = read.whole((*_EXPERT_FFN, *FFN), MAX_WIDTH)
     beside = read.whole(FFN, MAX_WIDTH) if read.has("enable_moe_block") else _shared_width(read, width)
     latent = read.whole(("moe_latent_size", "routed_expert_hidden_size"), MAX_WIDTH, default=0)
-    return MoeMlp(experts, top_k, width, beside, gated, latent)
+    return MoeMlp(experts, top_k, width, beside, gated, latent, read.has("expert_bias"))
 
 
 def _gated(read: Reader) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from recipe_core.model.formats import Format, compressed, grouped_int, named, quark, unknown_format
+from recipe_core.model.formats import Format, compressed, fp8, grouped_int, named, quark, unknown_format
 from recipe_core.model.modules import MAX_PATTERNS, Matched, match
 from recipe_core.model.quantization import Quantization
 from recipe_core.model.reader import MAX_WIDTH, Reader
@@ -27,11 +27,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """All rules of a checkpoint, the modules that none of them touches, and the cache format it asks for."""
+    """All rules of a checkpoint, the modules that none of them touches, the cache format it asks for, and who wrote it."""
 
     rules: tuple[Rule, ...]
     left_out: tuple[str, ...]
     kv_dtype: str | None
+    method: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ def quantized(raw: Any, layers: tuple[Layer, ...], hidden: int, where: str, *, b
     main = chosen["experts"] if "experts" in chosen else chosen[max(chosen, key=lambda role: (role == "linear", role))]
     others = tuple(sorted((role, form.dtype) for role, form in chosen.items() if form.dtype != main.dtype))
     notes = _notes(left_out, others)
-    return Quantized(marked, Quantization(main.dtype, frozenset(roles), main.block, main.value_bytes, others), scheme.kv_dtype, notes)
+    written = f"{scheme.method}/{main.scales}" if main.scales else scheme.method
+    quantization = Quantization(main.dtype, frozenset(roles), main.block, main.value_bytes, others, written)
+    return Quantized(marked, quantization, scheme.kv_dtype, notes)
 
 
 def _notes(left_out: Matched, others: Sequence[tuple[Role, str]]) -> tuple[str, ...]:
@@ -104,7 +107,7 @@ def _apply(
 def _scheme(read: Reader) -> Scheme:
     """The rules of whichever quantiser wrote this."""
     method = str(read.config.get("quant_method") or "").lower()
-    return Scheme(_rules(read, method), _patterns(read, _LEFT_OUT), _cache_format(read))
+    return Scheme(_rules(read, method), _patterns(read, _LEFT_OUT), _cache_format(read), method or "modelopt")
 
 
 def _patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
@@ -117,7 +120,7 @@ def _patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
 def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
     if method in ("fp8", "fbgemm_fp8"):
         sizes = read.wholes("weight_block_size", MAX_WIDTH, length=2)
-        return (Rule(Format("fp8-block", sizes[0]) if sizes else Format("fp8")),)
+        return (Rule(fp8("block", sizes[0]) if sizes else fp8("channel" if method == "fbgemm_fp8" else "tensor")),)
     if method == "mxfp4":
         return (Rule(Format("mxfp4"), ("mlp.experts", "experts")),)
     if method in ("awq", "gptq", "auto-round", "auto_round", "intel/auto-round", "awq_marlin", "gptq_marlin"):

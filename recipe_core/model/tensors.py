@@ -22,16 +22,39 @@ over the ranks that share the experts, or by rows of the padded vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights from ``inputs`` to ``outputs`` values; a row of it holds the inputs of one output.
+
+    Ranks that share it cut the outputs, or the inputs (``cuts_inputs``) where what comes in is cut already: attention output, feed-forward
+    down-projection.
+    """
+
+    outputs: int
+    inputs: int
+    cuts_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
-    """All weights of one kind in one layer (or in the model): ``numel`` elements, ``active`` of them used by a token."""
+    """All weights of one kind in one layer (or in the model): ``numel`` elements, ``active`` of them used by a token.
+
+    ``matrices`` it is made of, where an engine may store their rows padded.
+    """
 
     name: str
     numel: int
     role: Role
     shard: Shard
     active: float
+    matrices: tuple[Matrix, ...] = ()
 
 
 def tensor(name: str, numel: int, role: Role, shard: Shard, active_share: float = 1.0) -> Tensor:
     """A tensor of which a token uses ``active_share``."""
     return Tensor(name, numel, role, shard, numel * active_share)
+
+
+def projections(name: str, role: Role, shard: Shard, *matrices: Matrix) -> Tensor:
+    """A tensor made of matrices that every token uses."""
+    numel = sum(matrix.outputs * matrix.inputs for matrix in matrices)
+    return Tensor(name, numel, role, shard, numel, matrices)
