@@ -28,6 +28,8 @@ FAMILIES = [
     "Mistral-Nemo",
     "DeepSeek-V2-Lite",
     "DeepSeek-V3.2",
+    "DeepSeek-V4-Flash",
+    "DeepSeek-V4-Pro",
     "DeepSeek-R1",
     "R1-Distill-Llama-70B",
     "gpt-oss-120b",

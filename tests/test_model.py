@@ -7,7 +7,7 @@ import pytest
 from recipe_core.errors import ModelError
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
 from recipe_core.model.config import read_config
-from recipe_core.model.spec import GroupedAttention, LatentAttention, MoeMlp
+from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 
 
 @pytest.mark.parametrize("name", catalog_ids())
@@ -19,7 +19,12 @@ def test_parameters_are_the_published_ones(name):
 
 @pytest.mark.parametrize(
     ("name", "active"),
-    [("mistralai/Mixtral-8x7B-Instruct-v0.1", 12.9e9), ("deepseek-ai/DeepSeek-V3", 37e9), ("Qwen/Qwen3-235B-A22B", 22e9)],
+    [
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", 12.9e9),
+        ("deepseek-ai/DeepSeek-V3", 37e9),
+        ("Qwen/Qwen3-235B-A22B", 22e9),
+        ("deepseek-ai/DeepSeek-V4-Pro", 49e9),
+    ],
 )
 def test_active_parameters_are_near_what_the_cards_say(name, active):
     assert catalog_model(name).active_parameters == pytest.approx(active, rel=0.02)
@@ -42,6 +47,39 @@ def test_mla_is_read_from_its_fields():
     assert isinstance(attention, LatentAttention)
     assert attention.kv_values_per_head == 576
     assert attention.kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "ratios"), [("deepseek-ai/DeepSeek-V4-Flash", {0: 2, 4: 21, 128: 20}), ("deepseek-ai/DeepSeek-V4-Pro", {4: 30, 128: 31})]
+)
+def test_a_compressed_past_is_read_layer_by_layer(name, ratios):
+    model = catalog_model(name)
+    attentions = [layer.attention for layer in model.layers]
+    assert all(isinstance(attention, CompressedAttention) for attention in attentions)
+    assert {ratio: sum(a.ratio == ratio for a in attentions) for ratio in ratios} == ratios
+    assert {(a.ratio == 4, a.attends is not None, a.index_heads) for a in attentions} == {(True, True, 64), (False, False, 0)}
+    assert {layer.streams for layer in model.layers} == {4}
+    assert all(isinstance(layer.mlp, MoeMlp) for layer in model.layers)  # the first three choose experts by a hash of the token
+
+
+def test_a_compressed_past_is_read_from_layer_types_too():
+    named = catalog_entry("deepseek-ai/DeepSeek-V4-Flash").config
+    words = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    ratios = named["compress_ratios"]
+    config = {key: value for key, value in named.items() if key not in ("compress_ratios", "qk_rope_head_dim", "num_hash_layers")}
+    config |= {"layer_types": [words[ratio] for ratio in ratios[:43]], "mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 40}
+    assert read_config(config, "x").layers == catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
+    config["compress_rates"] = {"compressed_sparse_attention": 8, "heavily_compressed_attention": 64}
+    assert {layer.attention.ratio for layer in read_config(config, "x").layers} == {0, 8, 64}
+
+
+def test_a_compressed_past_caches_shares_of_entries_and_a_state():
+    """Source of the layout: vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an index key, fp32 states."""
+    sparse, heavy = (layer.attention for layer in catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers[2:4])
+    assert (sparse.entry_bytes(1.0), sparse.entry_bytes(2.0), sparse.index_entry_bytes) == (584, 1024, 132)
+    assert (sparse.token_bytes(1.0), heavy.token_bytes(1.0)) == ((584 + 132) / 4, 584 / 128)
+    assert heavy.sequence_bytes(1.0) == 128 * 584 + 128 * 2 * 512 * 4
+    assert sparse.sequence_bytes(1.0) == 128 * 584 + 8 * 2 * 2 * (512 + 128) * 4
 
 
 def test_first_layers_of_deepseek_are_dense():

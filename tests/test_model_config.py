@@ -76,14 +76,14 @@ def test_per_layer_embeddings_are_parameters(tiny_config):
     assert extra == 512 * 4 * 16 + 256 * 4 * 16 + 4 * 2 * 256 * 16
 
 
-def test_the_sparse_indexer_is_counted_and_its_dense_approximation_said():
+def test_the_sparse_indexer_is_counted_where_a_layer_has_its_own():
     model = catalog_model("zai-org/GLM-5.2")
     first, fourth = model.layers[0].attention, model.layers[3].attention
     assert isinstance(first, LatentAttention)
     assert isinstance(fourth, LatentAttention)
     assert (first.index_heads, first.index_bytes_per_token) == (32, 132)
     assert fourth.index_bytes_per_token == 0
-    assert any("Sparse attention" in note for note in model.notes)
+    assert first.attends == fourth.attends == 2048
 
 
 def test_window_layers_may_have_heads_of_their_own():
@@ -129,7 +129,12 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         ({"hybrid_override_pattern": "M"}, "4 layers"),
         ({"hybrid_override_pattern": "MMXX"}, "not modelled"),
         ({"block_configs": [1, 2, 3, 4]}, "as objects"),
-        ({"compress_ratios": [4, 128]}, "DeepSeek-V4"),
+        ({"compress_ratios": [4, 128]}, "lists 2 layers"),
+        ({"compress_ratios": [4, 2, 0, 0]}, "2 is not modelled yet"),
+        ({"compress_ratios": [4, 128, 0, 0]}, "is missing"),
+        ({"layer_types": ["compressed_sparse_attention"] * 4, "o_groups": 3, "o_lora_rank": 8}, "3 output groups do not divide"),
+        ({"o_groups": 2, "o_lora_rank": 8}, "full layers beside compressed ones"),
+        ({"engram_vocab_size": 1000}, "DeepSeek-V4.1"),
         ({"type_vocab_size": 2}, "encoder"),
         ({"logit_scale_init_value": 2.6}, "contrastive"),
         ({"laurel_rank": 64}, "Gemma 3n"),

@@ -20,6 +20,8 @@ MODELS = [
     "google/gemma-4-26B-A4B-it",
     "deepseek-ai/DeepSeek-V3",
     "deepseek-ai/DeepSeek-V3.2",
+    "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-ai/DeepSeek-V4-Pro",
     "openai/gpt-oss-20b",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
@@ -56,3 +58,9 @@ def test_parameters_are_those_of_the_built_model(name):
     entry = catalog_entry(name)
     assert not entry.same_as
     assert catalog_model(name).parameters == pytest.approx(oracle(entry.config), rel=0.005)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"])
+def test_every_tensor_of_a_compressed_model_is_counted(name):
+    assert catalog_model(name).parameters == oracle(catalog_entry(name).config)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from recipe_core.errors import ModelError
 from recipe_core.model.catalog import catalog_model
 from recipe_core.model.config import read_config
 from recipe_core.model.modules import match
@@ -128,3 +129,33 @@ def test_alternatives_and_digits_become_globs():
     found = match([r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", r"re:model\.layers\.\d+\.self_attn\.o_proj$"])
     assert found.everywhere == {"mlp", "attention.o"}
     assert match(["gate", "mlp.gate", "model.norm"]).everywhere == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "gigabytes"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Pro", "mxfp4", 850.6),  # 864.8 stored, 13.9 of them the multi-token-prediction layer
+        ("nvidia/DeepSeek-V4-Pro-NVFP4", "nvfp4", 898.9),
+        ("sgl-project/DeepSeek-V4-Pro-FP8", "fp8-block", 1576.3),
+    ],
+)
+def test_experts_may_be_in_4_bit_among_fp8(name, experts, gigabytes):
+    model = catalog_model(name)
+    stored = model.quantization
+    roles = ("experts", "attention", "shared", "unquantized", "router")
+    assert [stored.dtype_of(role, "bf16") for role in roles] == [experts, "fp8-block", "fp8-block", "bf16", "bf16"]
+    assert model.counted_bytes / 1e9 == pytest.approx(gigabytes, abs=0.1)
+    assert model.kv_dtype == "fp8"
+
+
+def test_what_was_not_quantised_again_stays_fp8(tiny_config):
+    again = {"quantized_layers": {"layers.0.ffn.experts": {"quant_algo": "NVFP4"}}, "ignore": ["*.attn.*"], "moe_quant_algo": "NVFP4"}
+    config = tiny_config | {"num_experts": 4, "num_experts_per_tok": 2, "expert_dtype": "fp4"}
+    model = quantized(config, again | {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert (model.quantization.dtype, model.quantization.others) == ("nvfp4", (("attention", "fp8-block"),))
+    assert all(layer.unquantized == () for layer in model.layers)
+
+
+def test_an_expert_format_that_is_not_known_is_an_error(tiny_config):
+    with pytest.raises(ModelError, match="'fp2' is not modelled"):
+        quantized(tiny_config | {"expert_dtype": "fp2"}, {"quant_method": "fp8"})

@@ -19,6 +19,7 @@ from tests.conftest import make_request, request_values
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
 QWEN_MOE, MIXTRAL, GPT_OSS = "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-Instruct-v0.1", "openai/gpt-oss-20b"
+DEEPSEEK_V4 = "deepseek-ai/DeepSeek-V4-Flash"
 GEMMA_2, GEMMA_3, DEEPSEEK = "google/gemma-2-9b-it", "google/gemma-3-1b-it", "deepseek-ai/DeepSeek-V3"
 
 BLOCK_TOKENS = 16
@@ -112,6 +113,21 @@ def test_kv_heads_are_repeated_once_ranks_outnumber_them(model, tp, heads):
 
 def test_the_latent_cache_is_whole_on_every_rank():
     assert {traced(DEEPSEEK, tp)["kv_bytes_per_token"] for tp in (1, 8, 16)} == {61 * 576 * 2}
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"tp": 8}, {"dp": 8, "ep": 8}, {"tp": 4, "pp": 2, "ep": 4}])
+def test_a_compressed_past_is_whole_on_every_rank(split):
+    """What the real cache grows by a token is the formula; engines round pages up to 576 bytes."""
+    found = traced(DEEPSEEK_V4, **split)
+    assert found["differences"]["weights"] == pytest.approx(0, abs=1e-5), found
+    if "pp" not in split:
+        assert found["kv_bytes_per_token"] == pytest.approx(21 * (584 + 132) / 4 + 20 * 584 / 128)
+        assert 0 < found["differences"]["kv"] < 0.02
+
+
+def test_output_groups_must_divide():
+    with pytest.raises(InputError, match="8 output groups do not divide over tp 16"):
+        traced(DEEPSEEK_V4, tp=16)
 
 
 def test_the_state_of_linear_layers_is_counted_once_a_sequence():

@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer: softmax attention over a cache, latent attention, or a recurrent state of fixed size.
+"""What mixes tokens in a layer: attention over a cache, over latents, over a compressed past, or a recurrent state of fixed size.
 
 All classes answer the same questions: heads and their widths, cached values per token (``kv_values_per_head``), values kept per sequence
 (``state_values``), and their tensors.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.tensors import Matrix, Tensor, projections, tensor
 
 
@@ -62,7 +63,9 @@ class LatentAttention:
     """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434): one latent per token serves all heads.
 
     The cached latent (``kv_lora_rank + rope_head_dim`` values) has no heads, so every tensor-parallel rank holds all of it.
-    ``index_heads`` > 0: the layer has a sparse-attention indexer (DeepSeek-V3.2) that caches one more key per token.
+    ``attends`` bounds how many tokens of its past a token attends to, the most telling ones (DeepSeek Sparse Attention; None: all); with
+    ``index_heads`` > 0 the layer has the indexer that chooses them and caches one more key per token, else it takes an earlier layer's
+    choice.
     """
 
     heads: int
@@ -74,6 +77,7 @@ class LatentAttention:
     window: int | None = None
     index_heads: int = 0
     index_head_dim: int = 0
+    attends: int | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -191,4 +195,4 @@ class LinearAttention:
         ]
 
 
-Attention = GroupedAttention | LatentAttention | LinearAttention
+Attention = GroupedAttention | LatentAttention | CompressedAttention | LinearAttention

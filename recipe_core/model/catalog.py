@@ -21,6 +21,7 @@ from recipe_core.hardware.profile import Source
 from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config import read_config
 from recipe_core.model.hub import hub_config
+from recipe_core.model.shape import shape_config
 from recipe_core.model.spec import ModelSpec
 from recipe_core.units import gib
 
@@ -106,7 +107,8 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     """The model a request names.
 
     Args:
-        model: a catalog id, an id on the Hugging Face Hub, a folder with a ``config.json`` (or that file), or the parsed config itself.
+        model: a catalog id, an id on the Hugging Face Hub, a folder with a ``config.json`` (or that file), the dimensions in short
+            (``shape_config``), or the parsed config itself.
         folders: whether paths may be read and the hub asked; a server that strangers can reach says no.
 
     Raises:
@@ -114,12 +116,24 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     """
     if isinstance(model, Mapping):
         return read_config(model, str(model.get("_name_or_path") or "inline config"))
-    path = Path(model).expanduser()
+    if (shape := shape_config(model)) is not None:
+        return read_config(shape[1], model)
+    path = _path(model)
     if model.casefold() in _files() or not (path.is_absolute() or model.startswith(".") or path.exists()):
         return _named(model, online=folders)
     if not folders:
         raise ModelError(f"{model!r} is a path; this server reads none.", field="model", hint="Send the config.json inline.")
     return read_folder(path)
+
+
+def _path(text: str) -> Path:
+    """The path a text may be; raises ModelError for what no path can be."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{text[:80]!r} is no model: {error}.", field="model", hint="Give a catalog id, a folder or a config.") from None
+    return path
 
 
 def _named(model: str, *, online: bool) -> ModelSpec:

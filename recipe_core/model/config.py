@@ -6,7 +6,7 @@ or a note that stays visible on the model; nothing is guessed silently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +19,8 @@ from recipe_core.model.plan import halves_apart, mixers
 from recipe_core.model.read_attention import attention_layers
 from recipe_core.model.read_mlp import mlp_layers
 from recipe_core.model.read_quantization import quantized
-from recipe_core.model.reader import DRAFTS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Config, Reader
-from recipe_core.model.spec import Layer, ModelSpec, Tensor
+from recipe_core.model.reader import DRAFTS, MAX_EXPERTS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Config, Reader
+from recipe_core.model.spec import CompressedAttention, Layer, ModelSpec, Tensor
 from recipe_core.model.tensors import tensor
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -30,7 +30,8 @@ _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 _NOT_MODELLED = {
-    "compress_ratios": "compressed attention (DeepSeek-V4) is",
+    "engram_vocab_size": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
+    "kv_source_layer_ids": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
     "laurel_rank": "low-rank residual blocks and alternating updates (Gemma 3n) are",
     "mamba_d_ssm": "attention and a state-space mixer side by side in one layer (Falcon-H1) are",
     "ssm_cfg": "state-space models in this format are",
@@ -69,8 +70,7 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     hidden = read.whole(_HIDDEN, MAX_WIDTH)
     vocabulary = read.whole(_VOCABULARY, MAX_VOCABULARY)
     layers = _layers(read, hidden, _layer_count(read))
-    raw = config.get("quantization_config") or read.config.get("quantization_config")
-    stored = quantized(raw, layers, hidden, field, beside=read.has("enable_moe_block"))
+    stored = quantized(_stored_as(config, read), layers, hidden, field, beside=read.has("enable_moe_block"))
     drafts = read.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
     notes += [*_visible_gaps(read, drafts), *stored.notes]
     return ModelSpec(
@@ -83,7 +83,7 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
         dtype=_dtype(config, read),
         quantization=stored.quantization,
         config=dict(config),
-        kv_dtype=stored.kv_dtype,
+        kv_dtype=stored.kv_dtype or _cache_dtype(layers),
         draft_layers=drafts,
         extras=_extras(read, hidden, len(layers)),
         notes=tuple(notes),
@@ -119,6 +119,18 @@ def _refuse_unmodelled(read: Reader) -> None:
             raise read.error(name, f"{what} not modelled yet.", "Estimates for this model would be wrong, so none are made.")
 
 
+def _stored_as(config: Config, read: Reader) -> Any:
+    """The checkpoint's ``quantization_config``, with the experts' own format where that stands beside it (DeepSeek-V4)."""
+    raw = config.get("quantization_config") or read.config.get("quantization_config")
+    experts = read.config.get("expert_dtype")
+    return {"expert_dtype": experts, **raw} if experts and isinstance(raw, Mapping) else raw
+
+
+def _cache_dtype(layers: Sequence[Layer]) -> str | None:
+    """The cache format that a model was trained with: a compressed past is kept in fp8 (vLLM keeps it so unless told otherwise)."""
+    return "fp8" if any(isinstance(layer.attention, CompressedAttention) for layer in layers) else None
+
+
 def _layer_count(read: Reader) -> int:
     """How many layers there are; some hybrids only list them."""
     listed = next((read.config[name] for name in _LAYER_LISTS if isinstance(read.config.get(name), list | str)), "")
@@ -134,13 +146,18 @@ def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
     if halves_apart(read, words) and "mlp" not in words:  # a mixer alone in every layer: no feed-forward width to read
         return tuple(Layer(attention, None) for attention in attentions)
     mlps = mlp_layers(read, hidden, count)
-    apart = "mlp" in words
+    apart, streams = "mlp" in words, _streams(read)
     pairs = zip(attentions, mlps, strict=True)
-    return tuple(Layer(attention, None if apart and attention is not None else mlp, (), width) for attention, mlp in pairs)
+    return tuple(Layer(attention, None if apart and attention is not None else mlp, (), width, streams) for attention, mlp in pairs)
+
+
+def _streams(read: Reader) -> int:
+    """Residual streams that hyper-connections keep (1: an ordinary residual)."""
+    return read.whole(("hc_mult",), MAX_EXPERTS, default=1)
 
 
 def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
-    """Tensors outside the layers: per-layer input embeddings (a row a token), learned positions."""
+    """Tensors outside the layers: per-layer input embeddings (a row a token), learned positions, what joins residual streams at the end."""
     out: list[Tensor] = []
     width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0) * layers
     if width:
@@ -150,6 +167,9 @@ def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
     if read.has("learned_positions"):
         rows = read.whole(("max_position_embeddings", "n_positions"), MAX_VOCABULARY)
         out.append(tensor("position_embedding", rows * hidden, "embedding", "replicated", 1 / rows))
+    streams = _streams(read)
+    if streams > 1:
+        out.append(tensor("hyper_head", streams * (streams * hidden + 1) + 1, "norm", "replicated"))
     return tuple(out)
 
 
@@ -170,10 +190,10 @@ def _visible_gaps(read: Reader, drafts: int) -> list[str]:
     gaps = []
     if drafts:
         gaps.append("The multi-token-prediction layer is not counted; engines load it only for speculative decoding.")
-    if read.has("index_topk"):
-        gaps.append("Sparse attention is not modelled: attention is counted as dense over the latent; the indexer's weights are counted.")
     if read.has("sparse_attention_config"):
         gaps.append("Block-sparse attention is not modelled: attention is counted as dense, its small index heads are left out.")
+    if read.has("vision_n_layers"):
+        gaps.append("The vision tower is not modelled.")
     if read.has("attention_chunk_size"):
         gaps.append("Chunked attention is counted as a sliding window of the chunk's length.")
     return gaps

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from recipe_core.model.reader import MAX_LAYERS, Reader
+from recipe_core.model.reader import MAX_LAYERS, MAX_WIDTH, Reader
 
-Mixer = Literal["full", "sliding", "chunked", "linear"]
+Mixer = Literal["full", "sliding", "chunked", "linear", "compressed_sparse", "compressed"]
 Half = Literal["mlp"]
 LayerWord = Mixer | Half
 """A mixer, or ``mlp`` for a layer that is only a feed-forward block."""
@@ -20,6 +20,8 @@ _WORDS: dict[str, LayerWord] = {
     "attention": "full",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
+    "compressed_sparse_attention": "compressed_sparse",
+    "heavily_compressed_attention": "compressed",
     "linear_attention": "linear",
     "mamba": "linear",
     "mamba2": "linear",
@@ -27,6 +29,8 @@ _WORDS: dict[str, LayerWord] = {
     "mlp": "mlp",
     "moe": "mlp",
 }
+_RATIOS: dict[int, LayerWord] = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
+"""What ``compress_ratios`` mean: transformers and vLLM know these three, and each means more than its ratio."""
 _LETTERS: dict[str, LayerWord] = {"M": "linear", "*": "full", "-": "mlp", "E": "mlp"}
 
 STATE_FIELDS = (
@@ -45,7 +49,7 @@ STATE_FIELDS = (
 
 def mixers(read: Reader, layers: int) -> list[LayerWord]:
     """The word of each layer."""
-    for rule in (_by_pattern, _by_type_list, _by_index, _by_interval, _by_window_fields):
+    for rule in (_by_pattern, _by_type_list, _by_ratio, _by_index, _by_interval, _by_window_fields):
         found = rule(read, layers)
         if found is not None:
             return found
@@ -91,6 +95,15 @@ def _by_type_list(read: Reader, layers: int) -> list[LayerWord] | None:
         if words:
             return [_WORDS[word] for word in words]
     return None
+
+
+def _by_ratio(read: Reader, layers: int) -> list[LayerWord] | None:
+    """Tokens that an entry of each layer's past stands for (DeepSeek-V4)."""
+    ratios = read.wholes("compress_ratios", MAX_WIDTH, length=layers)
+    strange = sorted(set(ratios) - set(_RATIOS))
+    if strange:
+        raise read.error("compress_ratios", f"{strange[0]} is not modelled yet.", f"Known: {', '.join(map(str, _RATIOS))}.")
+    return [_RATIOS[ratio] for ratio in ratios] or None
 
 
 def _by_index(read: Reader, layers: int) -> list[LayerWord] | None:

@@ -1,10 +1,11 @@
-"""Attention classes from config fields: grouped, latent, and the ones with a state."""
+"""Attention classes from config fields: grouped, latent, compressed, and the ones with a state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from recipe_core.model.attention import Attention, GroupedAttention, LatentAttention, LinearAttention
+from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.plan import LayerWord
 from recipe_core.model.reader import MAX_CONTEXT, MAX_WIDTH, Reader
 
@@ -19,6 +20,11 @@ KV_HEADS = (
     "n_kv_heads",
 )
 HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim")
+_RATIO_OF: dict[LayerWord, tuple[str, int]] = {
+    "compressed_sparse": ("compressed_sparse_attention", 4),
+    "compressed": ("heavily_compressed_attention", 128),
+}
+"""Where transformers' ``compress_rates`` has the ratio of a kind of layer, and what it is when not stated."""
 _STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
@@ -39,6 +45,8 @@ def attention_layers(read: Reader, hidden: int, words: Sequence[LayerWord]) -> l
 def _attention(read: Reader, hidden: int, word: LayerWord, borrows: bool, index_shared: bool) -> Attention:
     if word == "linear":
         return linear_attention(read, hidden)
+    if word in _RATIO_OF or read.has("o_lora_rank"):
+        return _compressed(read, word)
     if read.has("kv_lora_rank"):
         return _latent(read, index_shared)
     return _grouped(read, hidden, word, borrows)
@@ -64,6 +72,31 @@ def _latent(read: Reader, index_shared: bool) -> LatentAttention:
         v_head_dim=read.whole(("v_head_dim",), MAX_WIDTH),
         index_heads=read.whole(("index_n_heads",), MAX_WIDTH) if indexed else 0,
         index_head_dim=read.whole(("index_head_dim",), MAX_WIDTH) if indexed else 0,
+        attends=read.whole(("index_topk",), MAX_CONTEXT) if read.has("index_topk") else None,
+    )
+
+
+def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
+    """A window, and beside it entries for the past where the layer's word says so (DeepSeek-V4)."""
+    if word not in ("sliding", *_RATIO_OF):
+        raise read.error("layer_types", f"{word} layers beside compressed ones are not modelled yet.")
+    name, usual = _RATIO_OF.get(word, ("", 0))
+    sparse = word == "compressed_sparse"
+    heads, groups = read.whole(HEADS, MAX_WIDTH), read.whole(("o_groups",), MAX_WIDTH)
+    if heads % groups:
+        raise read.error("o_groups", f"{groups} output groups do not divide {heads} heads.")
+    return CompressedAttention(
+        heads=heads,
+        head_dim=read.whole(HEAD_DIM, MAX_WIDTH),
+        rope_head_dim=read.whole(("qk_rope_head_dim",), MAX_WIDTH),
+        q_lora_rank=read.whole(("q_lora_rank",), MAX_WIDTH),
+        o_groups=groups,
+        o_lora_rank=read.whole(("o_lora_rank",), MAX_WIDTH),
+        local=read.whole(("sliding_window",), MAX_CONTEXT),
+        ratio=read.inside("compress_rates").whole((name,), MAX_CONTEXT, default=usual) if name else 0,
+        index_heads=read.whole(("index_n_heads",), MAX_WIDTH) if sparse else 0,
+        index_head_dim=read.whole(("index_head_dim",), MAX_WIDTH) if sparse else 0,
+        attends=read.whole(("index_topk",), MAX_CONTEXT) if sparse else None,
     )
 
 

@@ -27,6 +27,7 @@ _SHARED_FFN = (
     "share_expert_dim",
 )
 _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+_ROUTED = ("sparse", "moe", "hash_moe")  # a hash of the token chooses the experts of some layers; their weights are the same
 _TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast", "gelu", "quick_gelu", "xielu")
 
 
@@ -109,7 +110,7 @@ def _listed(read: Reader, layers: int) -> list[bool] | None:
     if isinstance(read.config.get("moe_layer_freq"), list):
         return [bool(mark) for mark in read.wholes("moe_layer_freq", 1, length=layers)]
     if read.has("mlp_layer_types"):
-        return [word == "sparse" for word in read.words("mlp_layer_types", length=layers)]
+        return [word in _ROUTED for word in read.words("mlp_layer_types", length=layers)]
     if read.has("moe_layers"):
         routed = set(read.wholes("moe_layers", MAX_LAYERS))
         return [i in routed for i in range(layers)]

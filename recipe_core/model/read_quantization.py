@@ -14,6 +14,7 @@ from recipe_core.model.reader import MAX_WIDTH, Reader
 from recipe_core.model.spec import Layer
 from recipe_core.model.tensors import MATRIX_ROLES, Role
 
+_EXPERTS = ("mlp.experts", "experts")
 _LEFT_OUT = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
 
 
@@ -107,7 +108,9 @@ def _apply(
 def _scheme(read: Reader) -> Scheme:
     """The rules of whichever quantiser wrote this."""
     method = str(read.config.get("quant_method") or "").lower()
-    return Scheme(_rules(read, method), _patterns(read, _LEFT_OUT), _cache_format(read), method or "modelopt")
+    again = method == "fp8" and read.has("quantized_layers")  # of an fp8 checkpoint: what was not quantised again is still fp8
+    left_out = () if again else _patterns(read, _LEFT_OUT)
+    return Scheme(_rules(read, method), left_out, _cache_format(read), method or "modelopt")
 
 
 def _patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
@@ -120,9 +123,10 @@ def _patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
 def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
     if method in ("fp8", "fbgemm_fp8"):
         sizes = read.wholes("weight_block_size", MAX_WIDTH, length=2)
-        return (Rule(fp8("block", sizes[0]) if sizes else fp8("channel" if method == "fbgemm_fp8" else "tensor")),)
+        every = Rule(fp8("block", sizes[0]) if sizes else fp8("channel" if method == "fbgemm_fp8" else "tensor"))
+        return (*_four_bit_experts(read), every)
     if method == "mxfp4":
-        return (Rule(Format("mxfp4"), ("mlp.experts", "experts")),)
+        return (Rule(Format("mxfp4"), _EXPERTS),)
     if method in ("awq", "gptq", "auto-round", "auto_round", "intel/auto-round", "awq_marlin", "gptq_marlin"):
         return (Rule(_integer(read, method)),)
     if method in ("bitsandbytes", "bnb"):
@@ -140,6 +144,17 @@ def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
             raise unknown_format(read, name, f"{str(read.config[name])[:40]!r} is")
         return (Rule(form),)
     raise unknown_format(read, "quant_method", f"the method {method[:40] or 'none'!r} is")
+
+
+def _four_bit_experts(read: Reader) -> tuple[Rule, ...]:
+    """Experts in 4 bit among fp8 (DeepSeek-V4): mxfp4, or what ModelOpt made of them (vLLM: ``deepseek_v4/quant_config.py``)."""
+    stated = read.config.get("expert_dtype")
+    if stated in (None, "fp8"):
+        return ()
+    form = named(str(read.config.get("moe_quant_algo") or "MXFP4"))
+    if stated != "fp4" or form is None:
+        raise unknown_format(read, "expert_dtype", f"{str(stated)[:40]!r} is")
+    return (Rule(form, _EXPERTS),)
 
 
 def _integer(read: Reader, method: str) -> Format:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from recipe_core.model.attention import Attention, GroupedAttention, LatentAttention, LinearAttention
+from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.mlp import DenseMlp, Mlp, MoeMlp
 from recipe_core.model.quantization import Quantization
@@ -21,6 +22,7 @@ from recipe_core.model.tensors import MATRIX_ROLES, Role, Shard, Tensor, tensor
 __all__ = [
     "MATRIX_ROLES",
     "Attention",
+    "CompressedAttention",
     "DenseMlp",
     "GroupedAttention",
     "LatentAttention",
@@ -43,19 +45,30 @@ class Layer:
 
     ``unquantized`` names tensors that a quantised checkpoint leaves in the base dtype in this layer although it turns their kind
     elsewhere. ``per_layer_input`` is the width of an embedding that is gated into this layer (Gemma 3n and 4 E-models; 0: none).
+    ``streams`` > 1: the residual is that many streams, which learned weights join before each half and part after it (hyper-connections,
+    arXiv:2409.19606, as DeepSeek-V4 has them).
     """
 
     attention: Attention | None
     mlp: Mlp | None
     unquantized: tuple[str, ...] = ()
     per_layer_input: int = 0
+    streams: int = 1
+
+    @property
+    def stream_weights(self) -> int:
+        """Numbers that a half's hyper-connection makes of a token: to join the streams, to part them, and to mix them."""
+        return (2 + self.streams) * self.streams if self.streams > 1 else 0
 
     def tensors(self, hidden: int) -> list[Tensor]:
-        """Attention, feed-forward and the norm before each."""
+        """Attention, feed-forward, the norm before each and what joins residual streams around them."""
         halves = [half for half in (self.attention, self.mlp) if half is not None]
         out = [item for half in halves for item in half.tensors(hidden)]
         if self.per_layer_input:
             out.append(tensor("per_layer_input", 2 * hidden * self.per_layer_input, "unquantized", "replicated"))
+        if self.streams > 1:
+            per_half = self.stream_weights * (self.streams * hidden + 1) + 3
+            out.append(tensor("hyper_connections", len(halves) * per_half, "norm", "replicated"))
         if self.unquantized:
             out = [replace(item, role="unquantized") if item.name in self.unquantized else item for item in out]
         return [*out, tensor("norm", len(halves) * hidden, "norm", "replicated")]

@@ -20,7 +20,9 @@ import numpy as np
 from recipe_core.errors import InputError, RecipeError
 from recipe_core.estimate.cases import WIDE, Cases, Setting
 from recipe_core.estimate.memory import memory, stage_layers
+from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.dtypes import bytes_per_value
+from recipe_core.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from recipe_core.plan import PlanTable
@@ -86,13 +88,9 @@ def _need_torch() -> None:
 
 def _case(table: PlanTable, row: int) -> tuple[Setting, Cases, float]:
     """The setting and the single case of a row, and the requests that its estimate holds at once."""
-    at = row
-    for block in table.blocks:
-        if at < len(block.cases):
-            held = float(block.memory.kv_needed_bytes[at] / max(block.memory.sequence_bytes[at], 1.0))
-            return block.setting, block.cases.take([at]), held
-        at -= len(block.cases)
-    raise IndexError(row)
+    block, i = table.at(row)
+    memory, k = block.memory(i)
+    return block.setting, block.cases.take([i]), float(memory.kv_needed_bytes[k] / max(memory.sequence_bytes[k], 1.0))
 
 
 def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> dict[str, Any]:
@@ -101,8 +99,8 @@ def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> 
     tp, pp, dp, ep = (int(getattr(cases, name)[0]) for name in ("tp", "pp", "dp", "ep"))
     wide = setting.weight_dtype if setting.weight_dtype in WIDE else setting.model.dtype
     request, tokens = _request_tokens(cases), _step_tokens(setting, cases)
-    with rank_of(setting.model, wide, tp=tp, dp=dp, ep=ep) as rank:
-        value_bytes = bytes_per_value(setting.kv_dtype)
+    value_bytes = bytes_per_value(setting.kv_dtype)
+    with rank_of(setting.model, wide, tp=tp, dp=dp, ep=ep, widths=_widths(setting.model, value_bytes)) as rank:
         per_token = rank.cached_bytes_per_token(value_bytes)
         per_request = rank.cached_bytes(request, value_bytes)
         stages = stage_layers(len(rank.kind_of), min(pp, len(rank.kind_of)))
@@ -128,7 +126,17 @@ def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> 
             "method": _method(setting, rank, wide, tp, dp, ep),
         }
     found["seconds"] = round(time.perf_counter() - started, 2)
-    return found | {"differences": _differences(setting, cases, wide, found)}
+    return found | {"differences": _differences(setting, cases, wide, found, rank.span)}
+
+
+def _widths(model: ModelSpec, value_bytes: float) -> dict[int, float]:
+    """Bytes of the vectors of a compressed past, by their width: engines keep those in layouts of their own."""
+    out: dict[int, float] = {}
+    for attention in (layer.attention for layer, _ in model.kinds):
+        if isinstance(attention, CompressedAttention):
+            out |= {attention.head_dim: attention.entry_bytes(value_bytes)}
+            out |= {attention.index_head_dim: attention.index_entry_bytes} if attention.index_heads else {}
+    return out
 
 
 def _request_tokens(cases: Cases) -> int:
@@ -142,10 +150,11 @@ def _step_tokens(setting: Setting, cases: Cases) -> int:
     return int(batched if setting.engine.chunked_prefill else max(batched, cases.input_tokens[0]))
 
 
-def _differences(setting: Setting, cases: Cases, wide: str, found: dict[str, Any]) -> dict[str, float]:
-    """Formula / trace − 1, the formula asked for the dtypes that were traced and for one request."""
+def _differences(setting: Setting, cases: Cases, wide: str, found: dict[str, Any], span: tuple[int, int]) -> dict[str, float]:
+    """Formula / trace − 1, the formula asked for the dtypes that were traced and for one request; growth over whole blocks."""
     same = replace(setting, weight_dtype=wide)
     block = cases.block_tokens
+    start, stop = (np.ceil(tokens / block) * block for tokens in (span if span[0] > block[0] else (block, 2 * block)))
     one = np.ones(1)
 
     def held(tokens: Any) -> float:
@@ -155,7 +164,7 @@ def _differences(setting: Setting, cases: Cases, wide: str, found: dict[str, Any
     whole = memory(same, cases, one * (found["kv_needed_bytes"] / max(found["kv_request_bytes"], 1)))
     pairs = {
         "weights": (float(whole.weights_bytes[0]), found["weights_bytes"]),
-        "kv": ((held(2 * block) - held(block)) / float(block[0]), found["kv_bytes_per_token"]),
+        "kv": ((held(stop) - held(start)) / float((stop - start)[0]), found["kv_bytes_per_token"]),
         "kv_request": (float(whole.sequence_bytes[0]), found["kv_request_bytes"]),
     }
     return {name: formula / traced - 1 for name, (formula, traced) in pairs.items() if traced > 0}
@@ -180,6 +189,10 @@ def _method(setting: Setting, rank: Rank, wide: str, tp: int, dp: int, ep: int) 
     if rank.gathered:
         says.append(
             f"transformers gathers {', '.join(rank.gathered)}: what its cache keeps of them is whole on every rank; engines keep a share."
+        )
+    if rank.widths:
+        says.append(
+            "What transformers keeps of a compressed past engines keep in padded blocks; states of unfinished entries are in fp32 there."
         )
     if ep > 1 and dp > 1:
         says.append("Tokens that other data-parallel ranks send to this rank's experts are not among the activations.")

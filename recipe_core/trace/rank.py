@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache
 
+from recipe_core.estimate.pages import ENTRY_BLOCK_TOKENS
 from recipe_core.model.spec import ModelSpec
 from recipe_core.trace.build import build, keep_layers, kinds, layer_list
 from recipe_core.trace.peak import PeakTracker
 from recipe_core.trace.shard import Cut, cut, fake_group, localise
 
 SHORT = 8  # tokens; twice this is within every window
+CACHED = ("keys", "values", "compressed_kv")
+"""What a layer of transformers' cache calls the vectors that attention reads; everything else in it is state."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,16 @@ class Rank:
     layers: list[nn.Module]
     tied: bool
     done: Cut
+    widths: Mapping[int, float]
+    """Bytes of a cached vector of so many values that engines keep in a layout of their own."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Two lengths between which the cache grows as on the whole: within every window, or a compressed past by whole blocks."""
+        model: Any = self.model
+        rates = getattr(model.config, "compress_rates", None)
+        start = SHORT if not rates else math.lcm(*rates.values(), model.config.sliding_window, ENTRY_BLOCK_TOKENS)
+        return start, 2 * start
 
     @property
     def class_name(self) -> str:
@@ -75,18 +89,28 @@ class Rank:
     def cached_bytes(self, tokens: int, value_bytes: float) -> list[float]:
         """Bytes that each kind of layer holds in the model's own cache after a prompt of ``tokens``.
 
-        Keys and values are counted at ``value_bytes`` each, the states of linear layers in the dtype that they have.
+        Keys and values are counted at ``value_bytes`` each (``widths`` as those say), states in the dtype that they have.
         """
         model: Any = self.model
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             model.base_model(input_ids=_ids(tokens), past_key_values=cache, use_cache=True)
-        return [_held(layer, value_bytes) for layer in cache.layers]
+        return [self._held(layer, value_bytes) for layer in cache.layers]
+
+    def _held(self, layer: Any, value_bytes: float) -> float:
+        """Bytes of the tensors of one layer of a transformers cache; one that is key and value at once counts once."""
+        named = {id(t): (name, t) for name, item in vars(layer).items() for t in _tensors(item)}
+        return sum(self._bytes_of(t, value_bytes) if name in CACHED else t.numel() * t.element_size() for name, t in named.values())
+
+    def _bytes_of(self, vectors: torch.Tensor, value_bytes: float) -> float:
+        width = vectors.shape[-1]
+        return vectors.numel() * (self.widths[width] / width if width in self.widths else value_bytes)
 
     def cached_bytes_per_token(self, value_bytes: float) -> list[float]:
-        """Bytes by which each kind of layer's cache grows with a token while no window is full."""
-        pairs = zip(self.cached_bytes(SHORT, value_bytes), self.cached_bytes(2 * SHORT, value_bytes), strict=True)
-        return [(long - short) / SHORT for short, long in pairs]
+        """Bytes by which each kind of layer's cache grows with a token over ``span``."""
+        start, stop = self.span
+        pairs = zip(self.cached_bytes(start, value_bytes), self.cached_bytes(stop, value_bytes), strict=True)
+        return [(long - short) / (stop - start) for short, long in pairs]
 
     def activation_peak_bytes(self, tokens: int, *, embeds: bool, sampled: int = 0) -> int:
         """The most bytes alive at once beside parameters in a stage's forward of ``tokens``.
@@ -110,12 +134,6 @@ def _ids(tokens: int) -> torch.Tensor:
     return torch.zeros(1, tokens, dtype=torch.long, device="cpu")
 
 
-def _held(layer: Any, value_bytes: float) -> float:
-    """Bytes of the tensors of one layer of a transformers cache."""
-    named = [(name, t) for name, item in vars(layer).items() for t in _tensors(item)]
-    return sum(t.numel() * (value_bytes if name in ("keys", "values") else t.element_size()) for name, t in named)
-
-
 def _tensors(item: Any) -> list[torch.Tensor]:
     """The tensors of at least two dimensions in an attribute: itself, or those it holds by number (states of linear layers)."""
     items = list(item.values()) if isinstance(item, dict) else [item]
@@ -127,7 +145,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 @contextmanager
-def rank_of(spec: ModelSpec, dtype: str, *, tp: int, dp: int, ep: int) -> Iterator[Rank]:
+def rank_of(spec: ModelSpec, dtype: str, *, tp: int, dp: int, ep: int, widths: Mapping[int, float] | None = None) -> Iterator[Rank]:
     """Rank 0 of a stage's ``tp × dp`` ranks, alive (under fake tensors) while the context is."""
     model = build(spec, dtype)
     of, first = kinds(model)
@@ -139,4 +157,4 @@ def rank_of(spec: ModelSpec, dtype: str, *, tp: int, dp: int, ep: int) -> Iterat
             owner, name = layer_list(model)
             anywhere: Any = model
             tied = anywhere.get_input_embeddings().weight is anywhere.get_output_embeddings().weight
-            yield Rank(model, of, list(getattr(owner, name)), tied, done)
+            yield Rank(model, of, list(getattr(owner, name)), tied, done, widths or {})

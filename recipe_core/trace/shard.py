@@ -27,6 +27,8 @@ ENGINE_RULES = {
     "*.q_b_proj": "colwise",
     "*.kv_b_proj": "colwise",
     "*.o_proj": "rowwise",
+    "*.o_a_proj": "colwise",
+    "*.o_b_proj": "rowwise",
     "*.sinks": "colwise",
     "*.gate_proj": "colwise",
     "*.up_proj": "colwise",
@@ -35,7 +37,8 @@ ENGINE_RULES = {
     "lm_head": "colwise_gather_output",
 }
 """What vLLM and SGLang cut in every model, by the end of a module's name: applied where transformers' plan has no rule (MLA's
-up-projections, all of gpt-oss). Source: ``vllm/model_executor/models/{deepseek_v2,gpt_oss}.py``."""
+up-projections, all of gpt-oss). Source: ``deepseek_v2.py`` and ``gpt_oss.py`` of ``vllm/model_executor/models``, and
+``vllm/models/deepseek_v4/attention.py``."""
 
 _PLAIN_ROWS = "_hf_quantized_needs_local_tp"
 
@@ -92,6 +95,7 @@ def cut(model: nn.Module, *, tp: int, dp: int, ep: int) -> Cut:
         )
         done.whole = _whole(model, plan, experts)
         apply_tensor_parallelism(model, mesh["tp"], plan)
+        _share_groups(model, tp)
         if tied:
             head.weight = embedding.weight
     if ep > 1:
@@ -101,6 +105,20 @@ def cut(model: nn.Module, *, tp: int, dp: int, ep: int) -> Cut:
         # The group that shares a batch is said to be the experts' own, so that no token count is read from (absent) data.
         apply_expert_parallelism(model, ranks, ranks, experts, ep_implementation="all_reduce")
     return done
+
+
+def _share_groups(model: nn.Module, tp: int) -> None:
+    """Tell output projections that work by groups of heads (DeepSeek-V4) how many groups a rank has; their code counts all."""
+    config: Any = model.config
+    groups = getattr(config, "o_groups", None)
+    if not groups:
+        return
+    if groups % tp:
+        raise InputError(f"{groups} output groups do not divide over tp {tp}.", field="candidate.tp")
+    config.o_groups = groups // tp
+    for module in model.modules():
+        if getattr(module, "n_groups", None) == groups:
+            module.n_groups = groups // tp
 
 
 def _generic(name: str) -> str:
@@ -129,7 +147,7 @@ def _tensor_plan(model: nn.Module, taken: set[str], done: Cut) -> dict[str, str]
 
 
 def _engine_rule(name: str) -> str | None:
-    if ".experts" in name:
+    if ".experts" in name or ".compressor." in name:  # a compressed past has no heads: what makes it is whole on every rank
         return None
     for pattern, style in ENGINE_RULES.items():
         if name.endswith(pattern.removeprefix("*")):
