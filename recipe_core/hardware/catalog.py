@@ -115,6 +115,7 @@ class Cluster:
     usd_per_device_hour: float | None
     price_basis: str | None
     beyond: Fabric | None = None
+    asked: HardwareRequest | None = None
 
     @property
     def devices(self) -> int:
@@ -149,6 +150,7 @@ def cluster(request: HardwareRequest) -> Cluster:
         network=fabric(request.network or profile.node.network, "hardware.network"),
         usd_per_device_hour=price,
         price_basis=basis,
+        asked=request,
         beyond=fabric(inside.beyond) if inside.beyond and inside.domain and request.per_node > inside.domain else None,
     )
 

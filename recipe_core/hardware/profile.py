@@ -13,7 +13,7 @@ Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
 Vendor = Literal["nvidia", "amd", "intel", "cpu"]
 Runtime = Literal["cuda", "rocm", "hpu", "cpu"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
-Family = Literal["gemm", "moe", "attention_prefill", "attention_decode", "elementwise"]
+Family = Literal["gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "elementwise"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -44,12 +44,18 @@ class Roofline(_Data):
     """Shape of an operator's time ``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` with r = ``smoothing``.
 
     ``t_compute = flops / (peak · compute_efficiency)``, ``t_memory = bytes / (bandwidth · memory_efficiency)``.
+
+    The moe family has two more. ``row_efficiency``: share of the bandwidth at which rows are copied to their experts, activated and
+    summed, which nothing overlaps (None: as ``memory_efficiency``). ``sort_s``: what sorting the tokens by expert adds to the overhead
+    where there are many.
     """
 
     compute_efficiency: Annotated[float, Field(gt=0, le=1)]
     memory_efficiency: Annotated[float, Field(gt=0, le=1)]
     overhead_s: Annotated[float, Field(ge=0, lt=1)]
     smoothing: Annotated[float, Field(ge=1, le=20)]
+    row_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    sort_s: Annotated[float, Field(ge=0, lt=1)] = 0.0
     source: str
     status: Status
     note: str | None = None
@@ -119,10 +125,25 @@ class Device(Sourced):
         return self
 
 
+class DirectLinks(_Data):
+    """Kernels in which a device reads or writes the memory of others itself (custom all-reduce, GPU-initiated RDMA), without the library.
+
+    ``latency_s + latency_per_rank_s · (n - 1)`` to start, then the fabric's bandwidth times ``efficiency``. Messages above
+    ``largest_bytes`` go by the library (None: none do, or the efficiency was fitted with those that do).
+    """
+
+    efficiency: Figure
+    latency_s: Figure
+    latency_per_rank_s: Figure
+    largest_bytes: Figure | None = None
+
+
 class Fabric(Sourced):
     """What joins devices in a node, or nodes in a cluster. Rates are per device and direction.
 
-    A collective takes ``latency_s + latency_per_rank_s · (n - 1) + moved bytes / (bandwidth · efficiency)``.
+    ``efficiency``, ``latency_s`` and ``latency_per_rank_s`` are those of the collective library (NCCL, RCCL); a collective of p passes
+    (2 for an all-reduce, else 1) takes ``latency_s + p · (n - 1) · latency_per_rank_s + moved bytes / (bandwidth · efficiency)``.
+    ``direct``: kernels that do without the library; None where there are none.
     ``domain``: devices that reach each other through it (8 on an HGX board, 72 in an NVL72 rack, 2 under a bridge); None for a network.
     ``spans_nodes``: whether a domain reaches over several nodes (a rack), so that only its size bounds a fast group.
     ``beyond``: the fabric that joins domains inside one node, where a node holds several (bridged pairs over PCIe).
@@ -139,6 +160,7 @@ class Fabric(Sourced):
     efficiency: Annotated[Figure, Field(description="achieved / datasheet rate of large collectives")]
     latency_s: Figure
     latency_per_rank_s: Figure | None = None
+    direct: DirectLinks | None = None
 
     @model_validator(mode="after")
     def _scope(self) -> Fabric:

@@ -1,0 +1,120 @@
+"""The form that is fitted, and the search for its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipe_core.estimate.roofline import SORT_TOKENS
+from recipe_core.hardware.profile import Device
+
+Array = NDArray[np.float64]
+NONE: Array = np.zeros(0)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Measured points of one device, family and dtype. Experts also have tokens, and the bytes of rows moved beside the products."""
+
+    device: str
+    family: str
+    dtype: str
+    flops: Array
+    bytes: Array
+    seconds: Array
+    row_bytes: Array = field(default_factory=lambda: NONE)
+    tokens: Array = field(default_factory=lambda: NONE)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The numbers, with how far they are off; the moe family has two more."""
+
+    compute_efficiency: float
+    memory_efficiency: float
+    overhead_s: float
+    smoothing: float
+    row_efficiency: float | None
+    sort_s: float | None
+    points: int
+    median_error: float
+    p90_error: float
+
+
+def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting: Array) -> Array:
+    """The form as `recipe_core.estimate.roofline` has it.
+
+    ``x`` holds logit e_c, logit e_m, log overhead, log(smoothing - 1); for experts also logit e_r and log sort time, of which
+    ``sorting`` is the share that is reached.
+    """
+    compute, memory = compute_s * (1.0 + np.exp(-x[0])), memory_s * (1.0 + np.exp(-x[1]))
+    r = min(1.0 + float(np.exp(x[3])), 20.0)
+    larger, smaller = np.maximum(compute, memory), np.minimum(compute, memory)
+    rounded = larger * (1.0 + (smaller / larger) ** r) ** (1.0 / r)
+    beside = rows_s * (1.0 + np.exp(-x[4])) + np.exp(x[5]) * sorting if len(rows_s) else 0.0
+    return np.asarray(np.exp(x[2]) + rounded + beside, dtype=float)
+
+
+def minimise(cost: Callable[[Array], float], start: Array, rounds: int = 400) -> tuple[Array, float]:
+    """Nelder and Mead's simplex."""
+    size = len(start)
+    simplex = [start, *(start + 0.6 * np.eye(size)[i] for i in range(size))]
+    costs = [cost(x) for x in simplex]
+    for _ in range(rounds):
+        order = np.argsort(costs)
+        simplex, costs = [simplex[i] for i in order], [costs[i] for i in order]
+        centre = np.mean(simplex[:-1], axis=0)
+        reflected = 2.0 * centre - simplex[-1]
+        value = cost(reflected)
+        if value < costs[0]:
+            further = 3.0 * centre - 2.0 * simplex[-1]
+            beyond = cost(further)
+            simplex[-1], costs[-1] = (further, beyond) if beyond < value else (reflected, value)
+        elif value < costs[-2]:
+            simplex[-1], costs[-1] = reflected, value
+        else:
+            inside = 0.5 * (centre + simplex[-1])
+            value = cost(inside)
+            if value < costs[-1]:
+                simplex[-1], costs[-1] = inside, value
+            else:
+                simplex = [simplex[0], *(0.5 * (simplex[0] + x) for x in simplex[1:])]
+                costs = [costs[0], *(cost(x) for x in simplex[1:])]
+    best = int(np.argmin(costs))
+    return simplex[best], costs[best]
+
+
+def peak_of(device: Device, points: Points) -> float:
+    """The rate a product runs at: attention over any cache in 16 bit, else by the weights' format where the device has it."""
+    peaks = {name: figure.value for name, figure in device.peak_flops_per_s.items()}
+    if points.family.endswith("_decode"):
+        return peaks["bf16"]
+    return peaks.get({"fp8-block": "fp8"}.get(points.dtype, points.dtype), peaks["bf16"])  # type: ignore[call-overload, no-any-return]
+
+
+def fit(points: Points, device: Device) -> Fit:
+    """The numbers that minimise the mean |log(predicted / measured)|."""
+    bandwidth = device.memory_bandwidth_bytes_per_s.value
+    sorting = points.tokens / (points.tokens + SORT_TOKENS)
+    work = points.flops / peak_of(device, points), points.bytes / bandwidth, points.row_bytes / bandwidth, sorting
+    measured, beside = np.log(points.seconds), len(points.row_bytes) > 0
+    shares = [0, 1, 4] if beside else [0, 1]
+
+    # a share close to 1 or a start in no time is not believed of a kernel: a faint pull keeps in place what the data do not reach
+    def cost(x: Array) -> float:
+        pull = 1e-3 * float(np.sum(np.maximum(np.abs(x[shares]) - 3.0, 0.0) ** 2) + max(0.0, float(x[3]) - 1.8) ** 2)
+        pull += 1e-2 * max(0.0, float(np.log(1.5e-6) - x[2])) ** 2
+        return float(np.mean(np.abs(np.log(predict(x, *work)) - measured))) + pull
+
+    starts = [np.array([1.0, 1.0, np.log(overhead), 0.3, *([0.0, np.log(3e-6)] if beside else [])]) for overhead in (3e-6, 2e-5)]
+    x, _ = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1])
+    error = np.abs(predict(x, *work) / points.seconds - 1.0)
+    share = {i: float(1.0 / (1.0 + np.exp(-x[i]))) for i in shares}
+    return Fit(
+        share[0], share[1], float(np.exp(x[2])), min(1.0 + float(np.exp(x[3])), 20.0), share.get(4),
+        float(np.exp(x[5])) if beside else None,
+        len(measured), float(np.median(error)), float(np.quantile(error, 0.9)),
+    )  # fmt: skip

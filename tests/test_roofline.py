@@ -1,0 +1,84 @@
+"""Time of an operator, and where a router sends tokens."""
+
+import typing
+
+import numpy as np
+import pytest
+
+from recipe_core.estimate.roofline import SORT_TOKENS, experts_s, operator_s
+from recipe_core.estimate.routing import crowding, distinct_experts
+from recipe_core.hardware.catalog import device, device_names, priors, roofline
+from recipe_core.hardware.profile import Family
+from recipe_core.model.mlp import MoeMlp
+
+MANY = MoeMlp(experts=256, top_k=8, intermediate=2048)
+TOKENS = np.array([1.0, 2.0, 8.0, 64.0, 512.0, 4096.0, 1e6])
+
+
+@pytest.mark.parametrize("runtime", sorted(priors().roofline))
+def test_a_runtime_has_a_prior_for_every_family(runtime):
+    assert set(priors().roofline[runtime]) == set(typing.get_args(Family))
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_only_experts_sort_tokens_and_move_rows(name):
+    for family, shapes in device(name).roofline.items():
+        for dtype, shape in shapes.items():
+            assert (shape.row_efficiency is not None) == (family == "moe"), f"{name} {family} {dtype}"
+            assert family == "moe" or shape.sort_s == 0
+
+
+def test_no_work_takes_no_time():
+    assert operator_s(device("h100-sxm"), "gemm", "bf16", np.zeros(1), np.zeros(1)) == 0
+
+
+def test_latent_attention_has_its_own_numbers():
+    assert roofline(device("h100-sxm"), "mla_decode", "fp8").status == "fitted"
+    assert roofline(device("l40s"), "mla_decode", "fp8") == priors().roofline["cuda"]["mla_decode"]
+
+
+def test_experts_take_their_products_and_what_runs_beside_them():
+    chip = device("h200-sxm")
+    shape = roofline(chip, "moe", "bf16")
+    flops, weights, rows, tokens = (np.array([value]) for value in (1e12, 1e9, 1e8, float(SORT_TOKENS)))
+    products = operator_s(chip, "moe", "bf16", flops, weights)
+    beside = shape.sort_s / 2 + 1e8 / (chip.memory_bandwidth_bytes_per_s.value * shape.row_efficiency)
+    assert experts_s(chip, "bf16", flops, weights, rows, tokens) == pytest.approx(products + beside)
+
+
+def test_one_token_touches_as_many_experts_as_it_picks_and_many_touch_all():
+    touched = distinct_experts(MANY, TOKENS)
+    assert touched[0] == pytest.approx(MANY.top_k)
+    assert touched[-1] == pytest.approx(MANY.experts, rel=1e-3)
+    assert np.all(np.diff(touched) > 0)
+
+
+def test_popular_experts_are_picked_again():
+    uniform = MANY.experts * (1 - (1 - MANY.top_k / MANY.experts) ** TOKENS)
+    touched = distinct_experts(MANY, TOKENS)
+    assert np.all(touched <= uniform * (1 + 1e-12))
+    assert touched[3] < 0.95 * uniform[3]
+
+
+def test_all_experts_are_touched_where_a_token_picks_all():
+    assert np.all(distinct_experts(MoeMlp(experts=4, top_k=4, intermediate=64), TOKENS) == 4)
+
+
+def test_the_fullest_rank_has_more_rows_the_more_ranks_and_the_fewer_tokens():
+    assert np.all(crowding(MANY, TOKENS, np.ones(7)) == 1)
+    ranks = np.array([2.0, 8.0, 32.0, 64.0])
+    assert np.all(np.diff(crowding(MANY, np.full(4, 512.0), ranks)) > 0)
+    at_eight = crowding(MANY, TOKENS, np.full(7, 8.0))
+    assert np.all(np.diff(at_eight) < 0)
+    assert np.all((at_eight > 1) & (at_eight <= 8))
+
+
+def test_crowding_is_what_drawn_routing_shows():
+    """Against draws: popularity Gamma distributed, tokens picking at random by it."""
+    random, ranks, tokens = np.random.default_rng(0), 8, 1024
+    fullest = []
+    for _ in range(200):
+        popularity = random.gamma(2.0, size=MANY.experts)  # variance of half the squared mean
+        rows = random.poisson(tokens * MANY.top_k * popularity / popularity.sum()).reshape(ranks, -1).sum(axis=1)
+        fullest.append(rows.max() / rows.mean())
+    assert crowding(MANY, np.array([float(tokens)]), np.array([float(ranks)]))[0] == pytest.approx(np.mean(fullest), rel=0.1)
