@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,26 @@ class Machine:
 def detect() -> Machine:
     """Ask each vendor's tool in turn; the first that lists devices names the runtime."""
     notes: list[str] = []
-    runtime, devices = "cpu", _nvidia(notes)
-    if devices:
-        runtime, devices = "cuda", visible(devices, "CUDA_VISIBLE_DEVICES")
-    else:
-        devices = _amd(notes)
-        if devices:
-            runtime, devices = "rocm", visible(devices, "HIP_VISIBLE_DEVICES")
+    runtime, devices, variable = "cuda", _nvidia(notes), "CUDA_VISIBLE_DEVICES"
+    if not devices:
+        runtime, devices, variable = "rocm", _amd(notes), "HIP_VISIBLE_DEVICES"
+    seen = visible(devices, variable)
+    if devices and not seen:
+        notes.append(f"{variable}={os.environ[variable]} hides all of {len(devices)} x {devices[0].name}")
     total, available = memory()
-    return Machine(runtime, tuple(devices), cpu_name(), len(os.sched_getaffinity(0)), total, available, tuple(notes))
+    return Machine(runtime if seen else "cpu", tuple(seen), cpu_name(), len(os.sched_getaffinity(0)), total, available, tuple(notes))
 
 
 def visible(devices: list[Device], variable: str) -> list[Device]:
-    """Only the devices the environment leaves visible, when it lists them by number; UUIDs are left to the engine."""
+    """Only the devices the environment leaves visible, when it lists them by number; UUIDs are left to the engine.
+
+    As the vendors' runtimes read it: an empty list hides all, and the first number that is no device (-1) ends the list.
+    """
     value = os.environ.get(variable)
-    if value is None or not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
+    if value is None or not re.fullmatch(r"(\s*-?\d+\s*(,\s*-?\d+\s*)*)?\s*", value):
         return devices
-    wanted = {int(part) for part in value.split(",")}
+    known = {device.index for device in devices}
+    wanted = set(takewhile(known.__contains__, (int(part) for part in value.split(",") if part.strip())))
     return [device for device in devices if device.index in wanted]
 
 

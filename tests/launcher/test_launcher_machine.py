@@ -81,3 +81,21 @@ def test_detect_through_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     found = machine.detect()
     assert (found.runtime, [device.index for device in found.devices]) == ("cuda", [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("value", "left"), [("", []), (" ", []), ("-1", []), ("1, 0", [0, 1]), ("0,9,1", [0]), ("GPU-8a2f", [0, 1]), ("-1,0", [])]
+)
+def test_visible_devices_as_the_runtimes_read_them(value: str, left: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    devices = [Device(0, "NVIDIA H200", None), Device(1, "NVIDIA H200", None)]
+    assert [device.index for device in machine.visible(devices, "CUDA_VISIBLE_DEVICES")] == left
+
+
+def test_hidden_devices_leave_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    tool(tmp_path, "nvidia-smi", H100.strip())
+    found = machine.detect()
+    assert (found.runtime, found.devices) == ("cpu", ())
+    assert found.notes == ("CUDA_VISIBLE_DEVICES= hides all of 8 x NVIDIA H100 80GB HBM3",)
