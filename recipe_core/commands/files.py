@@ -1,0 +1,168 @@
+"""Commands in files: scripts, lists of one a line, code blocks of Markdown, JSON lines."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipe_core.commands.grammar import programs
+from recipe_core.commands.ground import Ground
+from recipe_core.commands.judge import check_commands
+from recipe_core.documents import parse_json, read_text
+from recipe_core.errors import InputError, RecipeError
+from recipe_core.many import estimate_many
+
+SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
+MAX_FILES = 100_000
+
+_FENCE = re.compile(r"[ \t]*(```+|~~~+)")
+_JOINED = re.compile(r"\\[ \t]*\r?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A command and where it stands; ``ground`` is what its line says to judge it on."""
+
+    source: str
+    command: str | list[str]
+    ground: dict[str, Any]
+
+
+def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
+    """The commands of a file, or of all files in a folder that may hold some; what cannot be read is its place and an error.
+
+    Raises:
+        InputError: when there is no such file or folder, or it holds no file with a known suffix.
+    """
+    if not path.is_dir():
+        yield from _items(path, path.name)
+        return
+    files = [file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file()][:MAX_FILES]
+    if not files:
+        raise InputError(f"{path} holds no file of commands.", field="dir", hint=f"Known suffixes: {', '.join(SUFFIXES)}.")
+    for file in files:
+        source = str(file.relative_to(path))
+        try:
+            yield from _items(file, source)
+        except RecipeError as error:
+            yield source, error
+
+
+def _items(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]]:
+    text = read_text(file, field="dir", limit=None if file.suffix == ".jsonl" else 4 << 20)
+    if file.suffix == ".jsonl":
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield _line(f"{source}:{number}", line)
+        return
+    parts = {".md": _blocks, ".txt": _lines}.get(file.suffix, _whole)(text)
+    for at, part in parts:
+        yield Item(f"{source}:{at}", part, {})
+
+
+def _whole(text: str) -> Iterator[tuple[int, str]]:
+    yield 1, text
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """One command a line, where a line may go on after a backslash."""
+    number = 1
+    for line in _JOINED.sub("\\\\\0", text).split("\n"):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield number, line.replace("\\\0", "\\\n")
+        number += 1 + line.count("\0")
+
+
+def _blocks(text: str) -> Iterator[tuple[int, str]]:
+    """What stands between fences, with the line of the first."""
+    fence, start, block = "", 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        found = _FENCE.match(line)
+        if not fence and found:
+            fence, start, block = found[1], number, []
+        elif fence and found and found[1] == fence:
+            yield start, "\n".join(block)
+            fence = ""
+        elif fence:
+            block.append(line)
+
+
+def _line(source: str, line: str) -> Item | tuple[str, RecipeError]:
+    try:
+        return item(source, parse_json(line, source))
+    except RecipeError as error:
+        return source, error
+
+
+def item(source: str, value: Any) -> Item:
+    """A command from plain values: ``{"command": text or words, "hardware": …}``, the rest as ``Ground`` takes it.
+
+    Raises:
+        InputError: when it names no command.
+    """
+    command = value.get("command", value.get("argv")) if isinstance(value, dict) else None
+    if not isinstance(command, str | list):
+        raise InputError("is missing: text or a list of words.", field="command")
+    return Item(source, command, {name: given for name, given in value.items() if name not in ("command", "argv")})
+
+
+def check_items(items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, every: bool = False) -> Iterator[dict[str, Any]]:
+    """A verdict a server, in order, each with its ``source``; ``usual`` is what to judge on where an item does not say.
+
+    Items that start no known engine have no verdict; with ``every`` each item has exactly one: on its first server, or an error.
+    """
+    answers: dict[int, list[dict[str, Any]]] = {}
+    groups: defaultdict[Ground, list[int]] = defaultdict(list)
+    for n, each in enumerate(items):
+        if not isinstance(each, Item):
+            answers[n] = [each[1].to_json()]
+            continue
+        try:
+            groups[Ground.of(**usual | each.ground)].append(n)
+        except RecipeError as error:
+            answers[n] = [error.to_json()]
+    for ground, members in groups.items():
+        commands = [each.command for n in members if isinstance(each := items[n], Item)]
+        answers |= dict(zip(members, check_commands(commands, ground), strict=True))
+    for n, each in enumerate(items):
+        source = each.source if isinstance(each, Item) else each[0]
+        found = answers[n]
+        if every:
+            found = found[:1] or [InputError("no known engine in the command.", field="command", hint=f"Known: {programs()}.").to_json()]
+        for place, answer in enumerate(found, 1):
+            yield {"source": source if len(found) == 1 else f"{source}#{place}", **_short(answer)}
+
+
+def _short(answer: dict[str, Any]) -> dict[str, Any]:
+    """A verdict as one line: of the estimates only the serving figures."""
+    out = {name: value for name, value in answer.items() if name not in ("estimate", "changes")}
+    if "estimate" in answer:
+        out["serving"] = answer["estimate"].get("serving")
+    if answer.get("better"):
+        out["better"] = _short(answer["better"])
+    return out
+
+
+def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run."""
+    is_command = [isinstance(value, dict) and ("command" in value or "argv" in value) for value in values]
+    items = [_item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if is_command[n - 1]]
+    verdicts = check_items(items, usual, every=True)
+    estimates = iter(estimate_many(value for n, value in enumerate(values) if not is_command[n]))
+    for each in is_command:
+        if each:
+            yield next(verdicts)
+            continue
+        answer = next(estimates)
+        yield answer if "error" in answer else {"ok": answer["feasible"], "reasons": answer["reasons"]}
+
+
+def _item_or_error(source: str, value: Any) -> Item | tuple[str, RecipeError]:
+    try:
+        return item(source, value)
+    except RecipeError as error:
+        return source, error

@@ -1,0 +1,117 @@
+"""How an engine's commands are read, as data: ``engines/options/<engine>.yaml`` beside the tables of its options."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from recipe_core.documents import read_document
+from recipe_core.engines.spec import engine_names
+from recipe_core.engines.table import FOLDER
+from recipe_core.errors import InputError
+
+Meaning = Literal[
+    "model",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "cp",
+    "all_experts",
+    "attention_dp",
+    "attention_dp_switch",
+    "nodes",
+    "dtype",
+    "quantization",
+    "kv_dtype",
+    "max_context",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "memory_fraction",
+    "block_size",
+    "eager",
+    "chunked_prefill",
+    "balanced_experts",
+    "config",
+    "speculative",
+    "draft_tokens",
+    "draft_method",
+]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Gone(_Data):
+    """A flag of other versions: how many words it took, what says the same now ("nothing" where that needs no saying)."""
+
+    takes: Literal[0, 1, "many"] = 1
+    use: str
+    note: str | None = None
+
+
+class Unmodelled(_Data):
+    """What an option does that no estimate counts, unless it has one of these values."""
+
+    what: str
+    unless: tuple[str, ...] = ("0", "1", "0.0", "False")
+
+
+class Grammar(_Data):
+    """How the commands of one engine are read.
+
+    ``launch``: the words that start a server ("-m" before a module). ``other_commands``: words after them that start something else.
+    ``positional``: where the model may stand without a flag. ``underscores``: whether flags may be written with them for dashes;
+    ``abbreviations``: whether the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``; ``glued``:
+    short flags whose value follows without a blank. ``images``: container repositories and the words that they start by themselves.
+    ``means``: what options say about a candidate; ``words``: their values in this project's words (of a quantisation a list where the
+    weights must be quantised already: by whom). ``longer_context``: variables that let a request be longer than the model's context.
+    ``rules``: what the engine checks when it starts.
+    """
+
+    schema_version: Literal[1]
+    engine: str
+    source: str
+    launch: tuple[tuple[str, ...], ...]
+    other_commands: tuple[str, ...] = ()
+    positional: Literal["first", "leading", "any"]
+    underscores: bool = False
+    abbreviations: bool = False
+    nested: bool = False
+    glued: dict[str, str] = {}
+    images: dict[str, tuple[str, ...]] = {}
+    means: dict[str, Meaning]
+    words: dict[str, dict[str, Any]] = {}
+    unmodelled: dict[str, Unmodelled] = {}
+    longer_context: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    gone: dict[str, Gone] = {}
+
+    @field_validator("unmodelled", mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {name: {"what": row} if isinstance(row, str) else row for name, row in value.items()}
+
+
+@cache
+def grammars() -> dict[str, Grammar]:
+    """Of every engine whose commands are read, by its name."""
+    files = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    return {name: _read(files[name]) for name in engine_names() if name in files}
+
+
+def _read(path: Path) -> Grammar:
+    try:
+        return Grammar.model_validate(read_document(path))
+    except ValidationError as error:
+        raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
+
+
+@cache
+def programs() -> str:
+    """The commands that are read, for a message."""
+    return ", ".join(" ".join(words) for name in grammars() for words in grammars()[name].launch)

@@ -1,0 +1,63 @@
+"""What commands are judged on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from recipe_core.errors import InputError
+from recipe_core.hardware.catalog import device
+from recipe_core.request import Count, Goal, Share, Text, Tokens
+
+DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
+
+
+class Ground(BaseModel):
+    """What commands are judged on: devices, load, goal.
+
+    ``hardware``: a device, or ``device:count``; ``gpus`` in each of ``nodes`` (default: the device's usual node, and as many nodes as the
+    command needs). Lengths in tokens; those left out are 1,024 and 256, or shorter where the command's context is. ``model`` stands in
+    for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hardware: Text
+    gpus: Count | None = None
+    nodes: Count | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    concurrency: Count = DEFAULT_CONCURRENCY
+    optimize: Goal = "throughput"
+    model: Text | None = None
+    acceptance: Share | None = None
+
+    @classmethod
+    def of(cls, **values: Any) -> Ground:
+        """From plain values; raises InputError naming the field that is wrong."""
+        try:
+            ground = cls.model_validate({name: value for name, value in values.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = str(first["loc"][0])
+            known = f"Known here: {', '.join(cls.model_fields)}." if first["type"] == "extra_forbidden" else None
+            raise InputError(f"{first['msg'][0].lower()}{first['msg'][1:]}.", field=field, hint=known) from None
+        count = ground.hardware.partition(":")[2]
+        if ":" in ground.hardware and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
+            raise InputError(f"{ground.hardware!r} is not a device or device:count.", field="hardware", hint="For example h100-sxm:8.")
+        if count and ground.gpus not in (None, int(count)):
+            raise InputError(f"{ground.hardware} and {ground.gpus} devices contradict.", field="gpus", hint="Say it once.")
+        device(ground.device)
+        return ground
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        return self.hardware.partition(":")[0]
+
+    @property
+    def per_node(self) -> int | None:
+        """Devices in a node, where that is said."""
+        count = self.hardware.partition(":")[2]
+        return int(count) if count else self.gpus

@@ -1,0 +1,226 @@
+"""Which words of a command start an engine's server: wrappers, containers and nested shells looked through. Nothing is executed."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from recipe_core.commands.grammar import grammars
+from recipe_core.commands.words import Script, Words, read_script
+
+MAX_DEPTH = 3
+"""Shells inside shells that are read."""
+
+Env = MutableMapping[str, str]
+
+_MENTIONED = frozenset({"echo", "printf", "pip", "pip3", "grep", "pgrep", "pkill", "cat", "man", "which", "curl", "apt", "conda", "#"})
+_KEYWORDS = frozenset({"do", "done", "then", "else", "elif", "if", "fi", "while", "until", "for", "!", "{", "}", "time", "$", "sudo"})
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+_CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+# Options of `docker run` without a value; every other one takes one.
+_SWITCHES = frozenset(
+    {"--detach", "--interactive", "--tty", "--rm", "--init", "--privileged", "--read-only", "--publish-all", "--no-healthcheck"}
+    | {"--oom-kill-disable", "--sig-proxy", "--disable-content-trust", "--quiet", "--help", "--replace", "--no-hosts", "--rmi"}
+)
+_SHORT_SWITCHES = frozenset("ditPq")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A server that a command starts: the engine, the words after the program, and what surrounds them.
+
+    ``program``: the words that start it; ``image`` and ``shares_memory`` (whether its processes may use the host's shared memory) of a
+    container, None outside; ``repeated``: whether the words repeat what the image starts by itself.
+    """
+
+    engine: str
+    program: tuple[str, ...]
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    image: str | None = None
+    shares_memory: bool | None = None
+    gpus: str | None = None
+    repeated: bool = False
+
+    @property
+    def visible_devices(self) -> int | None:
+        """How many devices the environment or the container lets the server see; None when it does not say."""
+        for name in _VISIBLE:
+            listed = self.env.get(name, "")
+            if listed and all(part.strip() for part in listed.split(",")) and listed not in ("all", "void", "none") and "$" not in listed:
+                return len(listed.split(","))
+        asked = (self.gpus or "").strip("\"'").removeprefix("count=")
+        if asked.isdecimal():
+            return int(asked) if len(asked) < 6 else None
+        return len(asked.removeprefix("device=").split(",")) if asked.startswith("device=") else None
+
+
+def find_launches(script: Script, depth: int = 0) -> tuple[list[Launch], list[str]]:
+    """The servers that a script starts, and the programs of its other commands."""
+    found: list[Launch] = []
+    others: list[str] = []
+    for command in script.commands:
+        inside = list(_servers(command, script.env, depth))
+        found += inside
+        if not inside and command.words[0] not in _KEYWORDS:
+            others.append(command.words[0])
+    return found, others
+
+
+def launch_of(words: tuple[str, ...], env: Mapping[str, str] | None = None) -> Launch | None:
+    """The server that words start, None when they start none."""
+    return next(_servers(Words(words, dict(env or {})), {}, 0), None)
+
+
+def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
+    words = _unwrapped(command.words)
+    if not words or _base(words[0]) in _MENTIONED:
+        return
+    env = ChainMap(command.env, script_env)
+    start = next((n for n, word in enumerate(words[:-1]) if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]), None)
+    if start is not None:
+        yield from _contained(words[words.index("run", start) + 1 :], env, depth)
+    elif (plain := _matched(words, env)) is not None:
+        yield plain
+    else:
+        yield from _nested(words, env, depth)
+
+
+def _unwrapped(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Without keywords of the shell that may stand before a command."""
+    skip = next((n for n, word in enumerate(words) if word not in _KEYWORDS), 0)
+    return words[skip:]
+
+
+def _base(word: str) -> str:
+    return word.rsplit("/", 1)[-1]
+
+
+@cache
+def _patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
+    """Engines and the words that start them, by the word that is looked for; the longest first."""
+    rows = [(words[1] if words[0] == "-m" else words[0], name, words) for name, g in grammars().items() for words in g.launch]
+    rows.sort(key=lambda row: -len(row[2]))
+    return {key: tuple((name, words) for k, name, words in rows if k == key) for key, _, _ in rows}
+
+
+def _matched(words: tuple[str, ...], env: Env) -> Launch | None:
+    """The first engine's program among the words; assignments before it (as ``env`` takes them) count."""
+    set_before: dict[str, str] = {}
+    for n, word in enumerate(words):
+        for name, pattern in _patterns().get(_base(word), ()):
+            first = n - 1 if pattern[0] == "-m" else n
+            if first < 0 or (words[first] if pattern[0] == "-m" else _base(word), *words[first + 1 : first + len(pattern)]) != pattern:
+                continue
+            args = words[first + len(pattern) :]
+            if not args or args[0] not in grammars()[name].other_commands:
+                return Launch(name, words[first : first + len(pattern)], args, ChainMap(set_before, env))
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            set_before[name] = value
+    return None
+
+
+def _nested(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+    """Servers in the text that a shell is given: ``bash -c "…"``."""
+    shell = next((n for n, word in enumerate(words) if _base(word) in _SHELLS), None)
+    if shell is None or depth >= MAX_DEPTH:
+        return
+    rest = words[shell + 1 :]
+    text = next((rest[n + 1] for n, word in enumerate(rest[:-1]) if word[0:1] == "-" and word[1:2] != "-" and word.endswith("c")), None)
+    if text is None:
+        return
+    inner = read_script(text)
+    for found in find_launches(inner, depth + 1)[0]:
+        yield replace(found, env=ChainMap(dict(found.env), env))
+
+
+def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+    """The server in a container: what follows the image, or what the image starts by itself."""
+    options, image, args = _run_options(words)
+    if image is None:
+        return
+    set_inside = {name: value for name in (*_VISIBLE, *_keys(options)) if (value := env.get(name)) is not None}
+    set_inside |= dict(_pairs(options))
+    entrypoint = tuple(options.get("--entrypoint", [])[-1:])
+    own = next((start for repository, start in _images().items() if _repository(image).endswith(f"/{repository}")), None)
+    inside = _matched((*entrypoint, *args), set_inside)
+    if inside is None and own is not None and own[1] and not entrypoint:
+        inside = Launch(own[0], own[1], args, set_inside)
+    elif inside is not None and own is not None and own[1] and not entrypoint:
+        inside = replace(inside, repeated=True)
+    shared = "--shm-size" in options or options.get("--ipc", [""])[-1] == "host"
+    gpus = options["--gpus"][-1] if "--gpus" in options else None
+    found = [inside] if inside is not None else _nested((*entrypoint, *args), set_inside, depth)
+    for each in found:
+        yield replace(each, image=image, shares_memory=shared, gpus=gpus)
+
+
+@cache
+def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Repositories, the longest first, with their engine and what they start by themselves."""
+    rows = [(repository, (name, words)) for name, g in grammars().items() for repository, words in g.images.items()]
+    return dict(sorted(rows, key=lambda row: -len(row[0])))
+
+
+def _repository(image: str) -> str:
+    """An image without digest and tag, with a slash before it so that whole path parts are compared."""
+    name = image.split("@", 1)[0]
+    head, slash, last = name.rpartition("/")
+    return f"/{head}{slash}{last.split(':', 1)[0]}"
+
+
+def image_tag(image: str) -> str | None:
+    """The tag of an image; None when it has neither tag nor digest."""
+    if "@" in image:
+        return image.split("@", 1)[1]
+    return image.rpartition("/")[2].partition(":")[2] or None
+
+
+def _run_options(words: tuple[str, ...]) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
+    """Options of ``docker run`` by name, the image, and the words after it."""
+    options: dict[str, list[str]] = {}
+    n = 0
+    while n < len(words):
+        word = words[n]
+        n += 1
+        if not word.startswith("-"):
+            return options, word, words[n:]
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            name, equals, value = _short(word)
+        if name in _SWITCHES or name == "":
+            continue
+        if not equals:
+            value = words[n] if n < len(words) else ""
+            n += 1
+        options.setdefault(_LONG.get(name, name), []).append(value)
+    return options, None, ()
+
+
+_LONG = {"-e": "--env", "-v": "--volume", "-p": "--publish", "-w": "--workdir", "-u": "--user"}
+
+
+def _short(word: str) -> tuple[str, str, str]:
+    """Short options in one word: switches (``-it``), then one that takes what is left or the next word (``-p8000:8000``)."""
+    rest = word[1:].lstrip("".join(_SHORT_SWITCHES))
+    if not rest:
+        return "", "", ""
+    value = rest[1:].removeprefix("=")
+    return f"-{rest[0]}", "=" if value else "", value
+
+
+def _pairs(options: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    for pair in options.get("--env", []):
+        name, equals, value = pair.partition("=")
+        if equals:
+            yield name, value
+
+
+def _keys(options: Mapping[str, list[str]]) -> list[str]:
+    """Variables that a container takes over from outside: ``-e NAME``."""
+    return [name for name in options.get("--env", []) if "=" not in name]

@@ -1,0 +1,306 @@
+"""What an engine's options say about a candidate: degrees, number formats and limits in this project's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from recipe_core.commands.arguments import Arguments, Finding, Level
+from recipe_core.commands.grammar import Meaning, grammars
+from recipe_core.engines.spec import engine
+from recipe_core.model.reader import MAX_CONTEXT
+from recipe_core.model.spec import ModelSpec
+from recipe_core.request import CandidateRequest
+
+_AS_STATED: tuple[Meaning, ...] = ("pp", "cp", "max_num_seqs", "max_batched_tokens", "memory_fraction", "block_size")
+
+
+@dataclass(slots=True)
+class Meant:
+    """A command's candidate (fields that it leaves open are missing), and what else it says.
+
+    ``max_context``: tokens of the longest request, "auto" for as many as fit, None for the model's own. ``config``: fields of the model's
+    config that are replaced. ``draft``: tokens drafted a step and how, where decoding is speculative. ``stored``: the quantisation that
+    the command names, and who may have written quantised weights that it loads. ``attention_dp``: whether attention is data-parallel
+    within the tensor-parallel ranks.
+    """
+
+    engine: str
+    model: str | None = None
+    candidate: dict[str, Any] = field(default_factory=dict)
+    max_context: int | Literal["auto"] | None = None
+    nodes: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    draft: dict[str, Any] | None = None
+    stored: tuple[str, tuple[str, ...]] | None = None
+    attention_dp: bool = False
+    chunked: bool = True
+    shares_experts: bool = False
+    balanced: bool = False
+    findings: list[Finding] = field(default_factory=list)
+
+    def say(self, level: Level, code: str, option: str | None, message: str, hint: str | None = None) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(level, code, option, message, hint))
+
+    @property
+    def devices(self) -> int | None:
+        """Devices that the split uses; None where a degree is left open."""
+        degrees = [self.candidate.get(name) for name in ("tp", "pp", "dp")]
+        return degrees[0] * degrees[1] * degrees[2] if all(degrees) else None  # type: ignore[operator]
+
+
+def meaning_of(arguments: Arguments) -> Meant:
+    """What the values of a command mean, before its model is known."""
+    return _Reading(arguments).meant()
+
+
+class _Reading:
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments, self.grammar = arguments, grammars()[arguments.engine]
+        self.by_meaning: dict[Meaning, str] = {meaning: name for name, meaning in self.grammar.means.items()}
+        self.out = Meant(arguments.engine)
+        self.ranks = 1  # of data-parallel attention within tp
+
+    def meant(self) -> Meant:
+        out = self.out
+        out.model = self._model()
+        self._degrees()
+        for meaning in _AS_STATED:
+            self._set(meaning, self._limit(meaning))
+        self._dtypes()
+        out.max_context = self._context()
+        out.nodes = self._value("nodes")
+        out.chunked = self._value("chunked_prefill") is not False
+        out.balanced = bool(self._value("balanced_experts"))
+        out.config = self._config()
+        out.draft = self._draft()
+        if self._value("eager"):
+            out.candidate["eager"] = True
+        self._unmodelled()
+        return out
+
+    def _flag(self, meaning: Meaning) -> str:
+        name = self.by_meaning[meaning]
+        return engine(self.arguments.engine).options.by_name[name].flag
+
+    def _value(self, meaning: Meaning) -> Any:
+        """The value of the option with a meaning, in this project's words; None when it is not given (or means nothing here)."""
+        name = self.by_meaning.get(meaning)
+        value = self.arguments.values.get(name) if name else None
+        words = self.grammar.words.get(name or "")
+        if value is None or words is None:
+            return value
+        if value in words:
+            return words[value]
+        self.out.say("note", "unmodelled", self._flag(meaning), f"{self._flag(meaning)} {value} is not in the estimate.")
+        return None
+
+    def _context(self) -> int | Literal["auto"] | None:
+        context = self._value("max_context")
+        if context in ("auto", -1):
+            return "auto"
+        if isinstance(context, int) and not 0 < context <= MAX_CONTEXT:
+            self.out.say("error", "range", self._flag("max_context"), f"{self._flag('max_context')} {context} is no number of tokens.")
+            return None
+        return context if isinstance(context, int) else None
+
+    def _limit(self, meaning: Meaning) -> Any:
+        """A value that is taken as it stands; limits that all ranks of data-parallel attention share are divided among them."""
+        value = self._value(meaning)
+        if meaning == "max_batched_tokens" and value == -1:
+            self.out.say(
+                "note", "unmodelled", self._flag(meaning), f"{self._flag(meaning)} -1 (prompts in one piece) is not in the estimate."
+            )
+            return None
+        shared = self.ranks > 1 and meaning in ("max_num_seqs", "max_batched_tokens")
+        return max(value // self.ranks, 1) if shared and isinstance(value, int) and value > 0 else value
+
+    def _is_open(self, meaning: Meaning) -> bool:
+        return self.by_meaning.get(meaning) in self.arguments.open
+
+    def _model(self) -> str | None:
+        named = self._value("model")
+        words = self.arguments.positional
+        stray = words if named is not None else words[1:]
+        for word in stray[:8]:
+            self.out.say("error", "stray", None, f"the word {word[:80]!r} belongs to no option.")
+        if named is None and self._is_open("model"):
+            return self.arguments.open[self.by_meaning["model"]]
+        model = named if named is not None else words[0] if words else None
+        return model if isinstance(model, str) else None
+
+    def _set(self, field_name: str, value: Any) -> None:
+        """Set a field of the candidate, unless its value is one that the field cannot have."""
+        if value is None:
+            return
+        try:
+            CandidateRequest.model_validate({field_name: value})
+        except ValidationError as error:
+            flag = self._flag(field_name) if field_name in self.by_meaning else field_name
+            why = error.errors(include_url=False)[0]["msg"]
+            self.out.say("error", "range", flag, f"{flag} {value}: {why[0].lower()}{why[1:]}.")
+            return
+        self.out.candidate[field_name] = value
+
+    def _degrees(self) -> None:
+        """Degrees that are not given are 1; those left open are chosen."""
+        for meaning in ("tp", "pp", "dp"):
+            if not self._is_open(meaning):
+                stated = self._value(meaning)
+                self._set(meaning, 1 if stated is None else stated)
+        self._attention_dp()
+        tp, dp = self.out.candidate.get("tp"), self.out.candidate.get("dp")
+        self.out.shares_experts = bool(self._value("all_experts"))
+        if self.out.shares_experts:
+            if tp and dp:
+                self.out.candidate["ep"] = tp * dp
+        elif not self._is_open("ep"):
+            self._set("ep", self._value("ep") or 1)
+            self.out.shares_experts = self.out.candidate.get("ep", 1) > 1
+
+    def _attention_dp(self) -> None:
+        """SGLang counts the ranks of data-parallel attention within tp; here tp is what is left of it for one of them."""
+        candidate = self.out.candidate
+        ranks = self._value("attention_dp") or 1
+        if self._value("attention_dp_switch") and ranks == 1:
+            ranks = candidate.pop("dp", 1)
+            candidate["dp"] = 1
+        tp = candidate.get("tp")
+        if ranks <= 1 or tp is None:
+            return
+        flag = self._flag("attention_dp")
+        if candidate.get("dp", 1) > 1:
+            self.out.say("error", "attention-dp", flag, f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}.")
+        elif tp % ranks:
+            self.out.say("error", "attention-dp", flag, f"{ranks} ranks of data-parallel attention do not divide {self._flag('tp')} {tp}.")
+        else:
+            candidate |= {"tp": tp // ranks, "dp": ranks}
+            self.out.attention_dp, self.ranks = True, ranks
+
+    def _dtypes(self) -> None:
+        quantization = self._value("quantization")
+        if quantization is not None:
+            named = str(self.arguments.values[self.by_meaning["quantization"]])
+            online = isinstance(quantization, str)
+            self.out.stored = named, (named,) if online else tuple(quantization)
+            self._set("weight_dtype", quantization if online else None)
+        elif (dtype := self._value("dtype")) not in (None, "auto"):
+            self._set("weight_dtype", dtype)
+        self._set("kv_dtype", self._value("kv_dtype"))
+
+    def _config(self) -> dict[str, Any]:
+        value = self._value("config")
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                self.out.say("note", "unmodelled", self._flag("config"), f"{self._flag('config')} is not JSON and is not read.")
+        return value if isinstance(value, dict) else {}
+
+    def _draft(self) -> dict[str, Any] | None:
+        """Tokens drafted a step, and the method, from one JSON option or from options of their own."""
+        stated = self._value("speculative")
+        stated = stated if isinstance(stated, Mapping) else {}
+        tokens = stated.get("num_speculative_tokens", self._value("draft_tokens"))
+        method = stated.get("method") or self.arguments.values.get(self.by_meaning.get("draft_method", ""))
+        if tokens is None and method is None:
+            return None
+        return {"tokens": tokens, "method": self.grammar.words.get("draft_method", {}).get(str(method).casefold())}
+
+    def _unmodelled(self) -> None:
+        for name, value in self.arguments.values.items():
+            row = self.grammar.unmodelled.get(name)
+            if row is not None and str(value) not in row.unless:
+                flag = engine(self.arguments.engine).options.by_name[name].flag
+                self.out.say("note", "unmodelled", flag, f"{flag} is not in the estimate ({row.what}).")
+
+
+def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
+    """What depends on the model: formats that a checkpoint decides, experts that are cut, the engine's own checks when it starts."""
+    candidate = meant.candidate
+    _settle_weights(meant, model)
+    tp, dp, ep = (candidate.get(name) for name in ("tp", "dp", "ep"))
+    together = meant.attention_dp or engine(meant.engine).split.data_parallel == "engine"
+    if together and model.is_moe and tp and dp and dp > 1 and ep == 1:
+        candidate["ep"] = tp * dp
+        meant.say("note", "cut-experts", None, f"experts are cut over all {tp * dp} ranks; the estimate shares them (ep {tp * dp}).")
+    if meant.max_context is None or meant.max_context == "auto":
+        return
+    allowed = any(env.get(name, "0").casefold() in ("1", "true") for name in grammars()[meant.engine].longer_context)
+    if allowed and meant.max_context > model.max_context:
+        meant.config = {"max_position_embeddings": meant.max_context, **meant.config}
+        meant.say(
+            "warning", "long-context", None, f"requests may be longer than the {model.max_context:,} tokens {model.name} was made for."
+        )
+
+
+def _settle_weights(meant: Meant, model: ModelSpec) -> None:
+    """A quantised checkpoint is what it is: options either name what it holds, or are about activations only."""
+    wanted = meant.candidate.get("weight_dtype")
+    if model.quantization is None:
+        if meant.stored is not None and wanted is None:
+            message = f"{meant.stored[0]} expects quantised weights; {model.name} stores {model.weight_dtype}."
+            meant.say("error", "checkpoint", None, message)
+        return
+    meant.candidate.pop("weight_dtype", None)
+    writer = model.quantization.scheme.split("/")[0]
+    if meant.stored is not None and writer and writer not in meant.stored[1]:
+        message = f"{meant.stored[0]} does not load the {model.weight_dtype} weights of {model.name}, which are {writer}'s."
+        meant.say("error", "checkpoint", None, message, "Leave the quantisation out.")
+
+
+def check_rules(meant: Meant, model: ModelSpec) -> None:
+    """What the engine checks when it starts, as its data lists it."""
+    for name in grammars()[meant.engine].rules:
+        for finding in _RULES[name](meant, model):
+            meant.findings.append(finding)
+
+
+def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+    tokens, sequences = meant.candidate.get("max_batched_tokens"), meant.candidate.get("max_num_seqs")
+    if tokens and sequences and tokens < sequences:
+        yield Finding(
+            "error",
+            "limits",
+            None,
+            f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences.",
+            "Raise the tokens.",
+        )
+
+
+def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
+    tokens = meant.candidate.get("max_batched_tokens")
+    longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
+    if not meant.chunked and tokens and tokens < longest:
+        yield Finding(
+            "error", "limits", None, f"without chunked prefill a step of {tokens:,} tokens is less than a request of {longest:,}."
+        )
+
+
+def _experts_to_share(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
+    if meant.shares_experts and not model.is_moe:
+        yield Finding("error", "no-experts", None, f"{model.name} has no experts to share.", "Leave expert parallelism out.")
+
+
+def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+    if meant.balanced and not meant.shares_experts:
+        yield Finding("error", "balanced", None, "balancing experts needs expert parallelism.")
+
+
+def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+    if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
+        yield Finding("error", "replicas", None, f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes.")
+
+
+_RULES: dict[str, Callable[[Meant, ModelSpec], Iterable[Finding]]] = {
+    "batched-covers-seqs": _batched_covers_seqs,
+    "unchunked-covers-context": _unchunked_covers_context,
+    "experts-to-share": _experts_to_share,
+    "balanced-needs-shared": _balanced_needs_shared,
+    "replicas-on-one-node": _replicas_on_one_node,
+}

@@ -1,0 +1,174 @@
+"""From text to commands as words: quotes, continuations, comments, variables. Nothing is executed and no shell is asked.
+
+The rules are those of a POSIX shell as far as published commands need them. One pass over the text; what a shell would have to run to
+know (``$(…)``) stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from recipe_core.errors import InputError
+
+MAX_CHARACTERS = 64 << 10
+"""The longest command or script that is read."""
+_EXPANDED = 64 << 10  # characters that variables may add to one text
+
+_TOKEN = re.compile(
+    r"""
+    (?P<joined>\\[ \t]*\r?\n)
+  | (?P<blank>[ \t\r\f\v]+)
+  | (?P<document><<-?[ \t]*(?P<mark>['"]?)(?P<delimiter>\w+)(?P=mark))
+  | (?P<hole><[A-Za-z](?:[\w./:|\ -]{0,62}\w)?>|\{\{[^{}\n]{0,64}\}\})
+  | (?P<redirect>&>>?|\d?(?:>>?|<)&?)
+  | (?P<end>\n|&&|\|\|?|;;?|&|[()])
+  | '(?P<literal>[^']*)'
+  | "(?P<quoted>(?:[^"\\]|\\.)*)"
+  | (?P<variable>\$\{[^{}\n]{1,200}\}|\$\w+|\$\([^()\n]{0,1000}\)|`[^`\n]{0,1000}`)
+  | \\(?P<escaped>.)
+  | (?P<plain>[^\s'"\\$`;&|<>(){\#]+)
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
+_INSIDE = re.compile(r"\\([\\\"$`\n])|" + _VARIABLE.pattern)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_DECLARE = frozenset({"export", "declare", "local", "readonly", "set", "setenv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """One simple command: its words, and the variables that are set for it alone."""
+
+    words: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """All commands of a text, in order; ``env`` is what it sets for all of them, ``loose_ends`` lines that end in backslash and blank."""
+
+    commands: tuple[Words, ...]
+    env: dict[str, str]
+    loose_ends: int = 0
+
+
+def read_script(text: str) -> Script:
+    """The commands in a text.
+
+    Raises:
+        InputError: when it is longer than ``MAX_CHARACTERS`` or a quote is not closed.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.", field="command")
+    if "\0" in text:
+        raise InputError("the command holds a NUL character.", field="command")
+    return _Reader(text).read()
+
+
+@dataclass
+class _Reader:
+    text: str
+    env: dict[str, str] = field(default_factory=dict)
+    commands: list[Words] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    word: list[str] | None = None
+    dropping: bool = False  # the next word is where a redirection goes
+    documents: list[str] = field(default_factory=list)
+    expanded: int = 0
+    loose_ends: int = 0
+
+    def read(self) -> Script:
+        at = 0
+        while at < len(self.text):
+            at = self._take(at)
+        self._end_command()
+        return Script(tuple(self.commands), self.env, self.loose_ends)
+
+    def _take(self, at: int) -> int:
+        """Read one token; where the next one starts."""
+        found = _TOKEN.match(self.text, at)
+        kind, value = (found.lastgroup, found.group()) if found else ("other", self.text[at])
+        after = found.end() if found else at + 1
+        if found is None or (kind == "other" and value in "'\""):
+            raise InputError(f"the command cannot be split into words: the quote {value} is not closed.", field="command")
+        match kind:
+            case "blank" | "joined":
+                self.loose_ends += kind == "joined" and value.rstrip("\r\n").endswith((" ", "\t"))
+                self._end_word()
+            case "end":
+                self._end_command()
+                return self._past_documents(after) if value == "\n" else after
+            case "redirect":
+                self._end_word()
+                self.dropping = True
+            case "document":
+                self.documents.append(found["delimiter"])
+            case "other" if value == "#" and self.word is None:
+                end = self.text.find("\n", at)
+                return len(self.text) if end < 0 else end
+            case _:
+                self.word = self.word or []
+                self.word.append(self._piece(kind, found))
+        return after
+
+    def _piece(self, kind: str | None, found: re.Match[str]) -> str:
+        match kind:
+            case "quoted":
+                return _INSIDE.sub(lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), found["quoted"])
+            case "variable":
+                whole = _VARIABLE.fullmatch(found["variable"])
+                return self._value(whole, 1) if whole else found["variable"]
+            case "literal" | "escaped":
+                return found[kind]
+            case _:
+                return found.group()
+
+    @staticmethod
+    def _escaped(character: str) -> str:
+        return "" if character == "\n" else character
+
+    def _value(self, found: re.Match[str], first: int) -> str:
+        """What the text itself gives a variable, or its default; else as it is written."""
+        name, default = found[first] or found[first + 2], found[first + 1]
+        value = self.env.get(name, default)
+        if value is None or self.expanded + len(value) > _EXPANDED:
+            return found.group()
+        self.expanded += len(value)
+        return value
+
+    def _end_word(self) -> None:
+        if self.word is None:
+            return
+        if not self.dropping:
+            self.words.append("".join(self.word))
+        self.word, self.dropping = None, False
+
+    def _end_command(self) -> None:
+        self._end_word()
+        self.dropping = False
+        words, self.words = self.words, []
+        start = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
+        set_here, rest = dict(map(_assigned, words[:start])), words[start:]
+        if not rest:
+            self.env |= set_here
+        elif rest[0] in _DECLARE:
+            self.env |= dict(_assigned(word) for word in rest[1:] if _ASSIGNMENT.match(word))
+        else:
+            self.commands.append(Words(tuple(rest), set_here))
+
+    def _past_documents(self, at: int) -> int:
+        """Past the lines that follow ``<<END``, up to END."""
+        waiting, self.documents = self.documents, []
+        for delimiter in waiting:
+            found = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(self.text, at)
+            at = found.end() if found else len(self.text)
+        return at
+
+
+def _assigned(word: str) -> tuple[str, str]:
+    """Name and value of a word that sets a variable."""
+    name, _, value = word.partition("=")
+    return name, value

@@ -1,0 +1,117 @@
+"""Write an engine's option table from its own argument parser: ``python scripts/engine_options.py vllm > FILE``.
+
+Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do; SGLang needs no GPU to make its
+parser). What an option means for an estimate is not here: that is written by hand in ``recipe_core/engines/options/<engine>.yaml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+
+def vllm_parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
+    """The parser of ``vllm serve``, and values that are checked only after parsing."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser()), {"--quantization": [*QUANTIZATION_METHODS]}
+
+
+def sglang_parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
+    """The parser of ``sglang serve``."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser, {}
+
+
+PARSERS: dict[str, Callable[[], tuple[argparse.ArgumentParser, dict[str, list[str]]]]] = {"vllm": vllm_parser, "sglang": sglang_parser}
+
+# How the engines name the functions that read a value: type, and what is accepted besides.
+READERS: dict[str, dict[str, Any]] = {
+    "int": {"type": "int"},
+    "float": {"type": "float"},
+    "str": {"type": "str"},
+    "loads": {"type": "json"},
+    "parse_dataclass": {"type": "json"},
+    "json_list_type": {"type": "json"},
+    "human_readable_int": {"type": "int", "scaled": True},
+    "parse_cuda_graph_config_arg": {"type": "json"},
+    "<lambda>": {"type": "str", "folded": True},
+    "human_readable_int_or_auto": {"type": "int", "scaled": True, "words": ["auto"]},
+}
+SWITCHES = {
+    "_StoreTrueAction",
+    "_StoreFalseAction",
+    "_StoreConstAction",
+    "BooleanOptionalAction",
+    "DeprecatedStoreTrueAction",
+    "DeprecatedAction",
+}
+
+
+def innermost(kind: Any) -> Any:
+    """The function that reads a value: engines wrap it to accept "None", and the like."""
+    inner = [cell.cell_contents for cell in getattr(kind, "__closure__", None) or () if callable(cell.cell_contents)]
+    wrapped = getattr(kind, "__name__", "") in ("_optional_type", "_parse_type")
+    return innermost(inner[0]) if wrapped and inner else kind
+
+
+def reader(kind: Any) -> str:
+    """The name of the function that reads a value."""
+    return getattr(innermost(kind), "__name__", "str")
+
+
+def json_keys(kind: Any) -> list[str]:
+    """The keys of a JSON value that is read into a dataclass (vLLM gives the class as a default of the reader)."""
+    classes = [each for each in getattr(innermost(kind), "__defaults__", None) or () if dataclasses.is_dataclass(each)]
+    return [field.name for field in dataclasses.fields(classes[0]) if field.init] if classes else []
+
+
+def facts(action: argparse.Action, after: dict[str, list[str]]) -> tuple[str, dict[str, Any]] | None:
+    """An option's flag and what is not the default of ``Option``; None for positional words and help."""
+    flags = [flag for flag in action.option_strings if not flag.startswith("--no-") or f"--{flag[5:]}" not in action.option_strings]
+    if not flags or "--help" in flags:
+        return None
+    flag, *also = flags
+    if type(action).__name__ in SWITCHES:
+        out: dict[str, Any] = {"type": "switch"}
+        if len(flags) < len(action.option_strings):
+            out["negated"] = True
+    else:
+        out = dict(READERS.get(reader(action.type), {"type": "str"}))
+        out |= {"many": True} if action.nargs in ("+", "*") else {}
+        out |= {"optional": True} if action.nargs in ("?", "*") else {}
+        out |= {"keys": keys} if (keys := json_keys(action.type)) else {}
+        choices = [str(choice) for choice in action.choices or after.get(flag, ()) if choice is not None]
+        out |= {"choices": choices} if choices else {}
+        if not choices:
+            out.pop("folded", None)
+    if also:
+        out["also"] = also
+    if "eprecated" in (action.help or "")[:12] or type(action).__name__.startswith("Deprecated"):
+        out["deprecated"] = True
+    return flag, out
+
+
+def main(engine: str) -> None:
+    parser, after = PARSERS[engine]()
+    found = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
+    version = importlib.metadata.version(engine).split("+")[0]
+    print(f"# Written by: python scripts/engine_options.py {engine}")
+    print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
+    for flag, values in found.items():
+        print(f"  {flag}: {yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20).strip()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
