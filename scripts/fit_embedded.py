@@ -1,20 +1,22 @@
 """Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/transformers.yaml``.
 
-    python scripts/fit_embedded.py MODEL_DIR      (the demo's model, for its tokenizer)
+    python scripts/fit_embedded.py MODEL_DIR [--device NAME]      (the demo's model, for its tokenizer)
 
-Serves random-weight copies of the model with few and many layers, benches each at several concurrencies, and fits time per step,
-per sequence and per layer to what the roofline leaves of the measured time per token, and time per request to what is left of the
-time to first token at one request. Run it on an idle machine.
+NAME is a profile of ``hw_profiles/``; without it the CPU is measured. Serves random-weight copies of the model with few and many
+layers, benches each at several concurrencies, and fits time per step, per sequence and per layer to what the roofline leaves of the
+measured time per token, and time per request to what is left of the time to first token at one request. Run it on an idle machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import shutil
 import sys
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from recipe_core.bundle import write_bundle
 from recipe_core.candidates import one_split, resolve
 from recipe_core.estimate import estimate
+from recipe_core.hardware.catalog import device
 from recipe_core.launcher.main import main as launcher
 from recipe_core.recipe import make_recipe
 from recipe_core.request import CandidateRequest, PlanRequest
 
-LAYERS, LOADS = (2, 8, 16), (1, 2, 4, 8)
-FREE = {"step_s": 0.0, "sequence_s": 0.0, "layer_s": 0.0, "request_s": 0.0, "input_token_s": 0.0}
+LAYERS = (2, 8, 16)
+LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 32), "rocm": (1, 4, 16, 32)}
+FREE = {"step_s": 0.0, "sequence_s": 0.0, "layer_s": 0.0, "launch_s": 0.0, "request_s": 0.0, "input_token_s": 0.0}
 
 
 def variant(source: Path, target: Path, layers: int) -> None:
@@ -41,53 +45,72 @@ def variant(source: Path, target: Path, layers: int) -> None:
     config.num_hidden_layers = layers
     config.layer_types = None
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)  # type: ignore[no-untyped-call]
 
 
-def request(model: Path, load: int) -> PlanRequest:
+def request(model: Path, name: str, load: int) -> PlanRequest:
     workload = {"mode": "closed", "input_tokens": 128, "output_tokens": 64, "concurrency": load}
-    return PlanRequest.parse({"model": str(model), "hardware": {"device": "cpu", "per_node": 1}, "workload": workload})
+    candidate = {"engine": "transformers"}
+    return PlanRequest.parse(
+        {"model": str(model), "hardware": {"device": name, "per_node": 1}, "workload": workload, "candidate": candidate}
+    )
 
 
-def measured(model: Path, load: int, folder: Path) -> dict[str, Any]:
-    """Mean figures of a real bench."""
-    bundle = write_bundle(make_recipe(request(model, load)), folder / f"{model.name}-{load}")
+def call(bundle: Path, *words: str) -> None:
+    """One command of the bundle's launcher, silent unless it fails."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
-        code = launcher(["bench", "--requests", str(max(12, 4 * load)), "--port", "8765"], root=bundle)
+        code = launcher(list(words), root=bundle)
     if code:
         sys.exit(said.getvalue())
+
+
+@contextmanager
+def served(bundle: Path) -> Iterator[None]:
+    """The bundle's server, up and then down."""
+    call(bundle, "up", "--port", "8765")
+    try:
+        yield
+    finally:
+        call(bundle, "down")
+
+
+def measured(bundle: Path, load: int) -> dict[str, Any]:
+    """Mean figures of a real bench at this load."""
+    call(bundle, "bench", "--concurrency", str(load), "--requests", str(max(12, 4 * load)))
     figures: dict[str, Any] = json.loads((bundle / "run" / "measurement.json").read_text())["metrics"]
     return figures
 
 
-def without_engine(model: Path, load: int) -> tuple[float, float, float]:
+def without_engine(wanted: PlanRequest) -> tuple[float, float, float]:
     """Time to first token, time per token and decoding sequences as they were if the engine cost nothing."""
-    found = resolve(request(model, load))
-    exact = one_split(found, CandidateRequest(tp=1, pp=1, dp=1))
+    exact = one_split(resolve(wanted), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact
-    free = setting.engine.overhead("cpu").model_copy(update=FREE)
-    engine = setting.engine.model_copy(update={"overheads": {"cpu": free}})
+    runtime = setting.cluster.device.runtime
+    free = setting.engine.overhead(runtime).model_copy(update=FREE)
+    engine = setting.engine.model_copy(update={"overheads": {runtime: free}})
     result = estimate(replace(setting, engine=engine), columns)
     return float(result.serving.ttft_s[0]), float(result.serving.tpot_s[0]), float(result.serving.resident[0])
 
 
-def main(source: Path) -> None:
+def main(source: Path, name: str) -> None:
     rows, times, first = [], [], []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    loads = LOADS[device(name).runtime]
+    with tempfile.TemporaryDirectory() as folder:
         for layers in LAYERS:
-            model = folder / f"layers-{layers}"
+            model = Path(folder) / f"layers-{layers}"
             variant(source, model, layers)
-            for load in LOADS:
-                figures = measured(model, load, folder)
-                ttft, tpot, resident = without_engine(model, load)
-                rows.append([1.0, resident, layers])
-                times.append(figures["tpot_s"] - tpot)
-                if load == 1:
-                    first.append((figures["ttft_s"] - ttft, layers))
-                print(f"{layers} layers, {load} at once: TPOT {figures['tpot_s'] * 1e3:.2f} ms, roofline {tpot * 1e3:.2f} ms; ", end="")
-                print(f"TTFT {figures['ttft_s'] * 1e3:.1f} ms, roofline {ttft * 1e3:.1f} ms", flush=True)
+            bundle = write_bundle(make_recipe(request(model, name, max(loads))), Path(folder) / f"bundle-{layers}")
+            with served(bundle):
+                for load in loads:
+                    figures = measured(bundle, load)
+                    ttft, tpot, resident = without_engine(request(model, name, load))
+                    rows.append([1.0, resident, layers])
+                    times.append(figures["tpot_s"] - tpot)
+                    if load == 1:
+                        first.append((figures["ttft_s"] - ttft, layers))
+                    print(f"{layers} layers, {load} at once: TPOT {figures['tpot_s'] * 1e3:.2f} ms, roofline {tpot * 1e3:.2f} ms; ", end="")
+                    print(f"TTFT {figures['ttft_s'] * 1e3:.1f} ms, roofline {ttft * 1e3:.1f} ms", flush=True)
     step, sequence, layer = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)[0]
     request_s = float(np.median([left - 1.5 * (step + sequence + layer * layers) for left, layers in first]))
     print(f"step_s: {step:.2e}, sequence_s: {sequence:.2e}, layer_s: {layer:.2e}, request_s: {max(request_s, 0):.2e}")
@@ -96,4 +119,8 @@ def main(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Measure what transformers serve itself costs on this machine.")
+    parser.add_argument("model", type=Path, help="folder of a small model with a tokenizer")
+    parser.add_argument("--device", default="cpu", help="profile of hw_profiles/ to measure (default cpu)")
+    args = parser.parse_args()
+    main(args.model, args.device)

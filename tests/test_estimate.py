@@ -171,7 +171,7 @@ def test_a_bad_line_answers_its_error_in_its_place():
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), max_size=40))
 def test_the_front_has_no_dominated_point_and_misses_none(points):
     x, y, ok = (np.array(column) for column in zip(*points, strict=True)) if points else (np.array([]), np.array([]), np.array([], bool))
-    on = pareto_front(x.astype(float), y.astype(float), ok.astype(bool))
+    on = pareto_front(x.astype(float), y.astype(float), among=ok.astype(bool))
     for i in range(len(points)):
         beaten = any(ok[j] and x[j] <= x[i] and y[j] <= y[i] and (x[j], y[j]) != (x[i], y[i]) for j in range(len(points)))
         twin = any(on[j] and (x[j], y[j]) == (x[i], y[i]) for j in range(len(points)))

@@ -25,6 +25,7 @@ class Candidate:
     max_num_seqs: int
     memory_fraction: float
     block_size: int
+    cp: int = 1
 
     @property
     def devices(self) -> int:

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.documents import read_document
+from recipe_core.engines.table import OptionTable, option_table
 from recipe_core.errors import InputError, unknown
-from recipe_core.hardware.profile import Figure, Runtime, Sourced
+from recipe_core.hardware.profile import Figure, Runtime, Sourced, Status
 
 Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -24,11 +25,30 @@ class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Exchange(_Data):
+    """How ranks of data-parallel attention that share experts hand their tokens over.
+
+    ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a token goes only where its experts are); of
+    several the quicker one is taken. ``narrow``: weight formats of experts for which dispatched tokens are turned into fp8 before they go.
+    ``overlap``: the share of its time that is hidden behind other work.
+    """
+
+    ways: Annotated[tuple[Literal["gather", "dispatch"], ...], Field(min_length=1)]
+    narrow: tuple[str, ...] = ()
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class SplitSupport(_Data):
     """Which degrees the engine has.
 
     ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
-    over the rest. ``enforces_context``: whether requests longer than the model's own context are refused.
+    over the rest. ``enforces_context``: whether requests longer than the model's own context are refused. ``disaggregated``: whether
+    prompts can be computed by a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks of tp that
+    would hold the same cache can share it. ``exchange``: None where experts are
+    never shared.
     """
 
     tensor: bool
@@ -36,6 +56,40 @@ class SplitSupport(_Data):
     experts: Literal["all-ranks", "divisors", "none"]
     data_parallel: Literal["engine", "processes"]
     enforces_context: bool = True
+    disaggregated: bool = False
+    speculative: bool = False
+    context: bool = False
+    exchange: Exchange | None = None
+
+
+class RowPadding(_Data):
+    """Bytes that the engine appends to every row of an fp8 matrix whose rows are a multiple of ``multiple_bytes`` long.
+
+    On ``runtimes``, for checkpoints written in one of ``schemes`` (writer and what a scale covers, "fp8/tensor"); experts never are.
+    """
+
+    runtimes: tuple[Runtime, ...]
+    schemes: tuple[str, ...]
+    multiple_bytes: Whole
+    added_bytes: Whole
+    source: str
+    status: Status
+
+
+class ExpertTiles(_Data):
+    """Multiples to which the expert kernel that the engine picks rounds up the widths of experts in ``dtype``.
+
+    It picks by device: ``runtimes``, and ``architectures`` where they are named. ``intermediate`` is rounded for each rank's share.
+    """
+
+    dtype: str
+    runtimes: tuple[Runtime, ...]
+    architectures: tuple[str, ...] = ()
+    hidden: Whole
+    intermediate: Whole
+    source: str
+    status: Status
+    note: str | None = None
 
 
 class MemoryUse(_Data):
@@ -47,16 +101,26 @@ class MemoryUse(_Data):
     * ``static``: M · fraction - W, while A and N live in the rest (SGLang's mem_fraction_static)
     * ``of-free``: (M - W - A - N) · fraction (TensorRT-LLM's free_gpu_memory_fraction)
 
-    ``needs_longest``: it refuses to start unless one request of the longest context fits into the cache.
+    ``needs_longest``: it refuses to start unless one request of the longest context fits into the cache. ``reserves``: whether a request
+    is admitted only once its whole length fits (TensorRT-LLM's guaranteed_no_evict), or while what it holds so far does.
+    ``row_padding`` and ``expert_tiles``: where weights take more than the checkpoint's bytes; the first tiles that fit a device count.
     """
 
     fraction: Figure
     pool: Literal["of-device", "static", "of-free"]
     needs_longest: bool
+    reserves: bool = False
     context_single_bytes: Figure
     context_parallel_bytes: Figure
     sampler_bytes_per_logit: Figure
     block_tokens: Whole
+    row_padding: RowPadding | None = None
+    expert_tiles: tuple[ExpertTiles, ...] = ()
+
+    def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
+        """How experts in ``dtype`` are rounded up on a device, None where they are not."""
+        here = (t for t in self.expert_tiles if t.dtype == dtype and runtime in t.runtimes)
+        return next((t for t in here if not t.architectures or architecture in t.architectures), None)
 
 
 class BatchLimits(_Data):
@@ -69,29 +133,32 @@ class BatchLimits(_Data):
 
 
 class Overheads(_Data):
-    """Time the engine itself takes: per step, per running sequence and layer of a step, per request and input token."""
+    """Time the engine itself takes, and how its scheduler groups prompts.
+
+    ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a step. ``launch_s``: what the host needs
+    to launch one layer of a step with prompts, which no captured graph covers (such a step takes at least that long). ``request_s`` and
+    ``input_token_s``: per request, before it is scheduled. ``bunched``: the share of a closed loop's prompts that come all at once.
+    """
 
     step_s: NonNegative
     sequence_s: NonNegative
     layer_s: NonNegative
+    launch_s: NonNegative = 0.0
     request_s: NonNegative
     input_token_s: NonNegative
+    bunched: Annotated[float, Field(ge=0, le=1)] = 0.1
     source: str
     status: Literal["measured", "fitted", "published", "assumed"]
     note: str | None = None
 
 
-class Option(_Data):
-    """One command-line option of the engine's pinned version."""
-
-    flag: str
-    short: tuple[str, ...] = ()
-    type: Literal["int", "float", "str", "switch"]
-    choices: tuple[str, ...] = ()
-
-
 class Engine(Sourced):
-    """An engine at one version. Of the engines that run on a device the one with the lowest ``preference`` is the default."""
+    """An engine at one version. Of the engines that run on a device the one with the lowest ``preference`` is the default.
+
+    ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides the transfer of its cache.
+
+    ``mixes_prompts``: whether prompts ride on decode steps; otherwise they take steps of their own, while decoding waits.
+    """
 
     name: str
     title: str
@@ -106,10 +173,16 @@ class Engine(Sourced):
     memory: MemoryUse
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
+    mixes_prompts: bool = True
+    handoff_s: Figure | None = None
     overheads: dict[Runtime, Overheads]
     online_weight_dtypes: tuple[str, ...]
     kv_dtypes: tuple[str, ...]
-    options: dict[str, Option]
+
+    @property
+    def options(self) -> OptionTable:
+        """The options of this version; none where no table of it is shipped."""
+        return option_table(self.name, self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
         """The default limits on a device of this size and architecture."""
@@ -121,26 +194,8 @@ class Engine(Sourced):
         return self.overheads.get(runtime) or next(iter(self.overheads.values()))
 
     def argv(self, values: dict[str, Any]) -> list[str]:
-        """Options as separate argv words, in the order given.
-
-        Raises:
-            InputError: for an option this version does not have, or a value of the wrong type.
-        """
-        return [word for name, value in values.items() for word in self._words(name, value)]
-
-    def _words(self, name: str, value: Any) -> list[str]:
-        option = self.options.get(name)
-        if option is None:
-            message, hint = unknown(f"{self.title} {self.version} option", name, list(self.options))
-            raise InputError(message, field="options", hint=hint)
-        wanted = {"int": int, "float": (int, float), "str": str, "switch": bool}[option.type]
-        if not isinstance(value, wanted) or (option.type != "switch" and isinstance(value, bool)):  # type: ignore[arg-type]
-            raise InputError(f"{option.flag} takes {option.type}, not {value!r}.", field=f"options.{name}")
-        if option.choices and value not in option.choices:
-            raise InputError(f"{option.flag} takes {', '.join(option.choices)}, not {value!r}.", field=f"options.{name}")
-        if option.type == "switch":
-            return [option.flag] if value else []
-        return [option.flag, str(value)]
+        """Options by name as separate argv words, in the order given; raises InputError for one that this version does not have."""
+        return self.options.argv(values)
 
 
 def _files() -> dict[str, Path]:

@@ -58,6 +58,8 @@ def _options(deployment: Deployment, data_parallel: int) -> dict[str, Any]:
         "max_num_batched_tokens": candidate.max_batched_tokens,
         "gpu_memory_utilization": candidate.memory_fraction,
     }
+    if candidate.cp > 1:
+        options["decode_context_parallel_size"] = candidate.cp
     if candidate.block_size != deployment.setting.engine.memory.block_tokens:
         options["block_size"] = candidate.block_size
     if candidate.weight_dtype != deployment.setting.model.weight_dtype and candidate.weight_dtype == "fp8":

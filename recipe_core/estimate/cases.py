@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -77,13 +77,24 @@ class Setting:
         return 4.0 if self.weight_dtype == "fp32" else 2.0
 
 
+POOL = ("tp", "pp", "dp", "ep", "copies")
+"""What makes a pool of devices."""
+
+OPTIONAL = ("draft_tokens", "acceptance", "draft_layers", *(f"prefill_{name}" for name in POOL))
+
+
 @dataclass(frozen=True, slots=True)
 class Cases:
     """One row a case; all columns have the same length.
 
-    tp, pp, dp, ep: degrees. per_node: devices in a node. input_tokens, output_tokens: mean lengths. max_context: longest
-    request the engine must accept. load: requests in flight, arrivals per second, batch or queued requests, by the mode.
-    prefix_hit: share of the prompt found in the cache. The rest are the engine's own limits.
+    tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV head. per_node: devices in a node.
+    input_tokens, output_tokens: mean lengths. max_context: longest request the engine must accept. load: requests in flight, arrivals per
+    second, batch or queued requests, by the mode.
+    prefix_hit: share of the prompt found in the cache. Then the engine's own limits.
+
+    draft_tokens: drafted a step, each accepted with probability acceptance when those before it were; draft_layers: what drafts them (0
+    looks them up). prefill_*: the pool that computes prompts (tp 0: there is none), besides which the degrees above are the pool that
+    decodes. copies: how often the whole split is there, each with its own scheduler.
     """
 
     tp: Int
@@ -101,6 +112,16 @@ class Cases:
     max_num_seqs: Float
     memory_fraction: Float
     block_tokens: Float
+    draft_tokens: Float
+    acceptance: Float
+    draft_layers: Float
+    copies: Int
+    cp: Int
+    prefill_tp: Int
+    prefill_pp: Int
+    prefill_dp: Int
+    prefill_ep: Int
+    prefill_copies: Int
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -109,15 +130,36 @@ class Cases:
         """The chosen rows, in that order."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
+    def set(self, **columns: Any) -> Cases:
+        """The same with some columns of one value each."""
+        return replace(self, **{name: np.full_like(getattr(self, name), value) for name, value in columns.items()})
+
     @property
     def devices(self) -> Int:
-        """Devices a case uses."""
-        return self.tp * self.pp * self.dp
+        """Devices a case uses, those of a prefill pool included."""
+        return self.tp * self.pp * self.dp * self.copies + self.prefill_devices
+
+    @property
+    def prefill_devices(self) -> Int:
+        """Devices of the prefill pool."""
+        return self.prefill_tp * self.prefill_pp * self.prefill_dp * self.prefill_copies
 
     @property
     def replicas(self) -> Int:
         """Independent schedulers: replicas of the whole model, or data-parallel attention ranks where experts are shared."""
-        return self.dp
+        return self.dp * self.copies
+
+    @property
+    def disaggregated(self) -> Bool:
+        """Where prompts are computed by a pool of their own."""
+        return self.prefill_tp > 0
+
+    @property
+    def prefill_pool(self) -> Cases:
+        """The prefill pool of each case as cases of their own."""
+        pool: dict[str, Any] = {name: getattr(self, f"prefill_{name}") for name in POOL}
+        none: dict[str, Any] = {f"prefill_{name}": np.zeros_like(self.tp) for name in POOL}
+        return replace(self, **pool, **none)
 
     @property
     def shares_experts(self) -> Bool:
@@ -126,9 +168,18 @@ class Cases:
 
 
 def cases(n: int, **columns: Any) -> Cases:
-    """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type."""
+    """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
+
+    Left out, ``copies`` and ``cp`` are 1 and what concerns drafts and the prefill pool 0: there are none.
+    """
+    columns = dict.fromkeys(OPTIONAL, 0) | {"copies": 1, "cp": 1} | columns
     out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64
         out[column.name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns[column.name], dtype=dtype), n))
     return Cases(**out)
+
+
+def stack(parts: Sequence[Cases]) -> Cases:
+    """Cases one after another."""
+    return Cases(**{column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Cases)})

@@ -1,7 +1,7 @@
 """Memory of a rank, by part. Per device; the fullest pipeline stage is the one reported.
 
-Parts: ``weights`` as the engine shards them, ``kv_cache`` (what the workload needs of it), ``activations`` (workspace of the
-largest step), ``runtime`` (context and communication buffers). The engine's pool is what its share of the device leaves.
+Parts: ``weights`` as the engine shards them, ``kv_cache`` (what the workload needs of it), both with those of draft layers, ``activations``
+(workspace of the largest step), ``runtime`` (context and communication buffers). The engine's pool is what its share of the device leaves.
 
 Source of the workspace and pool rules: vLLM's profile run (``v1/worker/gpu_worker.py``, ``v1/core/kv_cache_utils.py``);
 twelve logged boots agree within 0.72 GiB. Left out: CUDA graphs (0–1 GiB, inside the band) and fragmentation.
@@ -14,8 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
+from recipe_core.estimate.pages import Packing, packing
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import LatentAttention, Layer, MoeMlp, Tensor, layer_kinds
+from recipe_core.model.spec import CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor, layer_kinds
+
+Counted = tuple[tuple[Layer, int | Float], ...]
+"""Layers and how often each is there."""
 
 VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a multiple of this
 
@@ -94,6 +98,23 @@ def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
     return add(_tensor_bytes(setting, layer, tensor, cases) for tensor in layer.tensors(setting.model.hidden))
 
 
+def draft_layer(model: ModelSpec) -> Layer:
+    """The layer that a draft has: the model's last whole one, which multi-token prediction and EAGLE heads repeat."""
+    whole = [layer for layer in model.layers if layer.attention is not None and layer.mlp is not None]
+    return (whole or model.layers)[-1]
+
+
+def draft_projection(model: ModelSpec) -> int:
+    """Weights that join a draft layer's two inputs, the last hidden state and the embedding of the token after it."""
+    return 2 * model.hidden * model.hidden
+
+
+def draft_weight_bytes(setting: Setting, cases: Cases) -> Float:
+    """Weights of all draft layers on one rank; embedding and head are the model's. The projection is held whole."""
+    one = layer_weight_bytes(setting, draft_layer(setting.model), cases)
+    return cases.draft_layers * (one + draft_projection(setting.model) * setting.stored_bytes("unquantized"))
+
+
 def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
     """A tensor of one layer on one rank."""
     share = _share(tensor, layer, cases)
@@ -142,20 +163,24 @@ def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
 
 
 def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
-    """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; an MLA latent never is."""
+    """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; a latent or compressed past never is."""
     attention = layer.attention
     if attention is None or attention.kv_values_per_head == 0:
         return np.zeros(len(tp))
+    if isinstance(attention, CompressedAttention):
+        return np.full(len(tp), attention.token_bytes(bytes_per_value(setting.kv_dtype)))
     heads = np.ceil(attention.kv_heads / np.minimum(tp, attention.kv_heads))
     index = attention.index_bytes_per_token if isinstance(attention, LatentAttention) else 0.0
     return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
 
 
 def state_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
-    """Bytes per request and layer on one rank of a state that does not grow with the context (linear attention, Mamba)."""
+    """Bytes per request and layer on one rank that do not grow with the context: states, the window beside a compressed past."""
     attention = layer.attention
     if attention is None or attention.state_values == 0:
         return np.zeros(len(tp))
+    if isinstance(attention, CompressedAttention):
+        return np.full(len(tp), attention.sequence_bytes(bytes_per_value(setting.kv_dtype)))
     return attention.state_values * (attention.state_bytes_per_value or setting.activation_bytes) / tp
 
 
@@ -168,14 +193,47 @@ def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
     return np.minimum(kept, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
 
 
-def context_bytes(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, context: Float) -> Float:
+def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
     """Cache and state of one request with ``context`` tokens over the given layers on one rank."""
-    tp = cases.tp
+    tp, packed = cases.tp, _packed(setting, layers)
     parts = [
-        n * (kv_token_bytes(setting, layer, tp) * cached_tokens(layer, context, cases.block_tokens) + state_bytes(setting, layer, tp))
+        n
+        * (
+            kv_token_bytes(setting, layer, tp) * cached_tokens(layer, context, cases.block_tokens) / cases.cp
+            + state_bytes(setting, layer, tp)
+        )
         for layer, n in layers
+        if packed is None or not _in_blocks(layer, n)
     ]
+    if packed is not None:
+        parts.append(packed.request_bytes(context))
     return add(parts) if parts else np.zeros(len(cases))
+
+
+def _in_blocks(layer: Layer, count: int | Float) -> bool:
+    """Whether a layer's cache is packed with others' (draft layers, of which cases differ in number, are counted by themselves)."""
+    return isinstance(layer.attention, CompressedAttention) and isinstance(count, int)
+
+
+def _packed(setting: Setting, layers: Counted) -> Packing | None:
+    """How the compressed caches among these layers are kept; None where there are none."""
+    found: dict[CompressedAttention, int] = {}
+    for layer, n in layers:
+        if isinstance(layer.attention, CompressedAttention) and isinstance(n, int):
+            found[layer.attention] = found.get(layer.attention, 0) + n
+    return packing(tuple(found.items()), bytes_per_value(setting.kv_dtype)) if found else None
+
+
+def in_flight_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
+    """What the tokens of a step still being computed add to the windows of a compressed cache, once for all requests together.
+
+    vLLM frees what slides out of a window when a step is done, and overlaps steps: one per pipeline stage and one more.
+    Source: ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``. Other engines and other caches: nothing is counted.
+    """
+    packed = _packed(setting, layers)
+    if packed is None or not setting.engine.memory.needs_longest:
+        return np.zeros(len(cases))
+    return packed.request_bytes(context, (cases.pp + 1) * cases.max_batched_tokens) - packed.request_bytes(context)
 
 
 def activation_bytes(setting: Setting, cases: Cases) -> Float:
@@ -217,15 +275,15 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
 
 def _by_stages(setting: Setting, cases: Cases, stages: int, sequences: Float) -> dict[str, Float]:
     """All columns of ``Memory`` for cases that share their number of stages."""
-    columns = stage_columns(setting, cases, stages, sequences)
+    columns = stage_columns(setting, cases, stages, sequences, distinct=True)
     best = columns[0]
     for column in columns[1:]:
         best = _fullest(best, column)
     return best
 
 
-def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float) -> list[dict[str, Float]]:
-    """The columns of ``Memory`` of every pipeline stage, first to last."""
+def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float, *, distinct: bool = False) -> list[dict[str, Float]]:
+    """The columns of ``Memory`` of every pipeline stage, first to last; of stages that hold the same once only where ``distinct``."""
     model = setting.model
     activations = activation_bytes(setting, cases)
     together = (cases.tp * cases.pp > 1) | cases.shares_experts  # plain replicas do not talk to each other
@@ -235,14 +293,21 @@ def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float)
     per_kind = {layer: layer_weight_bytes(setting, layer, cases) for layer, _ in model.kinds}
     extra = add(t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1) for t in model.extras)
     bounds = stage_layers(len(model.layers), min(stages, len(model.layers)))
-    out = []
+    out, seen = [], set()
     for stage, (start, end) in enumerate(bounds):
-        layers = layer_kinds(model.layers[start:end])
+        layers: Counted = layer_kinds(model.layers[start:end])
         first, last = stage == 0, stage == len(bounds) - 1
+        held = (frozenset(layers), first, last)
+        if distinct and held in seen:
+            continue
+        seen.add(held)
         ends = 1.0 if first and last and model.tied_embeddings else float(first + last)
         weights = add(count * per_kind[layer] for layer, count in layers) + ends * vocabulary
         if first:
             weights = weights + extra
+        if last and cases.draft_layers.any():
+            weights = weights + draft_weight_bytes(setting, cases)
+            layers = (*layers, (draft_layer(model), cases.draft_layers))
         out.append(_stage(setting, cases, layers, _Fixed(weights, activations, runtime), sequences))
     return out
 
@@ -271,14 +336,16 @@ def _pool(setting: Setting, cases: Cases, fixed: _Fixed, capacity: Float) -> tup
     return share - fixed.total, fixed.total, share
 
 
-def _stage(setting: Setting, cases: Cases, layers: tuple[tuple[Layer, int], ...], fixed: _Fixed, sequences: Float) -> dict[str, Float]:
+def _stage(setting: Setting, cases: Cases, layers: Counted, fixed: _Fixed, sequences: Float) -> dict[str, Float]:
     """The columns of ``Memory`` of one stage."""
     capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
     full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
     sequence, longest = (context_bytes(setting, layers, cases, context) for context in (full, cases.max_context))
     pool, besides, usable = _pool(setting, cases, fixed, capacity)
     must_hold = longest if setting.engine.memory.needs_longest else context_bytes(setting, layers, cases, cases.block_tokens)
+    in_flight = in_flight_bytes(setting, layers, cases, cases.max_context)
     room = np.maximum(pool, 0)
+    settled = np.maximum(pool - in_flight, 0)
     return {
         "weights_bytes": fixed.weights,
         "kv_needed_bytes": sequences * sequence,
@@ -289,11 +356,11 @@ def _stage(setting: Setting, cases: Cases, layers: tuple[tuple[Layer, int], ...]
         "usable_bytes": usable,
         "pool_bytes": room,
         "sequence_bytes": sequence,
-        "start_bytes": besides + must_hold,
-        "pool_tokens": np.floor(room / np.maximum(longest, 1) * cases.max_context),
-        "max_concurrency": np.floor(room / np.maximum(sequence, 1)) * cases.replicas,
-        "context_limit": _context_limit(setting, layers, cases, pool),
-        "context_at_load": _context_limit(setting, layers, cases, pool / np.maximum(sequences, 1)),
+        "start_bytes": besides + must_hold + in_flight,
+        "pool_tokens": np.floor(settled / np.maximum(longest, 1) * cases.max_context),
+        "max_concurrency": np.floor(settled / np.maximum(sequence, 1)) * cases.replicas,
+        "context_limit": _context_limit(setting, layers, cases, pool, np.ones(len(cases))),
+        "context_at_load": _context_limit(setting, layers, cases, pool, np.maximum(sequences, 1)),
     }
 
 
@@ -307,13 +374,26 @@ def _fullest(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
     return out
 
 
-def _context_limit(setting: Setting, layers: tuple[tuple[Layer, int], ...], cases: Cases, pool: Float) -> Float:
-    """Longest single request (tokens) that the pool holds: windows and states cost a constant, other caches grow with it."""
+def _context_limit(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> Float:
+    """Longest request (tokens) of which the pool holds ``sequences``: windows and states cost a constant, other caches grow with it."""
+    if _packed(setting, layers) is not None:
+        return _longest_packed(setting, layers, cases, pool, sequences)
+    pool = pool / sequences
     unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]
-    growing = add(n * kv_token_bytes(setting, layer, cases.tp) for layer, n in unbounded)
+    growing = add(n * kv_token_bytes(setting, layer, cases.tp) / cases.cp for layer, n in unbounded)
     windowed = tuple((layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is not None)
     fixed = context_bytes(setting, windowed, cases, cases.max_context)
     fixed = fixed + add(n * state_bytes(setting, layer, cases.tp) for layer, n in unbounded)
     growing = np.broadcast_to(growing, len(cases))
     tokens = np.where(growing > 0, np.maximum(pool - fixed, 0) / np.maximum(growing, 1e-9), np.inf)
     return np.minimum(np.floor(tokens / cases.block_tokens) * cases.block_tokens, setting.model.max_context)
+
+
+def _longest_packed(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> Float:
+    """The same where blocks are packed: what a request holds is a staircase, searched by halving."""
+    least, most = np.zeros(len(cases)), np.full(len(cases), float(setting.model.max_context))
+    while (least < most).any():
+        middle = np.ceil((least + most) / 2)
+        needed = sequences * context_bytes(setting, layers, cases, middle) + in_flight_bytes(setting, layers, cases, middle)
+        least, most = np.where(needed <= pool, middle, least), np.where(needed <= pool, most, middle - 1)
+    return least

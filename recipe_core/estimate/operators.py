@@ -2,7 +2,7 @@
 
 Work per layer: projections and feed-forward ``2·rows·weights`` flops; attention ``2·(d_k + d_v)`` flops per head and pair of
 tokens; bytes are weights, activations in and out, and the cache that decoding reads. Decoding with MLA is absorbed (it works
-on the latent); prefill expands it. Distinct experts a step touches: ``E·(1 - (1 - K/E)^rows)``. Left out: expert imbalance.
+on the latent); prefill expands it. Which experts a step touches: `routing`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting, add
 from recipe_core.estimate.memory import expert_ranks, kv_token_bytes, padded_vocabulary, state_bytes
-from recipe_core.estimate.network import all_gather_s, all_reduce_s, group, send_s
-from recipe_core.estimate.roofline import operator_s
-from recipe_core.model.spec import Attention, LatentAttention, Layer, LinearAttention, MoeMlp, Role
+from recipe_core.estimate.network import all_gather_s, all_reduce_s, dispatch_s, group, send_s
+from recipe_core.estimate.roofline import experts_s, operator_s
+from recipe_core.estimate.routing import crowding, distinct_experts
+from recipe_core.model.compressed import STATE_VALUE_BYTES
+from recipe_core.model.dtypes import bytes_per_value
+from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, LinearAttention, MoeMlp, Role
 
 Parts = dict[str, Float]
 
@@ -24,8 +27,8 @@ Parts = dict[str, Float]
 class Step:
     """What one scheduler runs in one step (arrays over cases).
 
-    prefill_tokens: prompt tokens, each seeing ``prefill_context`` tokens on average. sequences: requests that decode one token
-    at ``context`` tokens. sampled: rows that need logits.
+    prefill_tokens: prompt tokens, each seeing ``prefill_context`` tokens on average. sequences: requests that decode
+    ``queries`` tokens each (more than one verifies a draft) at ``context`` tokens. sampled: rows that need logits.
     """
 
     prefill_tokens: Float
@@ -33,11 +36,12 @@ class Step:
     sequences: Float
     context: Float
     sampled: Float
+    queries: Float | float = 1.0
 
     @property
     def rows(self) -> Float:
         """Tokens that go through the matrices."""
-        return self.prefill_tokens + self.sequences
+        return self.prefill_tokens + self.sequences * self.queries
 
 
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
@@ -49,8 +53,10 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     balance = _stage_imbalance(setting, cases)
     parts = {name: seconds * balance for name, seconds in parts.items()}
     parts |= _ends(setting, cases, step)
-    overhead = setting.engine.overhead(setting.cluster.device.runtime)
-    parts["engine"] = overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * len(setting.model.layers)
+    overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(setting.model.layers)
+    unhidden = np.maximum(overhead.launch_s * layers - total(parts), 0.0)  # the host launches ahead of a device that is busy
+    parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
+    parts["engine"] = overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * layers
     return parts
 
 
@@ -91,8 +97,21 @@ def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Pa
         wide = wide + 2 * hidden + 3 * width
     blocks = (layer.attention is not None) + (layer.mlp is not None)
     parts["all_reduce"] = blocks * reduce_s
+    if layer.streams > 1:
+        parts["hyper_connections"] = blocks * _hyper_connection(setting, rows, layer)
     parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, rows * wide, rows * wide * b, 2.0 * blocks)
     return parts
+
+
+def _hyper_connection(setting: Setting, rows: Float, layer: Layer) -> Float:
+    """Around one half: weights made of all streams by a small product, then joining streams, and mixing them with what the half gives.
+
+    Bytes are those beyond what an ordinary residual moves, which the norms have.
+    """
+    hidden, b, more = setting.model.hidden, setting.activation_bytes, 2 * (layer.streams - 1)
+    weigh = _matmul(setting, "norm", rows, float(layer.streams * hidden), float(layer.stream_weights))
+    mixed = rows * (more + layer.streams**2) * hidden
+    return weigh + operator_s(setting.cluster.device, "elementwise", setting.model.dtype, 2 * mixed, rows * more * hidden * b, 2.0)
 
 
 def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attention) -> Parts:
@@ -100,6 +119,8 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
     hidden, a = float(setting.model.hidden), attention
     heads = a.heads / cases.tp
     role: Role = "mixer" if isinstance(a, LinearAttention) else "attention"
+    if isinstance(a, CompressedAttention):
+        return _compressed_projections(setting, cases, rows, a)
     if isinstance(a, LatentAttention):
         latent = a.kv_lora_rank + a.rope_head_dim
         query = _matmul(setting, role, rows, float(a.q_lora_rank or hidden), heads * a.head_dim)
@@ -118,25 +139,107 @@ def _attention(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Part
     a = layer.attention
     if isinstance(a, LinearAttention):
         return {"state": _state_update(setting, cases, step, layer)}
+    if isinstance(a, LatentAttention):
+        return _latent_attention(setting, cases, step, layer, a)
+    if isinstance(a, CompressedAttention):
+        return _compressed_attention(setting, cases, step, a)
     if a is None:
         return {}
-    b, device = setting.activation_bytes, setting.cluster.device
-    heads = a.heads / cases.tp
-    window = a.window or np.inf
-    pairs = step.prefill_tokens * np.minimum(step.prefill_context, window)
-    token_bytes = kv_token_bytes(setting, layer, cases.tp)
-    io = heads * (a.head_dim + a.v_head_dim) * b
-    prefill = operator_s(
-        device,
-        "attention_prefill",
-        setting.model.dtype,
-        2 * pairs * heads * (a.head_dim + a.v_head_dim),
-        step.prefill_tokens * (io + 2 * token_bytes),
-    )
-    per_pair = 2 * heads * (a.kv_values_per_head + a.kv_lora_rank if isinstance(a, LatentAttention) else a.head_dim + a.v_head_dim)
-    seen = step.sequences * np.minimum(step.context, window)
-    decode = operator_s(device, "attention_decode", setting.kv_dtype, seen * per_pair, seen * token_bytes + step.sequences * io)
-    return {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    heads, window, token_bytes = a.heads / cases.tp, a.window or np.inf, kv_token_bytes(setting, layer, cases.tp)
+    wide = heads * (a.head_dim + a.v_head_dim)
+    io = wide * setting.activation_bytes
+    pairs, seen = step.prefill_tokens * np.minimum(step.prefill_context, window), step.sequences * np.minimum(step.context, window)
+    device, cache, q = setting.cluster.device, setting.kv_dtype, step.queries
+    prefill = operator_s(device, "attention_prefill", setting.model.dtype, 2 * pairs * wide, step.prefill_tokens * (io + 2 * token_bytes))
+    decode = operator_s(device, "attention_decode", cache, 2 * q * seen * wide, seen * token_bytes / cases.cp + q * step.sequences * io)
+    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    return parts | _shared_context(setting, cases, step, wide)
+
+
+def _latent_attention(setting: Setting, cases: Cases, step: Step, layer: Layer, a: LatentAttention) -> Parts:
+    """MLA: a prompt's keys and values are expanded per head; decoding, and reading the chosen tokens only, works on the latent."""
+    b, device, base = setting.activation_bytes, setting.cluster.device, setting.model.dtype
+    heads, attends, token_bytes = a.heads / cases.tp, a.attends or np.inf, kv_token_bytes(setting, layer, cases.tp)
+    expanded, absorbed = heads * (a.head_dim + a.v_head_dim), heads * (a.kv_values_per_head + a.kv_lora_rank)
+    context = np.minimum(step.prefill_context, attends)
+    pairs = step.prefill_tokens * np.minimum(step.prefill_context * expanded, context * absorbed)
+    seen = step.sequences * np.minimum(step.context, attends)
+    prefill = operator_s(device, "mla_prefill", base, 2 * pairs, step.prefill_tokens * (2 * expanded * b + token_bytes))
+    moved = seen * token_bytes / cases.cp + step.queries * step.sequences * absorbed * b
+    decode = operator_s(device, "mla_decode", setting.kv_dtype, 2 * step.queries * seen * absorbed, moved)
+    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    parts |= _shared_context(setting, cases, step, absorbed)
+    if a.index_heads:
+        parts["indexer"] = _indexer(setting, step, a)
+    return parts
+
+
+def _shared_context(setting: Setting, cases: Cases, step: Step, wide: Float) -> Parts:
+    """What ranks that share a cache exchange to decode (vLLM's decode context parallelism): queries before, partial outputs after."""
+    if not (cases.cp > 1).any():
+        return {}
+    exchanged = step.queries * step.sequences * wide * cases.cp * setting.activation_bytes
+    seconds = all_gather_s(setting.cluster, group(setting.cluster, cases, cases.cp), exchanged)
+    return {"context": np.where((cases.cp > 1) & (step.sequences > 0), seconds, 0.0)}
+
+
+def _indexer(setting: Setting, step: Step, a: LatentAttention) -> Float:
+    """Scores of all past tokens by every index head, in fp8, on each rank alike; and the projections that make them."""
+    hidden, rows = float(setting.model.hidden), step.rows
+    queries = float(a.index_heads * a.index_head_dim)
+    project = _matmul(setting, "attention", rows, float(a.q_lora_rank or hidden), queries)
+    project = project + _matmul(setting, "attention", rows, hidden, float(a.index_head_dim + a.index_heads))
+    seen = step.sequences * step.context
+    moved = seen * a.index_bytes_per_token + step.prefill_context * np.minimum(step.prefill_tokens, 1.0) * a.index_bytes_per_token
+    scores = step.queries * seen + step.prefill_tokens * step.prefill_context
+    return project + operator_s(setting.cluster.device, "gemm", "fp8", 2 * queries * scores, moved)
+
+
+def _compressed_projections(setting: Setting, cases: Cases, rows: Float, a: CompressedAttention) -> Parts:
+    """Queries through a latent, one key, what entries are made of; the output by groups of heads, then all of them together."""
+    hidden, width, latent = float(setting.model.hidden), a.heads * a.head_dim, float(a.q_lora_rank)
+    qkv = _matmul(setting, "attention", rows, hidden, latent + a.head_dim) + _matmul(setting, "attention", rows, latent, width / cases.tp)
+    if a.ratio:
+        made = float(a.state_values_per_token + a.index_state_values_per_token + a.index_heads)
+        qkv = qkv + _matmul(setting, "unquantized", rows, hidden, made, 3.0 if a.index_heads else 1.0)
+    groups = a.o_groups * a.o_lora_rank / cases.tp
+    out = _matmul(setting, "attention", rows, float(width // a.o_groups), groups) + _matmul(setting, "attention", rows, groups, hidden)
+    return {"qkv": qkv, "o": out}
+
+
+def _compressed_attention(setting: Setting, cases: Cases, step: Step, a: CompressedAttention) -> Parts:
+    """A window of tokens and entries of the past (all, or those that the indexer chose); every head reads the same values."""
+    b, device, base = setting.activation_bytes, setting.cluster.device, setting.model.dtype
+    wide, entry_bytes = a.heads / cases.tp * 2 * a.head_dim, a.entry_bytes(bytes_per_value(setting.kv_dtype))
+    pairs, seen = step.prefill_tokens * _attended(a, step.prefill_context), step.sequences * _attended(a, step.context)
+    prefill = operator_s(device, "mla_prefill", base, 2 * pairs * wide, step.prefill_tokens * (wide * b + entry_bytes))
+    moved = seen * entry_bytes + step.queries * step.sequences * wide * b
+    decode = operator_s(device, "mla_decode", setting.kv_dtype, 2 * step.queries * seen * wide, moved)
+    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    if a.ratio:  # a token's values are kept until their entry is made, which reads those of all its tokens
+        values = step.rows * (1 + a.series) * (a.state_values_per_token + a.index_state_values_per_token)
+        parts["compressor"] = operator_s(device, "elementwise", base, 4 * values, values * STATE_VALUE_BYTES, 2.0 * a.series)
+    if a.index_heads:
+        parts["indexer"] = _entry_scores(setting, step, a)
+    return parts
+
+
+def _attended(a: CompressedAttention, context: Float) -> Float:
+    """Tokens and entries that a token attends to."""
+    entries = np.minimum(context / a.ratio, a.attends or np.inf) if a.ratio else 0.0
+    return np.minimum(context, a.local) + entries
+
+
+def _entry_scores(setting: Setting, step: Step, a: CompressedAttention) -> Float:
+    """Scores of all entries by every index head, in fp8, on each rank alike; the queries for them, and the choice by fp32 scores."""
+    queries, seen = float(a.index_heads * a.index_head_dim), step.sequences * step.context / a.ratio
+    prompt = step.prefill_context / a.ratio
+    moved = (seen + prompt * np.minimum(step.prefill_tokens, 1.0)) * a.index_entry_bytes
+    scores = step.queries * seen + step.prefill_tokens * prompt
+    project = _matmul(setting, "attention", step.rows, float(a.q_lora_rank), queries)
+    device = setting.cluster.device
+    choose = operator_s(device, "elementwise", "fp32", scores, 2 * 4 * scores + 2 * step.rows * queries, 2.0)
+    return project + choose + operator_s(device, "gemm", "fp8", 2 * queries * scores, moved)
 
 
 def _state_update(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Float:
@@ -148,7 +251,7 @@ def _state_update(setting: Setting, cases: Cases, step: Step, layer: Layer) -> F
 
 
 def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
-    """Router, routed and shared experts, and what moves tokens to experts.
+    """Router, routed and shared experts, and what moves tokens to experts. All wait for the fullest rank (`routing.crowding`).
 
     With shared experts (ep) and data-parallel attention every rank sees the tokens of all: they are gathered before and
     scattered after the experts (vLLM's default all-gather/reduce-scatter backend); otherwise tensor parallelism's all-reduce.
@@ -157,25 +260,41 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     shared = cases.shares_experts
     ranks = expert_ranks(cases)
     tokens = np.where(shared, rows * cases.dp, rows)
-    distinct = mlp.experts * (1 - (1 - mlp.top_k / mlp.experts) ** tokens)
+    fullest = np.where(shared, crowding(mlp, tokens, ranks), 1.0)
+    distinct = distinct_experts(mlp, tokens * fullest)
     inside = mlp.expert_hidden(hidden)
     per_expert = mlp.matrices * inside * mlp.intermediate
-    flops = 2 * tokens * mlp.top_k * per_expert / ranks
-    moved = distinct * per_expert * setting.stored_bytes("experts") / ranks
-    inner = 3 * mlp.intermediate / np.where(shared, cases.ep, cases.tp)
-    moved += tokens * mlp.top_k * (2 * inside + inner) * b  # dispatched in and out, and the expert's own activations
+    flops = 2 * fullest * tokens * mlp.top_k * per_expert / ranks
+    weights = distinct * per_expert * setting.stored_bytes("experts") / ranks
+    routed = fullest * tokens * mlp.top_k / np.where(shared, ranks, 1)
+    width = mlp.intermediate / np.where(shared, 1, ranks)
+    moved = (2 * tokens * inside + routed * (2 * inside + mlp.matrices * width)) * b  # read and summed; copied in and out, activated
     out = {
         "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts)),
-        "experts": operator_s(device, "moe", setting.stored_dtype("experts"), flops, moved),
+        "experts": experts_s(device, setting.stored_dtype("experts"), flops, weights, moved, tokens),
     }
     if mlp.shared_intermediate:
         width = mlp.shared_intermediate / cases.tp
         up = _matmul(setting, "shared", rows, float(hidden), (mlp.matrices - 1) * width)
         out["shared_experts"] = up + _matmul(setting, "shared", rows, width, float(hidden))
-    everyone = group(setting.cluster, cases, cases.dp, cases.tp)
-    exchange = 2 * all_gather_s(setting.cluster, everyone, rows * cases.dp * hidden * b)
-    out["all_to_all"] = np.where(shared & (cases.dp > 1), exchange, 0.0)
+    out["all_to_all"] = np.where(shared & (cases.dp > 1), _exchange_s(setting, cases, rows, mlp), 0.0)
     return out
+
+
+def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
+    """Seconds to bring tokens to their experts and the sums back, by the quickest way the engine has."""
+    hidden, b, cluster, how = setting.model.hidden, setting.activation_bytes, setting.cluster, setting.engine.split.exchange
+    ways = []
+    if how is None or "gather" in how.ways:
+        everyone = group(cluster, cases, cases.dp, cases.tp)
+        ways.append(2 * all_gather_s(cluster, everyone, rows * cases.dp * hidden * b))
+    if how is not None and "dispatch" in how.ways:
+        members, width = group(cluster, cases, expert_ranks(cases)), mlp.expert_hidden(hidden)
+        sent = bytes_per_value("fp8-block") if setting.stored_dtype("experts") in how.narrow else b
+        share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
+        ways.append(add(dispatch_s(cluster, members, share, mlp.top_k, width * size) for size in (sent, b)))
+    quickest: Float = np.min(ways, axis=0)
+    return quickest * (1.0 - (how.overlap if how else 0.0))
 
 
 def _ends(setting: Setting, cases: Cases, step: Step) -> Parts:
@@ -184,11 +303,12 @@ def _ends(setting: Setting, cases: Cases, step: Step) -> Parts:
     vocabulary = padded_vocabulary(setting.model.vocabulary) / cases.tp
     tp = group(setting.cluster, cases, cases.tp)
     logits = all_gather_s(setting.cluster, tp, step.sampled * vocabulary * cases.tp * b)
-    crosses = cases.tp * cases.pp > cases.per_node
-    hand_over = send_s(setting.cluster, crosses, step.rows * hidden * b / cases.tp)
+    piece = step.rows * hidden * b / cases.tp
+    crossed = np.minimum(group(setting.cluster, cases, cases.tp * cases.pp).remote, cases.pp) - 1  # boundaries that are between islands
+    hand_over = crossed * send_s(setting.cluster, True, piece) + (cases.pp - 1 - crossed) * send_s(setting.cluster, False, piece)
     lookup = operator_s(setting.cluster.device, "elementwise", dtype, 0 * step.rows, 2 * step.rows * hidden * b)
     return {
         "embedding": lookup + np.where(cases.tp > 1, all_reduce_s(setting.cluster, tp, step.rows * hidden * b), 0.0),
         "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + np.where(cases.tp > 1, logits, 0.0),
-        "pipeline": np.where(cases.pp > 1, (cases.pp - 1) * hand_over, 0.0),
+        "pipeline": np.where(cases.pp > 1, hand_over, 0.0),
     }

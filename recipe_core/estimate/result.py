@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.documents import read_document
-from recipe_core.estimate.cases import Bool, Cases, Float, Setting
-from recipe_core.estimate.cost import Cost, cost
+from recipe_core.estimate.cases import Bool, Cases, Float, Int, Setting
+from recipe_core.estimate.causes import causes
+from recipe_core.estimate.cost import ENERGY, MONEY, Cost, cost, watts_basis
+from recipe_core.estimate.disaggregated import Pools, disaggregated
 from recipe_core.estimate.memory import Memory, memory, stage_columns
 from recipe_core.estimate.serving import Serving, active_replicas, resident_limit, serving
+from recipe_core.estimate.simulate import PERCENTILES, TYPICAL, Simulation, Spread, simulate
 from recipe_core.hardware.catalog import roofline
 from recipe_core.split import Refusal, refusals
 from recipe_core.units import gib, significant
@@ -62,6 +66,17 @@ class Estimates:
     serving: Serving
     cost: Cost
     refusals: tuple[Refusal, ...]
+    simulation: Simulation | None = None
+    pools: Pools | None = None
+
+    def simulated(self, rows: Int, spread: Spread = TYPICAL, percentiles: Sequence[float] = PERCENTILES) -> Estimates:
+        """With percentiles of the chosen cases, which should be feasible; those of pools and of drafts are not simulated."""
+        rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
+        if not len(rows):
+            return self
+        columns = {field.name: getattr(self.memory, field.name)[rows] for field in fields(Memory)}
+        ran = simulate(self.setting, self.cases.take(rows), Memory(**columns), spread=spread, percentiles=percentiles)
+        return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
     @property
     def feasible(self) -> Bool:
@@ -79,14 +94,32 @@ class Estimates:
         """What to know about a case that runs."""
         return [*self.setting.model.notes, *_notes(self, i)]
 
-    def row(self, i: int) -> dict[str, Any]:
-        """Case ``i`` as JSON values. Infeasible cases keep their memory and have no serving figures."""
-        feasible = bool(self.feasible[i])
-        out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "feasible": feasible, "reasons": self.reasons(i), "notes": self.notes(i)}
+    def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> dict[str, Any]:
+        """Case ``i`` as JSON values, ``explained`` with its times by cause too.
+
+        Infeasible cases (also by broken ``limits``) keep their memory and have no serving figures.
+        """
+        reasons = [*self.reasons(i), *limits]
+        feasible = not reasons
+        out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "feasible": feasible, "reasons": reasons, "notes": self.notes(i)}
         out["memory"] = _memory_row(self.memory, i) | self._stages(i)
+        if self.pools is not None:
+            out["memory"]["prefill"] = _memory_row(self.pools.memory, i)
         if feasible:
-            out |= self._figures(i)
+            out |= self._figures(i) | self._pools(i)
+            if explained and self.pools is None:  # the steps of two pools are of two kinds
+                out["causes_s"] = self._causes(i)
         return out
+
+    def _pools(self, i: int) -> dict[str, Any]:
+        """What each pool serves at most, how busy it is, and what goes between them."""
+        if self.pools is None:
+            return {}
+        rate, gpus = self.pools.requests_per_s[i], int(self.pools.prefill.devices[i])
+        pools = {"prefill": (gpus, self.pools.prefill_per_s[i]), "decode": (int(self.cases.devices[i]) - gpus, self.pools.decode_per_s[i])}
+        rows = {name: {"gpus": n, "requests_per_s": float(most), "busy": float(rate / most)} for name, (n, most) in pools.items()}
+        sent = {"transfer_bytes": float(self.pools.transfer_bytes[i]), "transfer_s": float(self.pools.transfer_s[i])}
+        return {"pools": rows | sent | {"requests_per_s": float(rate)}}
 
     def _stages(self, i: int) -> dict[str, Any]:
         """Memory of each pipeline stage, where there are several."""
@@ -107,19 +140,39 @@ class Estimates:
             "output_tokens_per_s": total,
             "output_tokens_per_s_per_gpu": total / float(self.cases.devices[i]),
         }
-        factors = bands().bands[grade(self.setting)]
+        factors = dict(bands().bands[grade(self.setting)])
+        for name, figure, value in self._tails(i):  # the band of a mean is that of its percentiles: nothing tells them apart
+            figures[name], factors[name] = value, factors[figure]
         basis = dict.fromkeys(figures, "computed")
         return {
             "serving": figures,
-            "cost": {
-                "usd_per_hour": _known(c.usd_per_hour[i]),
-                "usd_per_million_output_tokens": _known(c.usd_per_million_output_tokens[i]),
-            },
-            "energy": {"watts": float(c.watts[i]), "joules_per_token": float(c.joules_per_token[i])},
+            "cost": {name: _known(getattr(c, name)[i]) for name in MONEY},
+            "energy": {name: float(getattr(c, name)[i]) for name in ENERGY},
             "bands": {name: [value * factors[name].low, value * factors[name].high] for name, value in figures.items()},
-            "basis": basis | {"usd_per_hour": self.setting.cluster.price_basis or "unknown"},
+            "basis": basis | {"usd_per_hour": self.setting.cluster.price_basis or "unknown", "watts": watts_basis(self.setting)},
             "breakdown_s": {"decode": _parts(s.decode, i), "prefill": _parts(s.prefill, i)},
         }
+
+    def _causes(self, i: int) -> dict[str, dict[str, float]]:
+        """The times of the breakdown by cause."""
+        one, s = self.cases.take([i]), self.serving
+        alone = replace(
+            s,
+            ttft_s=s.ttft_s[[i]],
+            tpot_s=s.tpot_s[[i]],
+            output_tokens_per_s=s.output_tokens_per_s[[i]],
+            resident=s.resident[[i]],
+            decode={name: seconds[[i]] for name, seconds in s.decode.items()},
+            prefill={name: seconds[[i]] for name, seconds in s.prefill.items()},
+        )
+        return {name: _parts(by, 0) for name, by in causes(self.setting, one, alone).items()}
+
+    def _tails(self, i: int) -> Iterator[tuple[str, str, float]]:
+        """The simulated percentiles of a case: name (``ttft_p95_s``), figure, value."""
+        for figure, by in self.simulation.percentiles_s.items() if self.simulation else ():
+            for percentile, values in by.items():
+                if np.isfinite(values[i]):
+                    yield f"{figure.removesuffix('_s')}_p{percentile:g}_s", figure, float(values[i])
 
 
 def _known(value: float) -> float | None:
@@ -147,8 +200,12 @@ def _notes(e: Estimates, i: int) -> list[str]:
     notes = []
     if e.setting.needs_other_checkpoint:
         notes.append(f"Needs a checkpoint that stores {e.setting.weight_dtype}; this model's stores {e.setting.model.weight_dtype}.")
-    limit = resident_limit(e.cases, e.memory)[i] * e.cases.replicas[i]
-    if e.setting.mode == "closed" and e.cases.load[i] > limit:
+    limit = resident_limit(e.setting, e.cases, e.memory)[i] * e.cases.replicas[i]
+    if e.pools is not None:
+        slower = "prefill" if e.pools.prefill_per_s[i] < e.pools.decode_per_s[i] else "decode"
+        rates = f"prefill {significant(float(e.pools.prefill_per_s[i]))}, decode {significant(float(e.pools.decode_per_s[i]))} requests/s"
+        notes.append(f"The {slower} pool bounds the rate: {rates} at most.")
+    elif e.setting.mode == "closed" and e.cases.load[i] > limit:
         notes.append(f"{limit:,.0f} of {e.cases.load[i]:,.0f} requests run at once; the others wait in the engine's queue.")
     cached = [a for layer, _ in e.setting.model.kinds if (a := layer.attention) is not None and a.kv_values_per_head]
     heads = max((a.kv_heads for a in cached), default=0)
@@ -161,21 +218,37 @@ def _notes(e: Estimates, i: int) -> list[str]:
 def estimate(setting: Setting, cases: Cases) -> Estimates:
     """Memory, latency, throughput and cost of every case, and why some cannot run.
 
-    Quantities of infeasible cases are computed too (a chart draws what does not fit); their serving figures mean nothing.
+    Quantities of infeasible cases are computed too (a chart draws what does not fit); their serving figures mean nothing. Either all cases
+    have a prefill pool or none has.
     """
     asked = np.ones(len(cases))
     if setting.mode in ("closed", "static"):
         asked = np.maximum(np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0)
     mem = memory(setting, cases, asked)
-    served = serving(setting, cases, mem)
-    if setting.mode in ("open", "offline"):  # the load itself says how many are held at once
+    pools = None
+    if cases.disaggregated.any():
+        served, pools = disaggregated(setting, cases, mem)
+    else:
+        served = serving(setting, cases, mem)
+    if setting.mode in ("open", "offline") or pools is not None:  # the load itself does not say how many are held at once
         mem = memory(setting, cases, np.maximum(served.resident, 1.0))
-    price = cost(setting, cases, served.output_tokens_per_s)
-    rules = [*refusals(setting, cases), *_fit_rules(setting, cases, mem, served)]
-    return Estimates(setting, cases, mem, served, price, tuple(rules))
+    price = cost(setting, cases, served, pools)
+    rules = [*refusals(setting, cases), *_fit_rules(setting, cases, mem, served), *(_pool_rules(setting, pools) if pools else ())]
+    return Estimates(setting, cases, mem, served, price, tuple(rules), pools=pools)
 
 
-def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> list[Refusal]:
+_OF_BOTH = ("devices", "runtime", "weight-dtype", "kv-dtype", "context", "no-pools", "no-drafts")
+"""Rules that both pools keep or break together."""
+
+
+def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
+    """What the prefill pool can break by itself."""
+    own = [rule for rule in refusals(setting, pools.prefill) if rule.code not in _OF_BOTH]
+    for rule in (*own, _memory_rule(pools.prefill, pools.memory)):
+        yield replace(rule, say=lambda i, say=rule.say: f"prefill pool: {say(i)}")  # type: ignore[misc]
+
+
+def _memory_rule(cases: Cases, mem: Memory) -> Refusal:
     share = cases.memory_fraction
 
     def too_big(i: int) -> str:
@@ -188,12 +261,16 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
         )
 
+    return Refusal("memory", mem.shortfall_bytes > 0, too_big)
+
+
+def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> list[Refusal]:
     batch = served.resident
     return [
-        Refusal("memory", mem.shortfall_bytes > 0, too_big),
+        _memory_rule(cases, mem),
         Refusal(
             "batch",
-            (mem.shortfall_bytes <= 0) & (setting.mode == "static") & (batch > np.maximum(resident_limit(cases, mem), 1)),
+            (mem.shortfall_bytes <= 0) & (setting.mode == "static") & (batch > np.maximum(resident_limit(setting, cases, mem), 1)),
             lambda i: (
                 f"a batch of {batch[i]:,.0f} sequences per replica needs more than the {gib(mem.pool_bytes[i])} that are left for the cache"
             ),

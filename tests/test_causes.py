@@ -1,0 +1,53 @@
+"""The parts of a time by cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe_core.plan import chosen_plan
+from tests.conftest import make_request
+
+CAUSES = {"compute", "memory", "network", "overhead", "queue"}
+
+
+def estimate_of(model="meta-llama/Llama-3.1-70B-Instruct", **parts):
+    candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {"tp": 8})
+    table, row = chosen_plan(make_request(model, "h100-sxm", candidate=candidate, **parts))
+    answer = table.detailed(row)
+    assert answer["feasible"], answer["reasons"]
+    return answer
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"workload": {"concurrency": 1}},
+        {"workload": {"concurrency": 512, "input_tokens": 8000, "output_tokens": 200}},
+        {"model": "openai/gpt-oss-120b", "candidate": {"tp": 4, "dp": 2, "ep": 8}},
+        {"model": "deepseek-ai/DeepSeek-V3.2", "candidate": {"tp": 16}, "nodes": 2, "workload": {"concurrency": 16}},
+        {"workload": {"mode": "static", "concurrency": None, "batch": 8}},
+        {"workload": {"mode": "open", "concurrency": None, "request_rate": 2}},
+    ],
+)
+def test_causes_add_up_to_the_time(parts):
+    answer = estimate_of(**parts)
+    for name, whole in (("decode", "tpot_s"), ("prefill", "ttft_s")):
+        causes = answer["causes_s"][name]
+        assert set(causes) <= CAUSES
+        assert all(seconds > 0 for seconds in causes.values())
+        assert sum(causes.values()) == pytest.approx(answer["serving"][whole], rel=1e-9)
+
+
+def test_one_sequence_is_bound_by_memory_and_a_long_prompt_by_compute():
+    answer = estimate_of(workload={"concurrency": 1, "input_tokens": 8000})
+    decode, prefill = answer["causes_s"]["decode"], answer["causes_s"]["prefill"]
+    assert decode["memory"] > 2 * decode["compute"]
+    assert prefill["compute"] > 2 * prefill["memory"]
+    assert "queue" not in decode
+
+
+def test_one_device_has_no_network():
+    answer = estimate_of("meta-llama/Llama-3.1-8B-Instruct", candidate={"tp": 1})
+    assert "network" not in answer["causes_s"]["decode"]
+    assert answer["causes_s"]["decode"]["queue"] == pytest.approx(answer["breakdown_s"]["decode"]["prefill_interference"])
