@@ -1,0 +1,171 @@
+"""Choose the measured runs that the project ships: write recipe_core/published/runs.csv.
+
+    python scripts/publish_runs.py TRUTH_DIR
+
+Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run, devices
+as files of hw_profiles, engines, dtypes and modes as a request names them (see recipe_core/published/README.md). Kept are runs of
+quality A or B without speculative decoding, in a mode a request has, on a device there is a profile of, with split, lengths and
+load stated.
+
+Of those, ``WANTED`` are shipped. A cell is a source × device × model: each gets one run, and the others are dealt out in
+proportion to the square root of a cell's number of runs, so that two large sources are not all there is. Within a cell the runs
+come in the order of ``by_curve``. Nothing is drawn at random: the same data gives the same file.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+import sys
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pandas as pd
+
+from recipe_core.errors import HardwareError
+from recipe_core.hardware.catalog import device
+from recipe_core.measured import FIGURES, PUBLISHED, SPLIT, Run
+from recipe_core.validate import CELL
+
+WANTED = 400
+LOADS_OF_A_CURVE = 3
+SPLITS_OF_A_PROBLEM = 2
+QUEUED = 10_000  # an offline run's queue is not stated; this many requests is a steady state
+
+MODES = {"fixed_concurrency": "closed", "fixed_batch": "static", "max_throughput": "offline", "offline": "offline"}
+METRICS = {name: name for name in FIGURES} | {"output_tokens_per_s_total": "output_tokens_per_s"}
+# Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same scheduler; research code that is
+# no engine here is held against vLLM, the default.
+ENGINES = {"sglang": "sglang", "vllm": "vllm", "atom": "vllm", "tensorrt": "tensorrt-llm", "fastertransformer": "tensorrt-llm"}
+ENGINES |= {"nim": "tensorrt-llm", "llama.cpp": "llama-cpp"}
+DTYPES = {"fp4": "nvfp4", "q4_k_m": "int4", "unset": "bf16", "nan": "auto"}
+LONG_FOLDER = "aic-core/src/aiconfigurator_core/systems/"
+
+
+def device_name(gpu: str) -> str | None:
+    """The profile of a device as the data writes it ("H100-SXM-80GB"); None where there is none."""
+    for name in (gpu, "-".join(part for part in gpu.split("-") if not part.endswith("GB"))):
+        try:
+            return device(name).name
+        except HardwareError:
+            continue
+    return None
+
+
+def engine_name(engine: str) -> str:
+    return next((ours for word, ours in ENGINES.items() if word in engine.lower()), "vllm")
+
+
+def dtype_name(dtype: object) -> str:
+    """The dtype as a request names it; a dtype the data is unsure of (``bf16?``) counts as stated."""
+    word = str(dtype).lower().rstrip("?")
+    return DTYPES.get(word, word)
+
+
+def _scored(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows that say everything a request needs, on devices with a profile."""
+    needed = rows[["tp", "isl_eff", "osl_eff"]].notna().all(axis=1)
+    needed &= rows.concurrency_or_batch.notna() | rows["mode"].map(MODES).eq("offline")
+    good = rows.quality.isin(["A", "B"]) & rows.spec_decode.isin(["none", "none_assumed"])
+    rows = rows[needed & good & rows["mode"].isin(MODES) & rows.metric.isin(METRICS) & rows.value.gt(0)]
+    names = {gpu: device_name(gpu) for gpu in rows.gpu.unique()}
+    return rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
+
+
+def _reference(source: str) -> str:
+    """Where a figure was read: repository, commit and place."""
+    return re.sub(r"\s+", " ", source.replace(LONG_FOLDER, "").replace('"', ""))
+
+
+def runs(truth: Path) -> pd.DataFrame:
+    """Every run of the data that can be held against an estimate, in the columns of the shipped table, ordered by id."""
+    rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
+    figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(index="group_id", columns="metric", values="value")
+    each = rows.drop_duplicates("group_id").set_index("group_id")
+    nodes = each.num_nodes.fillna(1).clip(lower=1).astype(int)
+    per_node = (each.num_gpus // nodes).clip(lower=1)
+    whole = {name: each[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
+    load = each.concurrency_or_batch.where(each["mode"].map(MODES).ne("offline"), QUEUED).astype(int)
+    engine = each.engine.map(engine_name)
+    said = (each.engine + " " + each.engine_version.fillna("")).str.strip().str.slice(0, 64)
+    out = pd.DataFrame({"model": each.model_hf_id, "device": each.device, "nodes": nodes, "per_node": per_node})
+    out = out.assign(engine=engine, **whole, weight_dtype=each.weight_dtype.map(dtype_name), kv_dtype=each.kv_dtype.map(dtype_name))
+    out = out.assign(mode=each["mode"].map(MODES), input_tokens=each.isl_eff.round().clip(lower=1).astype(int))
+    out = out.assign(output_tokens=each.osl_eff.round().clip(lower=1).astype(int), load=load).join(figures)
+    date = each.date_version.fillna("").astype(str)
+    out = out.assign(source=each.src_key, version=said, reference=each.source.map(_reference), date=date).reset_index(names="id")
+    return out.reindex(columns=list(Run.model_fields)).sort_values("id", ignore_index=True)
+
+
+def as_runs(table: pd.DataFrame) -> list[Run]:
+    """Rows of the table as measured runs."""
+    return [Run.model_validate({name: value for name, value in row.items() if pd.notna(value)}) for row in table.to_dict(orient="records")]
+
+
+def _ends_first(count: int) -> list[int]:
+    """Positions of a sorted list: lowest, highest, then the middles of the widest gaps."""
+    order = [0, count - 1] if count > 1 else [0]
+    while len(order) < count:
+        taken = sorted(order)
+        low, high = max(pairwise(taken), key=lambda ends: ends[1] - ends[0])
+        order.append((low + high) // 2)
+    return order
+
+
+def _devices(split: tuple[int, ...]) -> int:
+    return split[0] * split[1]
+
+
+def by_curve(cell: pd.DataFrame) -> Iterator[int]:
+    """The runs of a cell, most telling first.
+
+    A problem is all but split and load; problems come by their number of runs. Of each, two splits, the most measured and the next
+    (of as many devices, if there is one), and of each split the lowest, the highest and the middle load: enough to see a curve and to
+    compare two splits. Then what is left.
+    """
+    left: list[int] = []
+    same = [name for name in Run.model_fields if name not in {"id", "load", "reference", "date", *SPLIT, *FIGURES}]
+    problems = sorted(cell.groupby(same, dropna=False), key=lambda part: (-len(part[1]), str(part[0])))
+    for _, problem in problems:
+        curves = sorted(problem.groupby(list(SPLIT)), key=lambda part: (-len(part[1]), part[0]))
+        devices = _devices(curves[0][0])
+        curves[1:] = sorted(curves[1:], key=lambda part: _devices(part[0]) != devices)
+        for n, (_, curve) in enumerate(curves):
+            ordered = curve.sort_values(["load", "id"]).index
+            ordered = [int(ordered[position]) for position in _ends_first(len(ordered))]
+            kept = LOADS_OF_A_CURVE if n < SPLITS_OF_A_PROBLEM else 0
+            yield from ordered[:kept]
+            left += ordered[kept:]
+    yield from left
+
+
+def chosen(table: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
+    """About ``wanted`` runs of the table: at least one of each cell, the others by the square root of the cells' sizes."""
+    cells = dict(iter(table.groupby(list(CELL), dropna=False)))
+    seats = dict.fromkeys(cells, 1)
+    queue = [(-math.sqrt(len(rows)) / 2, key) for key, rows in cells.items() if len(rows) > 1]
+    heapq.heapify(queue)
+    for _ in range(wanted - len(cells)):
+        if not queue:
+            break
+        _, key = heapq.heappop(queue)
+        seats[key] += 1
+        if seats[key] < len(cells[key]):
+            heapq.heappush(queue, (-math.sqrt(len(cells[key])) / (seats[key] + 1), key))
+    picked = [row for key, rows in cells.items() for row in islice(by_curve(rows), seats[key])]
+    return table.loc[picked].sort_values([*CELL, "mode", "input_tokens", "output_tokens", *SPLIT, "load", "id"], ignore_index=True)
+
+
+def main() -> None:
+    table = runs(Path(sys.argv[1]))
+    shipped = chosen(table)
+    shipped.to_csv(PUBLISHED, index=False, float_format="%.6g", lineterminator="\n")
+    print(f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, {PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(str(__doc__))
+    main()

@@ -1,0 +1,286 @@
+"""Measured runs as tables, estimates held against them, and the table that is shipped."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from recipe_core.cli import app
+from recipe_core.documents import read_document
+from recipe_core.errors import InputError
+from recipe_core.hardware.catalog import device
+from recipe_core.many import estimate_many
+from recipe_core.measured import FIGURES, PUBLISHED, Run, published_runs, read_runs
+from recipe_core.model.catalog import catalog_ids
+from recipe_core.request import PlanRequest
+from recipe_core.validate import PAIRINGS, compare, errors, pairs, ranking, validation_text, validation_view
+from tests.conftest import LLAMA_70B
+
+ROOT = Path(__file__).parent.parent
+SAME, ANY_VERSION, ANY_GPUS = PAIRINGS
+
+
+def run(**values) -> Run:
+    plain = {"id": "one", "model": LLAMA_70B, "device": "h100-sxm", "per_node": 8, "engine": "vllm", "tp": 8, "mode": "closed"}
+    return Run.model_validate(plain | {"input_tokens": 1024, "output_tokens": 256, "load": 16, "tpot_ms": 20.0} | values)
+
+
+def measured_as(factor: float, **values) -> Run:
+    """A run whose every figure is ``factor`` times the estimate."""
+    served = estimate_many([run(**values).request()])[0]["serving"]
+    times = {f"{name}_ms": served[f"{name}_s"] * 1e3 * factor for name in ("ttft", "tpot", "request_latency")}
+    rate = served["output_tokens_per_s"] * factor
+    return run(**values, **times, output_tokens_per_s=rate, total_tokens_per_s=rate * (1024 + 256) / 256)
+
+
+def table(path: Path, *rows: str, header: str = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms") -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+GOOD = f"a,{LLAMA_70B},h100-sxm,8,vllm,8,closed,1024,256,16,20"
+
+
+def test_errors_are_those_of_known_ratios():
+    found = compare([measured_as(0.5, id="half", source="x"), measured_as(2.0, id="double", source="y", load=32)])
+    assert found.figures.id.nunique() == 2
+    assert not found.not_covered
+    by_source = errors(found.figures, ["source"]).set_index("source")
+    assert by_source.loc["x", ["n", "cells"]].tolist() == [5, 1]
+    np.testing.assert_allclose(by_source.loc["x", ["median", "mean", "bias"]].astype(float), [1.0, 1.0, 2.0])
+    np.testing.assert_allclose(by_source.loc["y", ["median", "p90", "bias"]].astype(float), [0.5, 0.5, 0.5])
+    tpot = errors(found.figures, ["figure"]).set_index("figure").loc["tpot_ms"]
+    assert (tpot.n, tpot.cells) == (2, 2)
+    assert tpot["mean"] == pytest.approx(0.75)
+
+
+def test_a_measurement_at_the_estimate_is_inside_its_band():
+    assert errors(compare([measured_as(1.0)]).figures, ["vendor"])[["median", "inside"]].values.tolist() == [[pytest.approx(0), 1.0]]
+    assert errors(compare([measured_as(1e3)]).figures, ["vendor"]).inside.tolist() == [0.0]
+
+
+def test_cells_count_alike():
+    """Nine runs of one source that are right, one of another that is off by half: the mean of the cells is between."""
+    frame = compare([measured_as(1.0, id=f"r{n}", source="large") for n in range(9)] + [measured_as(2.0, source="small")]).figures
+    all_runs = errors(frame[frame.figure == "tpot_ms"], ["figure"])
+    assert all_runs.loc[0, ["n", "cells"]].tolist() == [10, 2]
+    assert all_runs["median"][0] == pytest.approx(0)
+    assert all_runs.cell_mean[0] == pytest.approx(0.25)
+
+
+def test_what_has_no_estimate_is_counted_and_named():
+    found = compare([run(id="a", model="no/such"), run(id="b", engine="nothing"), run(id="c", per_node=1, tp=1), run(id="d")])
+    assert sorted(found.not_covered.values()) == [1, 1]
+    assert [(refused.id, "too much" in reason) for refused, reason in found.refused] == [("c", True)]
+    assert found.figures.id.unique().tolist() == ["d"]
+    text = validation_text(found, "device")
+    assert "unknown model 'no/such'" in text
+    assert "refused though measured: 1\n  c: " in text
+    view = validation_view(found, "device")
+    assert (view["runs"], view["estimated"], view["by_device"][0]["n"]) == (4, 1, 1)
+
+
+def test_a_table_of_which_nothing_is_covered_is_an_answer():
+    found = compare([run(model="no/such")])
+    assert "1 runs, 0 estimated" in validation_text(found, "model")
+    assert validation_view(found)["figures"] == []
+
+
+def split_run(name: str, tp: int, measured: float, estimated: float, **values) -> dict:
+    """A figure of a run as ``compare`` would give it; the numbers are invented."""
+    pp = values.pop("pp", 1)
+    plain = {"id": name, "source": "s", "device": "h100-sxm", "vendor": "nvidia", "model": "m", "engine": "vllm", "nodes": 1}
+    plain |= {"per_node": tp * pp, "tp": tp, "pp": pp, "dp": 1, "ep": 1, "weight_dtype": "auto", "kv_dtype": "auto", "mode": "closed"}
+    plain |= {"input_tokens": 1, "output_tokens": 1, "load": 8.0, "version": "1", "figure": "tpot_ms"}
+    return plain | {"measured": measured, "estimated": estimated} | values
+
+
+def test_pairs_of_splits_are_counted_by_hand():
+    frame = pd.DataFrame(
+        [
+            split_run("a", 8, 10.0, 12.0),
+            split_run("b", 4, 20.0, 24.0, pp=2),  # a better than b, and known
+            split_run("c", 2, 10.5, 30.0, pp=4),  # within 10 % of a: no pair; better than b, which is not known
+            split_run("d", 8, 90.0, 1.0),  # the split of a: a pair with b and c only
+            split_run("e", 8, 5.0, 5.0, load=9.0),  # another load
+            split_run("f", 4, 50.0, 99.0),  # other GPUs
+            split_run("g", 1, 30.0, 12.06, pp=8, version="2"),  # another version; the estimate ties with a
+        ]
+    )
+    same = pairs(frame, SAME)
+    assert len(same) == 4  # a-b, b-c, b-d, c-d
+    assert same.right.tolist().count(True) == 1
+    assert len(pairs(frame, ANY_VERSION)) == 4 + 4  # and g with a, b, c, d
+    assert pairs(frame, ANY_VERSION).tied.sum() == 1
+    assert len(pairs(frame, ANY_GPUS)) == 4 + 4  # and f with a, b, c, d
+    shares = ranking(frame).set_index(["compared", "figure"])
+    assert shares.loc[(SAME.title, "tpot_ms"), ["pairs", "right"]].tolist() == [4, 0.25]
+
+
+def test_throughput_of_different_numbers_of_gpus_is_compared_per_gpu():
+    frame = pd.DataFrame(
+        [
+            split_run("a", 8, 800.0, 900.0, figure="output_tokens_per_s"),  # 100 and 112 a GPU
+            split_run("b", 2, 300.0, 300.0, figure="output_tokens_per_s"),  # 150 and 150
+        ]
+    )
+    assert pairs(frame, ANY_GPUS).right.tolist() == [True]
+    assert pairs(frame, SAME).empty
+
+
+def test_equal_estimates_are_not_right():
+    frame = pd.DataFrame([split_run("a", 8, 10.0, 7.0), split_run("b", 4, 20.0, 7.0, pp=2)])
+    assert pairs(frame, SAME)[["right", "tied"]].values.tolist() == [[False, True]]
+
+
+def test_a_table_is_read(tmp_path):
+    path = table(tmp_path / "runs.csv", GOOD, "", GOOD.replace("a,", "b,", 1).replace(",8,closed", ",,closed"))
+    first, second = read_runs(path)
+    assert (first.tp, second.tp, first.kv_dtype, first.source, first.load) == (8, 1, "auto", "", 16.0)
+    path.write_text("\ufeff" + path.read_text())  # as spreadsheets write it
+    assert [each.id for each in read_runs(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (GOOD.replace(",8,closed", ",eight,closed"), ["line 3, column tp", "'eight'"]),
+        (GOOD.replace(",8,closed", ",8,batch"), ["line 3, column mode", "'closed'", "'batch'"]),
+        (GOOD.replace(",16,20", ",16,"), ["line 3: nothing was measured", "ttft_ms"]),
+        (GOOD.replace(",16,20", ",1.5,20"), ["line 3: the load of mode closed is a whole number"]),
+        (GOOD.replace(",16,20", ",16,nan"), ["line 3, column tpot_ms", "finite"]),
+        (GOOD.replace(",16,20", ",16,-1"), ["line 3, column tpot_ms", "greater than 0"]),
+        (GOOD.replace("h100-sxm", ""), ["line 3, column device: is empty"]),
+        (GOOD + ",7", ["line 3: more values than columns"]),
+        (GOOD.replace("a,", "first,", 1), ["line 3, column id: 'first' is also the id of line 2"]),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row, said):
+    path = table(tmp_path / "runs.csv", GOOD.replace("a,", "first,", 1), row)
+    with pytest.raises(InputError) as raised:
+        read_runs(path)
+    assert all(part in str(raised.value) for part in said), str(raised.value)
+
+
+def test_every_bad_row_is_told_at_once(tmp_path):
+    rows = [GOOD.replace("a,", f"r{n},", 1).replace("vllm", "") for n in range(12)]
+    with pytest.raises(InputError) as raised:
+        read_runs(table(tmp_path / "runs.csv", *rows))
+    assert "line 9, column engine: is empty" in str(raised.value)
+    assert "and 4 more" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("id,model,gpu", "unknown column 'gpu'"),
+        ("id,modle", "Did you mean 'mode' or 'model'"),
+        ("id;model;device", "separated by commas"),
+        ("id,model,id", "the column 'id' is there twice"),
+        ("id,model", "columns are missing: device, per_node, engine"),
+        ("", "columns are missing"),
+    ],
+)
+def test_bad_columns_are_named(tmp_path, header, said):
+    with pytest.raises(InputError) as raised:
+        read_runs(table(tmp_path / "runs.csv", header=header))
+    assert said in str(raised.value)
+
+
+def test_an_empty_or_missing_table_is_bad_input(tmp_path):
+    with pytest.raises(InputError, match="has no rows"):
+        read_runs(table(tmp_path / "runs.csv"))
+    with pytest.raises(InputError, match="cannot read"):
+        read_runs(tmp_path / "none.csv")
+
+
+def test_the_command_answers_and_refuses(tmp_path):
+    from typer.testing import CliRunner
+
+    path = str(table(tmp_path / "runs.csv", GOOD))
+    answer = json.loads(CliRunner().invoke(app, ["validate", path, "--json", "--by", "engine"]).stdout)
+    assert (answer["runs"], answer["by_engine"][0]["engine"], answer["ranking"]) == (1, "vllm", [])
+    assert "tpot_ms" in CliRunner().invoke(app, ["validate", path]).stdout
+    bad = CliRunner().invoke(app, ["validate", path, "--by", "colour"])
+    assert isinstance(bad.exception, InputError)
+    assert bad.exception.exit_code == 2
+
+
+def test_shipped_runs_are_many_and_from_many():
+    runs = published_runs()
+    assert 300 <= len(runs) <= 600
+    assert PUBLISHED.stat().st_size < 120_000
+    assert max(Counter(each.id for each in runs).values()) == 1
+    assert len({each.device for each in runs}) >= 15
+    assert len({each.source for each in runs}) >= 10
+    assert {device(each.device).vendor for each in runs} == {"nvidia", "amd"}
+    assert {each.mode for each in runs} >= {"closed", "static", "offline"}
+    assert all(any(getattr(each, figure) for each in runs) for figure in FIGURES)
+
+
+def test_shipped_runs_have_known_sources():
+    known = read_document(PUBLISHED.with_name("sources.yaml"))
+    runs = published_runs()
+    assert {each.source for each in runs} == set(known)
+    assert all(each.reference for each in runs)
+    assert all(set(source) == {"title", "url", "how"} and source["url"].startswith("https://") for source in known.values())
+
+
+def test_shipped_runs_are_requests_that_can_be_answered():
+    """Every row is a valid request; what cannot be estimated is a model or an engine that is not covered."""
+    runs = published_runs()
+    for each in runs:
+        PlanRequest.parse(each.request())
+    found = compare(runs)
+    assert all(reason.startswith(("unknown model", "unknown engine")) for reason in found.not_covered)
+    assert found.figures.id.nunique() >= 0.8 * len(runs)
+    assert {"nvidia", "amd"} == set(found.figures.vendor)
+
+
+PROSE = {"title", "titles", "note", "notes", "source", "sources", "url", "command", "description", "reason"}
+
+
+def words_of_data(value, key: str = "") -> list[str]:
+    """Keys and texts of a data file that are not prose about where a number is from."""
+    if key in PROSE:
+        return []
+    if isinstance(value, dict):
+        return [word for name, part in value.items() for word in [str(name), *words_of_data(part, str(name))]]
+    if isinstance(value, list):
+        return [word for part in value for word in words_of_data(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def words_of_code(text: str) -> list[str]:
+    """Names and texts of a module but for its docstrings; comments are no part of the tree."""
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    prose = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)}
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in prose]
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return [str(word) for word in [*texts, *names] if isinstance(word, str)]
+
+
+def test_no_number_is_keyed_by_a_model():
+    """No model of the catalog is named where numbers of the estimate live, but in prose."""
+    names = {word.casefold() for model in catalog_ids() for word in (model, model.split("/")[-1], model.replace("/", "--"))}
+    folders = [ROOT / "recipe_core" / "estimate", ROOT / "recipe_core" / "engines", ROOT / "hw_profiles"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".yaml", ".py"}]
+    files = [path for path in files if path.parent.name != "options"]  # flags and what they take: an engine's parsers have models' names
+    assert len(files) > 50
+    for path in files:
+        words = words_of_data(read_document(path)) if path.suffix == ".yaml" else words_of_code(path.read_text())
+        found = {word for word in words for name in names if name in word.casefold()}
+        assert not found, f"{path.relative_to(ROOT)} names {found}"
+
+
+def test_the_search_for_model_names_finds_them():
+    assert "gpt-j-6b" in words_of_data({"overheads": {"gpt-j-6b": 2, "note": "as for gpt-2"}})
+    assert "gpt-2" not in " ".join(words_of_data({"overheads": {"note": "as for gpt-2"}}))
+    assert words_of_code('"""gpt-2"""\nx = {"gpt-j-6b": 2}  # gpt-2\n') == ["gpt-j-6b", "x"]
