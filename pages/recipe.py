@@ -89,7 +89,7 @@ def expected(estimate: dict) -> None:
         )
         cost = "unknown" if price is None else f"{usd(price)} per million output tokens, {usd(estimate['cost']['usd_per_hour'])} per hour"
         source = "" if price is None else f" ({basis['usd_per_hour']})"
-        power = f"{significant(estimate['energy']['watts'])} W at most"
+        power = f"{significant(estimate['energy']['watts'])} W, {significant(estimate['energy']['watts_limit'])} W at most"
         st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
     with right:
         st.subheader(f"Memory per {labels.unit(found)}", anchor=False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from recipe_core.block import Block
 from recipe_core.candidates import Resolved
 from recipe_core.errors import RecipeError
-from recipe_core.plan import LIMITS, PlanTable, plan
+from recipe_core.estimate.cases import Bool, Float
+from recipe_core.limits import LIMITS
+from recipe_core.plan import PlanTable, plan
 
 AT_MOST = 3
 
@@ -30,27 +33,52 @@ class Remedy:
         return " and ".join(f"{field}: {list(value) if isinstance(value, tuple) else value}" for field, value in self.changes.items())
 
 
-def broken_codes(table: PlanTable) -> list[frozenset[str]]:
-    """The codes of the rules that each row breaks."""
-    out: list[frozenset[str]] = []
+def broken_codes(table: PlanTable, row: int) -> frozenset[str]:
+    """The codes of the rules that a row breaks."""
+    block, i = table.at(row)
+    return frozenset(code for code, broken in block.rules() if broken[i])
+
+
+def rule_rows(table: PlanTable) -> dict[str, Bool]:
+    """For each rule the rows that it refuses."""
+    out: dict[str, Bool] = {}
+    start = 0
     for block in table.blocks:
-        codes = [refusal.code for refusal in block.refusals]
-        matrix = np.array([refusal.broken for refusal in block.refusals])
-        out += [frozenset(code for code, bad in zip(codes, column, strict=True) if bad) for column in matrix.T]
+        for code, broken in block.rules():
+            out.setdefault(code, np.zeros(len(table), dtype=np.bool_))[start : start + len(block)] |= broken
+        start += len(block)
     return out
 
 
 def refused_by_limits(table: PlanTable) -> list[int]:
     """Rows that could run and only break limits of the objective, the smallest relative excess first."""
-    codes = broken_codes(table)
-    rows = [row for row, broken in enumerate(codes) if broken and broken <= set(LIMITS)]
-    return sorted(rows, key=lambda row: max(_excess(table, row, code) for code in codes[row]))
+    if not len(table):
+        return []
+    excess = np.zeros(len(table))
+    by_limits = np.zeros(len(table), dtype=np.bool_)
+    for code, broken in rule_rows(table).items():
+        if code in LIMITS:
+            by_limits |= broken
+            excess = np.where(broken, np.maximum(excess, _excess(table, code)), excess)
+    runs = np.concatenate([block.runs & ~_unsimulated(block) for block in table.blocks])
+    rows = np.flatnonzero(by_limits & runs)
+    return [int(row) for row in rows[np.argsort(excess[rows], kind="stable")]]
 
 
-def _excess(table: PlanTable, row: int, code: str) -> float:
-    """How many times its limit a row's quantity is."""
+def _unsimulated(block: Block) -> Bool:
+    """Rows whose percentiles are not known."""
+    out = np.zeros(len(block), dtype=np.bool_)
+    for rule in block.limits:
+        if rule.code not in LIMITS:
+            out |= rule.broken
+    return out
+
+
+def _excess(table: PlanTable, code: str) -> Float:
+    """How many times its limit each row's quantity is."""
     rule = LIMITS[code]
-    return float(table.columns[rule.column][row]) * rule.factor / float(getattr(table.request.objective.limits, rule.name))
+    excess = table.bounded(code) * rule.factor / float(getattr(table.request.objective.limits, rule.name))
+    return 1 / np.maximum(excess, 1e-12) if rule.least else excess
 
 
 def nearest(table: PlanTable) -> int | None:
@@ -60,9 +88,10 @@ def nearest(table: PlanTable) -> int | None:
     by_limits = refused_by_limits(table)
     if by_limits:
         return by_limits[0]
-    problems = np.array([len(broken) for broken in broken_codes(table)])
+    problems = np.sum(list(rule_rows(table).values()), axis=0)
     c = table.columns
-    return int(np.lexsort((c["gpus"], np.maximum(c["shortfall_bytes"], 0), problems))[0])
+    lacking = np.nan_to_num(np.maximum(c["shortfall_bytes"], 0), nan=np.inf)
+    return int(np.lexsort((c["gpus"], lacking, problems))[0])
 
 
 def remedies(table: PlanTable, at_most: int = AT_MOST) -> list[Remedy]:
@@ -86,7 +115,8 @@ def looser_limits(table: PlanTable) -> list[tuple[dict[str, float], int]]:
 
     Values are rounded up to three significant digits, so that the row really passes.
     """
-    codes, rows = broken_codes(table), refused_by_limits(table)
+    rows = refused_by_limits(table)
+    codes = {row: broken_codes(table, row) for row in rows}
     alone = {next(iter(codes[row])): row for row in reversed(rows) if len(codes[row]) == 1}  # the nearest of each comes last
     chosen = [alone[code] for code in LIMITS if code in alone] or rows[:1]
     return [({f"objective.limits.{LIMITS[code].name}": _needed(table, row, code) for code in sorted(codes[row])}, row) for row in chosen]
@@ -94,12 +124,12 @@ def looser_limits(table: PlanTable) -> list[tuple[dict[str, float], int]]:
 
 def _needed(table: PlanTable, row: int, code: str) -> float:
     rule = LIMITS[code]
-    return _round_up(float(table.columns[rule.column][row]) * rule.factor)
+    return _rounded(float(table.bounded(code)[row]) * rule.factor, np.floor if rule.least else np.ceil)
 
 
-def _round_up(value: float, digits: int = 3) -> float:
+def _rounded(value: float, to: Callable[[float], float], digits: int = 3) -> float:
     step = 10.0 ** (np.floor(np.log10(value)) - digits + 1)
-    return float(f"{np.ceil(round(value / step, 6)) * step:.10g}")
+    return float(f"{to(round(value / step, 6)) * step:.10g}")
 
 
 def _changes(found: Resolved) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from recipe_core import __version__
 from recipe_core.bundle import zip_bytes
 from recipe_core.check import check_request
+from recipe_core.commands.ground import Ground
+from recipe_core.commands.judge import check_command
 from recipe_core.documents import MAX_DOCUMENT_BYTES, finite
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import InputError, NoAnswer, RecipeError
@@ -78,11 +80,15 @@ def _questions(api: FastAPI, folders: bool) -> None:
     @api.post("/estimate", summary="One split: the request's candidate, or the best that agrees with it")
     def estimate_route(body: RequestBody) -> dict[str, Any]:
         table, row = chosen_plan(PlanRequest.parse(body), folders=folders)
-        return _clean({"candidate": table.candidate(row)} | table.estimate(row))
+        return _clean({"candidate": table.candidate(row)} | table.detailed(row))
 
-    @api.post("/check", summary="Whether a split can run, why not, and the best one")
-    def check_route(body: RequestBody) -> dict[str, Any]:
-        return _clean(check_request(PlanRequest.parse(body), folders=folders))
+    @api.post("/check", summary="Whether a split, or an engine's command, can run, why not, and the best one", response_model=None)
+    def check_route(body: RequestBody) -> dict[str, Any] | JSONResponse:
+        if "command" not in body:
+            return _clean(check_request(PlanRequest.parse(body), folders=folders))
+        ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
+        answer = _clean(check_command(body["command"], ground, folders=folders))
+        return JSONResponse(answer, 422) if "error" in answer else answer
 
     @api.post("/build", summary="The bundle as a zip", response_class=Response, responses={200: {"content": {"application/zip": {}}}})
     def build_route(body: RequestBody) -> Response:

@@ -10,12 +10,13 @@ import numpy as np
 
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.errors import InputError
-from recipe_core.estimate.cases import WIDE, Cases, Setting, cases
+from recipe_core.estimate.cases import WIDE, Cases, Setting, cases, stack
+from recipe_core.estimate.simulate import TYPICAL, Spread
 from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
-from recipe_core.model.spec import ModelSpec, MoeMlp
-from recipe_core.request import CandidateRequest, PlanRequest, ServingWorkload
-from recipe_core.split import enumerate_splits
+from recipe_core.model.spec import ModelSpec
+from recipe_core.request import CandidateRequest, PlanRequest, ServingWorkload, Speculative
+from recipe_core.split import enumerate_splits, refusals, search_rules
 
 MAX_DEVICES = 4096
 CONTEXT_STEP = 1024
@@ -29,11 +30,16 @@ class Resolved:
     request: PlanRequest
     workload: ServingWorkload
     model: ModelSpec
-    cluster: Cluster
+    clusters: tuple[Cluster, ...]
 
-    def engine(self, name: str | None) -> Engine:
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the request, before those that its options put beside it."""
+        return self.clusters[0]
+
+    def engine(self, name: str | None, where: Cluster | None = None) -> Engine:
         """The named engine, or the preferred one for the device."""
-        return engine(name) if name else default_engine(self.cluster.device.runtime)
+        return engine(name) if name else default_engine((where or self.cluster).device.runtime)
 
 
 def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
@@ -45,25 +51,41 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
     workload = request.workload
     if not isinstance(workload, ServingWorkload):
         raise InputError("training is not planned by this version.", field="workload.kind", hint="Use kind: serving.")
-    if workload.speculative is not None:
-        raise InputError("speculative decoding is not modelled by this version.", field="workload.speculative", hint="Leave it out.")
-    if request.objective.limits.percentile is not None:
+    for hardware in (request.hardware, *request.options.hardware):
+        if hardware.devices > MAX_DEVICES:
+            said = f"per_node × nodes = {hardware.devices:,}; at most {MAX_DEVICES:,} devices are planned."
+            raise InputError(said, field="hardware.nodes")
+    clusters = tuple(cluster(hardware) for hardware in (request.hardware, *request.options.hardware))
+    found = Resolved(request, workload, load_model(request.model, folders=folders), clusters)
+    _check_draft(found, workload.speculative, "workload.speculative")
+    for k, draft in enumerate(request.options.speculative):
+        _check_draft(found, draft, f"options.speculative.{k}")
+    if workload.mode != "open" and any(load != int(load) for load in request.options.loads):
+        raise InputError(f"mode {workload.mode} counts whole requests.", field="options.loads", hint="Give whole numbers.")
+    return found
+
+
+def _check_draft(found: Resolved, wanted: Speculative | None, field: str) -> None:
+    """Raise for a draft that the model does not have, and for percentiles of a step whose tokens are counted on average only."""
+    if wanted is None:
+        return
+    if wanted.method == "mtp" and not found.model.draft_layers:
+        raise InputError(f"{found.model.name} has no draft layers.", field=f"{field}.method", hint="Use eagle or ngram.")
+    _check_means(found, "speculative decoding")
+
+
+def _check_means(found: Resolved, what: str) -> None:
+    if found.request.objective.limits.percentile is not None:
         raise InputError(
-            "percentiles are not modelled by this version; limits apply to means.",
-            field="objective.limits.percentile",
-            hint="Leave it out.",
+            f"percentiles of {what} are not simulated by this version.", field="objective.limits.percentile", hint="Leave it out."
         )
-    if request.hardware.devices > MAX_DEVICES:
-        raise InputError(
-            f"per_node × nodes = {request.hardware.devices:,}; at most {MAX_DEVICES:,} devices are planned.", field="hardware.nodes"
-        )
-    return Resolved(request, workload, load_model(request.model, folders=folders), cluster(request.hardware))
 
 
 def weight_dtype(wanted: str, model: ModelSpec) -> str:
-    """The stored format a request means: "auto" is the checkpoint's, and "fp8" any fp8 the checkpoint already has."""
-    if wanted == "auto" or (wanted == "fp8" and model.weight_dtype.startswith("fp8")):
-        return model.weight_dtype
+    """The stored format a request means: "auto" is the checkpoint's, and "fp8" or a 4-bit float any such that it already has."""
+    stored = model.weight_dtype
+    if wanted == "auto" or (wanted == "fp8" and stored.startswith("fp8")) or {wanted, stored} == {"mxfp4", "nvfp4"}:
+        return stored
     return wanted
 
 
@@ -78,9 +100,15 @@ def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
     """The longest request the engine is told to accept: as asked, else input + output up to the next multiple of 1,024."""
     if workload.max_context is not None:
         return workload.max_context
-    wanted = workload.input_tokens + workload.output_tokens
+    wanted = workload.longest_tokens
     rounded = math.ceil(wanted / CONTEXT_STEP) * CONTEXT_STEP
     return max(wanted, min(rounded, model.max_context))
+
+
+def spread_of(workload: ServingWorkload) -> Spread:
+    """How lengths vary around their means: as stated, else as is typical."""
+    stated = (workload.input_spread, workload.output_spread)
+    return Spread(*(usual if spread is None else spread for spread, usual in zip(stated, (TYPICAL.input, TYPICAL.output), strict=True)))
 
 
 def load_of(workload: ServingWorkload) -> float:
@@ -89,28 +117,32 @@ def load_of(workload: ServingWorkload) -> float:
     return float(named[workload.mode] or 0)
 
 
-def setting(found: Resolved, chosen: Engine, weights: str, cache: str) -> Setting:
+def setting(found: Resolved, chosen: Engine, weights: str, cache: str, where: Cluster | None = None) -> Setting:
     """What all splits of one engine and one pair of dtypes share."""
     stored = weight_dtype(weights, found.model)
-    return Setting(found.model, found.cluster, chosen, found.workload.mode, stored, kv_dtype(cache, stored, found.model))
+    return Setting(found.model, where or found.cluster, chosen, found.workload.mode, stored, kv_dtype(cache, stored, found.model))
 
 
 def settings(found: Resolved) -> list[Setting]:
-    """Every engine × weight dtype × cache dtype of the request's options, without repeats."""
+    """Every cluster × engine × weight dtype × cache dtype of the request's options, without repeats."""
     options = found.request.options
-    engines = [found.engine(name) for name in options.engines or (None,)]
-    every = [setting(found, e, w, k) for e in engines for w in options.weight_dtypes for k in options.kv_dtypes]
-    return list({(s.engine.name, s.weight_dtype, s.kv_dtype): s for s in every}.values())
+    out: dict[tuple[Any, ...], Setting] = {}
+    for k, where in enumerate(found.clusters):
+        engines = [found.engine(name, where) for name in options.engines or (None,)]
+        every = [setting(found, e, w, c, where) for e in engines for w in options.weight_dtypes for c in options.kv_dtypes]
+        out |= {(k, s.engine.name, s.weight_dtype, s.kv_dtype): s for s in every}
+    return list(out.values())
 
 
-def _columns(found: Resolved, chosen: Engine, limits: CandidateRequest) -> dict[str, Any]:
+def _columns(found: Resolved, chosen: Engine, limits: CandidateRequest, where: Cluster | None = None) -> dict[str, Any]:
     """Columns that do not depend on the split."""
-    device = found.cluster.device
+    where = where or found.cluster
+    device = where.device
     batching = chosen.batch_limits(device.usable_memory_bytes, device.architecture)
     workload = found.workload
     return {
-        "per_node": found.cluster.per_node,
-        "nodes": found.cluster.nodes,
+        "per_node": where.per_node,
+        "nodes": where.nodes,
         "input_tokens": workload.input_tokens,
         "output_tokens": workload.output_tokens,
         "max_context": served_context(workload, found.model),
@@ -120,31 +152,81 @@ def _columns(found: Resolved, chosen: Engine, limits: CandidateRequest) -> dict[
         "max_num_seqs": limits.max_num_seqs or batching.max_num_seqs,
         "memory_fraction": limits.memory_fraction or chosen.memory.fraction.value,
         "block_tokens": limits.block_size or chosen.memory.block_tokens,
+        **_draft_columns(limits.speculative or workload.speculative, found.model),
+        **_pool_columns(limits),
     }
+
+
+def _draft_columns(wanted: Speculative | None, model: ModelSpec) -> dict[str, Any]:
+    """What is drafted a step, and by how many layers."""
+    if wanted is None:
+        return {}
+    layers = {"mtp": model.draft_layers, "eagle": 1, "ngram": 0}
+    method = wanted.method or ("mtp" if model.draft_layers else "eagle")
+    return {"draft_tokens": wanted.tokens, "acceptance": wanted.acceptance, "draft_layers": layers[method]}
+
+
+def _pool_columns(limits: CandidateRequest) -> dict[str, Any]:
+    """The prefill pool, and how many copies of the decoding split there are beside it."""
+    pool = limits.prefill
+    if pool is None:
+        return {}
+    degrees = {"tp": pool.tp, "pp": pool.pp, "dp": pool.dp, "ep": pool.ep, "copies": pool.replicas}
+    return {"copies": limits.replicas or 1} | {f"prefill_{name}": value for name, value in degrees.items()}
 
 
 def every_split(found: Resolved, chosen: Setting, limits: CandidateRequest | None = None) -> Cases:
     """All splits over the cluster for one setting; ``limits`` keeps those that agree with what it states."""
-    limits = limits or CandidateRequest()
-    experts = max((layer.mlp.experts for layer, _ in found.model.kinds if isinstance(layer.mlp, MoeMlp)), default=0)
-    splits = enumerate_splits(found.cluster.devices, experts=experts, shares_experts=chosen.engine.split.experts != "none")
-    if found.request.options.nodes == "all":
-        whole = splits["tp"] * splits["pp"] * splits["dp"] == found.cluster.devices
+    limits, options, where = limits or CandidateRequest(), found.request.options, chosen.cluster
+    pool = limits.prefill.devices if limits.prefill else 0
+    devices = max(where.devices - pool, 0) // (limits.replicas or 1)
+    shared = options.context_parallel or limits.cp is not None
+    splits = enumerate_splits(
+        devices,
+        shares_experts=chosen.engine.split.experts if found.model.is_moe else "none",
+        kv_heads=max((a.kv_heads for layer, _ in found.model.kinds if (a := layer.attention)), default=1) if shared else None,
+    )
+    if options.nodes == "all":
+        whole = splits["tp"] * splits["pp"] * splits["dp"] * (limits.replicas or 1) + pool == where.devices
         splits = {name: column[whole] for name, column in splits.items()}
-    stated = {name: getattr(limits, name) for name in ("tp", "pp", "dp", "ep") if getattr(limits, name) is not None}
+    stated = {name: getattr(limits, name) for name in ("tp", "pp", "dp", "ep", "cp") if getattr(limits, name) is not None}
     keep = np.all([splits[name] == value for name, value in stated.items()], axis=0) if stated else slice(None)
     splits = {name: column[keep] for name, column in splits.items()}
-    return cases(len(splits["tp"]), **splits, **_columns(found, chosen.engine, limits))
+    return cases(len(splits["tp"]), **splits, **_columns(found, chosen.engine, limits, where))
+
+
+def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None = None) -> Cases:
+    """All splits, and those that no rule refuses with each draft, limit on a step and load of the options."""
+    limits, options = limits or CandidateRequest(), found.request.options
+    splits = every_split(found, chosen, limits)
+    drafts = () if limits.speculative else options.speculative
+    steps = () if limits.max_batched_tokens else options.max_batched_tokens
+    loads = tuple(dict.fromkeys((load_of(found.workload), *map(float, options.loads)))) if options.loads else ()
+    if not (drafts or steps or loads):
+        return splits
+    legal = np.ones(len(splits), dtype=np.bool_)
+    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
+        legal &= ~rule.broken
+    rows = np.flatnonzero(legal)
+    variants = [{}, *(_draft_columns(draft, found.model) for draft in drafts)]
+    grid = [(draft, tokens, load) for draft in variants for tokens in steps or (None,) for load in loads or (None,)]
+    parts = [splits.take(np.flatnonzero(~legal))]
+    for draft, tokens, load in grid:
+        changed = draft | ({} if tokens is None else {"max_batched_tokens": tokens}) | ({} if load is None else {"load": load})
+        parts.append(splits.take(rows).set(**changed))
+    return stack(parts)
 
 
 def one_split(found: Resolved, candidate: CandidateRequest) -> tuple[Setting, Cases] | None:
     """The one case of a candidate whose split is stated in full (ep left out means 1), else None."""
     check_candidate(candidate)
+    _check_draft(found, candidate.speculative, "candidate.speculative")
+    _check_pools(found, candidate)
     if candidate.tp is None or candidate.pp is None or candidate.dp is None:
         return None
     chosen_engine = found.engine(candidate.engine)
     chosen = setting(found, chosen_engine, candidate.weight_dtype or "auto", candidate.kv_dtype or "auto")
-    split = {"tp": candidate.tp, "pp": candidate.pp, "dp": candidate.dp, "ep": candidate.ep or 1}
+    split = {"tp": candidate.tp, "pp": candidate.pp, "dp": candidate.dp, "ep": candidate.ep or 1, "cp": candidate.cp or 1}
     return chosen, cases(1, **split, **_columns(found, chosen_engine, candidate))
 
 
@@ -153,20 +235,50 @@ def check_candidate(candidate: CandidateRequest) -> None:
     given = [name for name in _TRAINING_FIELDS if getattr(candidate, name) is not None]
     if given:
         raise InputError("belongs to training, not to serving.", field=f"candidate.{given[0]}", hint="Leave it out.")
-    if (candidate.cp or 1) > 1:
-        raise InputError("context parallelism is not modelled by this version.", field="candidate.cp", hint="Use cp: 1.")
     if candidate.eager:
         raise InputError("eager execution is not modelled by this version.", field="candidate.eager", hint="Leave it out.")
 
 
+def _check_pools(found: Resolved, candidate: CandidateRequest) -> None:
+    """Raise for what pools of their own do not go with."""
+    if candidate.prefill is None:
+        if candidate.replicas is not None:
+            raise InputError("goes with a prefill pool.", field="candidate.replicas", hint="Use dp, or add candidate.prefill.")
+        return
+    if found.workload.mode == "static":
+        raise InputError("a static batch is not served by two pools.", field="candidate.prefill", hint="Leave it out or change the mode.")
+    _check_means(found, "disaggregated pools")
+
+
 def describe(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
     """Row ``i`` as the candidate of the contract: what a recipe pins and a launch repeats."""
+    return _split(chosen, columns, i) | _draft(chosen, columns, i) | _pools(columns, i)
+
+
+def _draft(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
+    if not columns.draft_tokens[i]:
+        return {}
+    layers = columns.draft_layers[i]
+    method = "ngram" if not layers else "mtp" if layers == chosen.model.draft_layers else "eagle"
+    return {"speculative": {"tokens": int(columns.draft_tokens[i]), "acceptance": float(columns.acceptance[i]), "method": method}}
+
+
+def _pools(columns: Cases, i: int) -> dict[str, Any]:
+    if not columns.disaggregated[i]:
+        return {}
+    pool = columns.prefill_pool
+    degrees = {name: int(getattr(pool, name)[i]) for name in ("tp", "pp", "dp", "ep")}
+    return {"replicas": int(columns.copies[i]), "prefill": degrees | {"replicas": int(pool.copies[i])}}
+
+
+def _split(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
     return {
         "engine": chosen.engine.name,
         "tp": int(columns.tp[i]),
         "pp": int(columns.pp[i]),
         "dp": int(columns.dp[i]),
         "ep": int(columns.ep[i]),
+        "cp": int(columns.cp[i]),
         "weight_dtype": chosen.weight_dtype,
         "kv_dtype": chosen.kv_dtype,
         "max_batched_tokens": int(columns.max_batched_tokens[i]),

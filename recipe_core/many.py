@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
-
-import numpy as np
 
 from recipe_core.candidates import Resolved, one_split, resolve
 from recipe_core.errors import RecipeError
 from recipe_core.estimate import Cases, Setting
+from recipe_core.estimate.cases import stack
 from recipe_core.plan import chosen_plan, judged
 from recipe_core.request import CandidateRequest, PlanRequest
 
@@ -35,25 +33,22 @@ def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
                 table, row = chosen_plan(request)
                 answers[n] = table.estimate(row)
             else:
-                groups[_key(found, exact[0])].append((n, found, *exact))
+                groups[setting_key(found, exact[0])].append((n, found, *exact))
         except RecipeError as error:
             answers[n] = error.to_json()
     for members in groups.values():
         first = members[0]
-        block = judged(first[1], first[2], _stack([columns for _, _, _, columns in members]))
+        block = judged(first[1], first[2], stack([columns for _, _, _, columns in members]))
         answers |= {n: block.row(i) for i, (n, _, _, _) in enumerate(members)}
     return [answers[n] for n in sorted(answers)]
 
 
-def _key(found: Resolved, chosen: Setting) -> str:
+def setting_key(found: Resolved, chosen: Setting) -> str:
     """What requests must share to be columns of one estimate: all of the setting (not the counts) and the limits."""
-    c = chosen.cluster
+    c, workload = chosen.cluster, found.workload
     hardware = [c.device.name, c.fabric.name, c.network.name, c.usd_per_device_hour, c.price_basis]
-    limits = found.request.objective.limits.model_dump(mode="json")
-    return json.dumps(
-        [chosen.model.name, chosen.model.digest, hardware, chosen.engine.name, chosen.mode, chosen.weight_dtype, chosen.kv_dtype, limits]
-    )
-
-
-def _stack(rows: list[Cases]) -> Cases:
-    return Cases(**{f.name: np.concatenate([getattr(row, f.name) for row in rows]) for f in fields(Cases)})
+    limits = found.request.objective.limits.model_dump(mode="json") | {"spread": (workload.input_spread, workload.output_spread)}
+    candidate = found.request.candidate
+    pools = candidate is not None and candidate.prefill is not None  # either all columns of an estimate have two pools or none
+    names = [chosen.model.name, chosen.model.digest, chosen.engine.name, chosen.mode, chosen.weight_dtype, chosen.kv_dtype]
+    return json.dumps([*names, hardware, limits, pools])

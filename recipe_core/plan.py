@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipe_core.candidates import Resolved, describe, every_split, one_split, resolve, settings
-from recipe_core.errors import RecipeError
-from recipe_core.estimate import Cases, Estimates, Setting, estimate
-from recipe_core.estimate.cases import Bool, Float, Int
-from recipe_core.request import CandidateRequest, Goal, Limits, PlanRequest
-from recipe_core.split import Refusal
-from recipe_core.units import duration, rounded, usd
+from recipe_core.block import QUANTITIES, SPLIT_COLUMNS, Block, judge
+from recipe_core.candidates import Resolved, describe, every_case, one_split, resolve, settings, spread_of
+from recipe_core.errors import InputError, RecipeError
+from recipe_core.estimate import Cases, Setting
+from recipe_core.estimate.cases import Bool, Float, Int, add
+from recipe_core.estimate.simulate import MOST, requests_each
+from recipe_core.limits import LIMITS, limited, mean_excess, unsimulated
+from recipe_core.request import LOADS, CandidateRequest, Goal, PlanRequest
+from recipe_core.units import rounded
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS: dict[str, Callable[[Estimates], Any]] = {
-    "tp": lambda e: e.cases.tp,
-    "pp": lambda e: e.cases.pp,
-    "dp": lambda e: e.cases.dp,
-    "ep": lambda e: e.cases.ep,
-    "gpus": lambda e: e.cases.devices,
-    "weights_bytes": lambda e: e.memory.weights_bytes,
-    "kv_needed_bytes": lambda e: e.memory.kv_needed_bytes,
-    "activations_bytes": lambda e: e.memory.activations_bytes,
-    "runtime_bytes": lambda e: e.memory.runtime_bytes,
-    "total_bytes": lambda e: e.memory.total_bytes,
-    "usable_bytes": lambda e: e.memory.usable_bytes,
-    "capacity_bytes": lambda e: e.memory.capacity_bytes,
-    "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
-    "kv_cache_tokens": lambda e: e.memory.pool_tokens,
-    "max_concurrency": lambda e: e.memory.max_concurrency,
-    "ttft_s": lambda e: e.serving.ttft_s,
-    "tpot_s": lambda e: e.serving.tpot_s,
-    "request_latency_s": lambda e: e.serving.request_latency_s,
-    "output_tokens_per_s": lambda e: e.serving.output_tokens_per_s,
-    "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,
-    "usd_per_hour": lambda e: e.cost.usd_per_hour,
-    "usd_per_million_output_tokens": lambda e: e.cost.usd_per_million_output_tokens,
-    "watts": lambda e: e.cost.watts,
-    "joules_per_token": lambda e: e.cost.joules_per_token,
-    "feasible": lambda e: e.feasible,
-}
-"""The columns of a plan: name (with its unit) and where it comes from. Memory is per device, throughput of the deployment."""
+COLUMNS = (*SPLIT_COLUMNS, *QUANTITIES, "feasible")
+"""The columns of a plan, each with its unit in its name. Memory is per device, throughput of the deployment."""
+
+NAMES = ("device", "engine", "weight_dtype", "kv_dtype")
+"""Columns of a plan's frame that all rows of a setting share."""
+
+SIMULATED = 64
+"""Candidates of a plan that are simulated where its limits name a percentile: the first by their means."""
+REQUESTS = 300_000
+"""Requests that are simulated for a plan at most, over all candidates but the first few: some ten seconds."""
+NEAREST = 8
+"""Candidates that are simulated at least: where fewer keep the limits by their means, those that miss them by least."""
+QUICK = 5000
+"""Requests of a replica that are simulated without being asked for, in the estimate of one candidate."""
+TAILS = (50.0, 95.0, 99.0)
 
 TIE_DIGITS = 4
 """Splits whose goal agrees to so many significant digits are equally good."""
@@ -57,10 +47,14 @@ _BEST: dict[Goal, tuple[str, int]] = {
     "latency": ("request_latency_s", 1),
     "ttft": ("ttft_s", 1),
     "tpot": ("tpot_s", 1),
-    "cost": ("output_tokens_per_s_per_gpu", -1),  # the price per device is the same for all: most tokens per device is cheapest
+    "cost": ("usd_per_million_output_tokens", 1),
     "gpus": ("gpus", 1),
     "energy": ("joules_per_token", 1),
 }
+
+
+MORE_IS_BETTER = frozenset({"output_tokens_per_s", "output_tokens_per_s_per_gpu", "kv_cache_tokens", "max_concurrency", "load"})
+"""Columns of which a front wants the largest values."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class PlanTable:
     """Every candidate of a request, judged. ``blocks`` hold one setting each; rows are numbered through all blocks."""
 
     found: Resolved
-    blocks: tuple[Estimates, ...]
+    blocks: tuple[Block, ...]
 
     @property
     def request(self) -> PlanRequest:
@@ -76,121 +70,200 @@ class PlanTable:
         return self.found.request
 
     def __len__(self) -> int:
-        return sum(len(block.cases) for block in self.blocks)
+        return sum(len(block) for block in self.blocks)
 
     @cached_property
-    def _at(self) -> list[tuple[Estimates, int]]:
-        return [(block, i) for block in self.blocks for i in range(len(block.cases))]
+    def _ends(self) -> Int:
+        """Past the last row of each block."""
+        return np.cumsum([len(block) for block in self.blocks])
+
+    def at(self, row: int) -> tuple[Block, int]:
+        """The block of a row, and the row's place in it."""
+        k = int(np.searchsorted(self._ends, row, side="right"))
+        return self.blocks[k], row - int(self._ends[k]) + len(self.blocks[k])
 
     @cached_property
     def columns(self) -> dict[str, Any]:
         """Each of ``COLUMNS`` over all rows."""
-        return {name: np.concatenate([np.asarray(get(block)) for block in self.blocks]) for name, get in COLUMNS.items()}
+        return {name: np.concatenate([np.asarray(block.columns[name]) for block in self.blocks]) for name in COLUMNS}
+
+    @cached_property
+    def score(self) -> Float:
+        """What rows are ranked by, less is better: the goals' quantities, multiplied by their weights as powers."""
+        goals = self.request.objective.goals
+        columns = [(sign * weight, self._quantity(name)) for goal, weight in goals.items() for name, sign in [_BEST[goal]]]
+        if len(columns) == 1:  # as it is, so that ties are those of the quantity
+            return np.asarray(np.sign(columns[0][0]) * columns[0][1])
+        with np.errstate(divide="ignore"):
+            return add(weight * np.log(np.maximum(column, 0)) for weight, column in columns)
+
+    def _quantity(self, name: str) -> Float:
+        """A column; where the price of some device is not known, cost is counted in devices."""
+        column: Float = np.asarray(self.columns[name], dtype=float)
+        if name == "usd_per_million_output_tokens" and np.isnan(column[self.columns["feasible"]]).any():
+            return np.asarray(1 / np.maximum(self.columns["output_tokens_per_s_per_gpu"], 1e-12))
+        return column
 
     @cached_property
     def ranked(self) -> Int:
-        """Feasible rows, best first; equal ones by simplicity: fewer devices, no pipeline, smaller tp, unshared experts."""
+        """Feasible rows, best first; equal ones by simplicity: fewer devices, no pipeline, smaller tp, unshared experts and caches."""
         c = self.columns
-        name, sign = _BEST[self.request.objective.optimize]
-        value = sign * np.asarray(c[name], dtype=float)
-        keys = (c["ep"], c["tp"], c["pp"], -c["output_tokens_per_s"], c["gpus"], rounded(value, TIE_DIGITS))
-        order = np.lexsort(keys)
-        return np.asarray(order[c["feasible"][order]], dtype=np.int64)
+        simple = (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], -c["output_tokens_per_s"], c["gpus"])
+        rows = np.flatnonzero(c["feasible"])
+        order = np.lexsort((*(key[rows] for key in simple), rounded(self.score[rows], TIE_DIGITS)))
+        return np.asarray(rows[order], dtype=np.int64)
+
+    @property
+    def tied(self) -> int:
+        """How many rows the best one ties with by the goal; the simplest of them ranks first."""
+        best = rounded(self.score[self.ranked[:1]], TIE_DIGITS)
+        return int((rounded(self.score[self.ranked], TIE_DIGITS) == best).sum()) - 1 if len(self.ranked) else 0
 
     @cached_property
     def front(self) -> Bool:
         """Rows on the Pareto front of time per output token (less) against tokens/s per device (more)."""
-        c = self.columns
-        return pareto_front(c["tpot_s"], -c["output_tokens_per_s_per_gpu"], c["feasible"])
+        return self.front_of("tpot_s", "output_tokens_per_s_per_gpu")
+
+    def front_of(self, *names: str) -> Bool:
+        """Rows that no other beats in one of two or three columns without losing in another; of rates and capacities more is better.
+
+        Raises:
+            InputError: for a column that there is not, or another number of them.
+        """
+        unknown_names = [name for name in names if name not in QUANTITIES and name not in ("gpus", "load")]
+        if unknown_names or len(names) not in (2, 3):
+            raise InputError(
+                f"a Pareto front is of two or three columns, not {', '.join(names)}.",
+                hint=f"Columns: {', '.join(['gpus', 'load', *QUANTITIES])}.",
+            )
+        columns = [np.asarray(self.columns[name], dtype=float) * (-1 if name in MORE_IS_BETTER else 1) for name in names]
+        return pareto_front(*columns, among=self.columns["feasible"])
 
     def setting(self, row: int) -> Setting:
         """What the split of a row shares with its block: model, cluster, engine, dtypes."""
-        return self._at[row][0].setting
+        return self.at(row)[0].setting
 
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
-        block, i = self._at[row]
+        block, i = self.at(row)
         return describe(block.setting, block.cases, i)
+
+    def asked(self, row: int) -> PlanRequest:
+        """The request of a row alone: on its hardware, under its load, with its split as the candidate."""
+        block, i = self.at(row)
+        request, workload = self.request, self.found.workload
+        load = float(block.cases.load[i])
+        named = {LOADS[workload.mode]: load if workload.mode == "open" else int(load)}
+        options = request.options.model_copy(update={"hardware": (), "loads": (), "max_batched_tokens": (), "speculative": ()})
+        parts = {"workload": workload.model_copy(update=named), "options": options, "hardware": block.setting.cluster.asked}
+        return request.model_copy(update=parts | {"candidate": CandidateRequest.model_validate(self.candidate(row))})
 
     def cache_tokens(self, row: int) -> int:
         """Tokens of cache a replica needs for the load of a row, each request at its full length."""
-        block, i = self._at[row]
-        m, tokens = block.memory, block.cases.block_tokens[i]
-        sequences = max(1.0, m.kv_needed_bytes[i] / m.sequence_bytes[i])
-        return int(min(np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens, max(m.pool_tokens[i], tokens)))
+        block, i = self.at(row)
+        (m, k), tokens = block.memory(i), block.cases.block_tokens[i]
+        sequences = max(1.0, m.kv_needed_bytes[k] / m.sequence_bytes[k])
+        return int(min(np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens, max(m.pool_tokens[k], tokens)))
 
     def estimate(self, row: int) -> dict[str, Any]:
         """The estimate of a row, as the contract writes it."""
-        block, i = self._at[row]
+        block, i = self.at(row)
         return block.row(i)
+
+    def detailed(self, row: int) -> dict[str, Any]:
+        """The estimate of a row with times by cause, and percentiles unless simulating them takes long and the limits name none."""
+        block, i = self.at(row)
+        asked = self.request.objective.limits.percentile
+        if block.feasible[i] and requests_each(block.setting, block.cases.take([i]))[0] <= (MOST if asked else QUICK):
+            block = block.simulated(np.array([i]), spread_of(self.found.workload), sorted({*TAILS, asked or TAILS[0]}))
+        return block.row(i, explained=True)
+
+    def bounded(self, code: str) -> Float:
+        """What a limit bounds in every row: a mean, or the percentile that the limits name."""
+        percentile = self.request.objective.limits.percentile
+        return np.concatenate([LIMITS[code].value(block, percentile) for block in self.blocks])
 
     def reasons(self, row: int) -> list[str]:
         """Why a row is refused; empty when it is not."""
-        block, i = self._at[row]
+        block, i = self.at(row)
         return block.reasons(i)
 
     def frame(self) -> pd.DataFrame:
         """All rows as a DataFrame: engine and dtypes, ``COLUMNS``, rank (empty when refused), pareto, reasons."""
         import pandas as pd
 
-        names = {"engine": [], "weight_dtype": [], "kv_dtype": []}  # type: dict[str, list[str]]
-        for block, _ in self._at:
-            for name, value in zip(names, (block.setting.engine.name, block.setting.weight_dtype, block.setting.kv_dtype), strict=True):
-                names[name].append(value)
+        settings = [block.setting for block in self.blocks]
+        shared = [(s.cluster.device.name, s.engine.name, s.weight_dtype, s.kv_dtype) for s in settings]
+        sizes = [len(block) for block in self.blocks]
+        names = {name: np.repeat(list(each), sizes) for name, each in zip(NAMES, zip(*shared, strict=True), strict=True)}
         rank = pd.array([None] * len(self), dtype="Int64")
         rank[self.ranked] = np.arange(1, len(self.ranked) + 1)
-        reasons = ["; ".join(self.reasons(row)) for row in range(len(self))]
+        reasons = ["; ".join(said) for block in self.blocks for said in block.sentences()]
         return pd.DataFrame(names | self.columns | {"rank": rank, "pareto": self.front, "reasons": reasons})
 
 
-def pareto_front(first: Float, second: Float, among: Bool) -> Bool:
-    """Rows of ``among`` that no other row beats in one of two quantities (both: less is better) without losing in the other."""
-    on = np.zeros(len(first), dtype=bool)
+def pareto_front(*columns: Float, among: Bool) -> Bool:
+    """Rows of ``among`` that no other row beats in one of two or three quantities (less is better) without losing in another.
+
+    Rows are walked from the best in the first quantity on. With two quantities one is on the front when it is better in the second than all
+    before; with three when it is not beaten in both others by one before (kept as a staircase). Of equal rows the first counts.
+    """
+    on = np.zeros(len(among), dtype=bool)
     rows = np.flatnonzero(among)
-    order = rows[np.lexsort((second[rows], first[rows]))]
-    if len(order):
-        before = np.r_[np.inf, np.minimum.accumulate(second[order])[:-1]]
-        on[order[second[order] < before]] = True
+    order = rows[np.lexsort(tuple(column[rows] for column in reversed(columns)))]
+    if not len(order):
+        return on
+    if len(columns) == 2:
+        second = columns[1][order]
+        on[order[second < np.r_[np.inf, np.minimum.accumulate(second)[:-1]]]] = True
+        return on
+    stairs: list[tuple[float, float]] = []  # second rising, third falling
+    for row, second, third in zip(order, columns[1][order], columns[2][order], strict=True):
+        k = bisect_right(stairs, (second, np.inf))
+        if k and stairs[k - 1][1] <= third:
+            continue
+        on[row] = True
+        end = k
+        while end < len(stairs) and stairs[end][1] >= third:
+            end += 1
+        start = k - 1 if k and stairs[k - 1][0] == second else k
+        stairs[start:end] = [(float(second), float(third))]
     return on
 
 
-@dataclass(frozen=True, slots=True)
-class LimitRule:
-    """A limit of the objective: its name there, the column it bounds, the limit's units in one of the column's, and how to say it."""
-
-    name: str
-    column: str
-    factor: float
-    label: str
-    show: Callable[[float], str]
+def judged(found: Resolved, chosen: Setting, columns: Cases) -> Block:
+    """The columns judged, with the request's limits among the rules; where these name a percentile, all that can run is simulated."""
+    return _judged(found, [(chosen, columns)], at_most=None)[0]
 
 
-LIMITS = {
-    "limit-ttft": LimitRule("ttft_ms", "ttft_s", 1e3, "time to first token", duration),
-    "limit-tpot": LimitRule("tpot_ms", "tpot_s", 1e3, "time per output token", duration),
-    "limit-latency": LimitRule("request_latency_ms", "request_latency_s", 1e3, "request latency", duration),
-    "limit-usd": LimitRule("usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd),
-    "limit-gpus": LimitRule("gpus", "gpus", 1.0, "device count", lambda n: f"{n:,.0f}"),
-}
+def _judged(found: Resolved, pairs: Sequence[tuple[Setting, Cases]], at_most: int | None) -> tuple[Block, ...]:
+    """All columns judged, with the request's limits among the rules; a search (``at_most`` is given) leaves out what is wasteful."""
+    limits = found.request.objective.limits
+    blocks = [judge(chosen, columns, searching=at_most is not None) for chosen, columns in pairs]
+    if limits.percentile is None:
+        return tuple(limited(block, limits) for block in blocks)
+    blocks = [limited(block, limits, timed=False) for block in blocks]
+    rows = _worth_simulating(PlanTable(found, tuple(blocks)), at_most)
+    out, start = [], 0
+    for block in blocks:
+        mine = rows[(rows >= start) & (rows < start + len(block))] - start
+        start += len(block)
+        if len(mine):
+            block = block.simulated(mine, spread_of(found.workload), (limits.percentile,))
+        out.append(limited(unsimulated(block, limits), limits, timed=True))
+    return tuple(out)
 
 
-def limit_rules(limits: Limits, block: Estimates) -> list[Refusal]:
-    """One rule a stated limit, for cases that can run at all."""
-    stated = [(code, rule, getattr(limits, rule.name)) for code, rule in LIMITS.items()]
-    return [_limit_rule(code, rule, float(limit), block) for code, rule, limit in stated if limit is not None]
-
-
-def _limit_rule(code: str, rule: LimitRule, limit: float, block: Estimates) -> Refusal:
-    value = np.asarray(COLUMNS[rule.column](block), dtype=np.float64)
-    bound = limit / rule.factor
-    shown = rule.show(bound)
-    return Refusal(code, block.feasible & (value > bound), lambda i: f"{rule.label} {rule.show(value[i])} exceeds the limit of {shown}")
-
-
-def judged(found: Resolved, chosen: Setting, columns: Cases) -> Estimates:
-    """Estimates of the columns, with the request's limits among the rules."""
-    block = estimate(chosen, columns)
-    return replace(block, refusals=(*block.refusals, *limit_rules(found.request.objective.limits, block)))
+def _worth_simulating(table: PlanTable, at_most: int | None) -> Int:
+    """Rows that can run: all, or the first ``at_most`` of those whose means keep the limits, and a few that miss them by least."""
+    if at_most is None:
+        return table.ranked
+    excess = np.concatenate([mean_excess(block, table.request.objective.limits) for block in table.blocks])[table.ranked]
+    keeping, missing = table.ranked[excess <= 1][:at_most], table.ranked[excess > 1]
+    near = missing[np.argsort(excess[excess > 1], kind="stable")]
+    rows = np.concatenate([keeping, near[: max(NEAREST - len(keeping), 0)]])
+    requests = np.concatenate([np.minimum(requests_each(block.setting, block.cases), MOST) for block in table.blocks])[rows]
+    return rows[(np.cumsum(requests) <= REQUESTS) | (np.arange(len(rows)) < NEAREST)]
 
 
 def plan(request: PlanRequest, *, folders: bool = True) -> PlanTable:
@@ -200,7 +273,7 @@ def plan(request: PlanRequest, *, folders: bool = True) -> PlanTable:
         InputError: for unknown names or what this version does not model.
     """
     found = resolve(request, folders=folders)
-    return PlanTable(found, tuple(judged(found, chosen, every_split(found, chosen)) for chosen in settings(found)))
+    return PlanTable(found, _judged(found, [(chosen, every_case(found, chosen)) for chosen in settings(found)], SIMULATED))
 
 
 def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTable, int]:
@@ -222,8 +295,8 @@ def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTabl
         }
     )
     found = replace(found, request=request.model_copy(update={"options": options}))
-    blocks = [(chosen, every_split(found, chosen, candidate)) for chosen in settings(found)]
-    table = PlanTable(found, tuple(judged(found, chosen, columns) for chosen, columns in blocks if len(columns)))
+    pairs = [(chosen, columns) for chosen in settings(found) if len(columns := every_case(found, chosen, candidate))]
+    table = PlanTable(found, _judged(found, pairs, SIMULATED) if pairs else ())
     if not len(table):
         raise RecipeError(
             f"no split of {found.cluster.devices} devices agrees with the candidate.",
@@ -235,4 +308,4 @@ def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTabl
 
 def _least_short(table: PlanTable) -> int:
     """The row with the smallest lack of memory."""
-    return int(np.lexsort((table.columns["gpus"], np.maximum(table.columns["shortfall_bytes"], 0)))[0])
+    return int(np.lexsort((table.columns["gpus"], np.nan_to_num(np.maximum(table.columns["shortfall_bytes"], 0), nan=np.inf)))[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from pydantic import BaseModel
@@ -21,10 +21,12 @@ from recipe_core.errors import InputError, RecipeError
 from recipe_core.hardware.catalog import cluster, device
 from recipe_core.request import (
     CandidateRequest,
+    Goal,
     HardwareRequest,
     Limits,
     Options,
     PlanRequest,
+    PoolRequest,
     ServingWorkload,
     Speculative,
     TrainingWorkload,
@@ -54,8 +56,17 @@ _PLAIN = re.compile(r"[\w.\-]+")
 _KEY = re.compile(r"([\w\-]+)\.([\w\-]+)\.([\w\-]+)\.tp(\d{1,5})\.pp(\d{1,5})\.dp(\d{1,5})\.ep(\d{1,5})")
 
 
+_PARTS: dict[str, type[BaseModel]] = {
+    "workload.speculative": Speculative,
+    "candidate.speculative": Speculative,
+    "candidate.prefill": PoolRequest,
+}
+"""Fields with fields of their own."""
+
+
 def _dotted(prefix: str, *schemas: type[BaseModel]) -> list[str]:
-    return [f"{prefix}.{name}" for schema in schemas for name in schema.model_fields]
+    names = [f"{prefix}.{name}" for schema in schemas for name in schema.model_fields]
+    return [leaf for name in names for leaf in (_dotted(name, _PARTS[name]) if name in _PARTS else [name])]
 
 
 FIELDS: tuple[str, ...] = tuple(
@@ -63,9 +74,10 @@ FIELDS: tuple[str, ...] = tuple(
         [
             "model",
             *_dotted("hardware", HardwareRequest),
-            *(name for name in _dotted("workload", ServingWorkload, TrainingWorkload) if name != "workload.speculative"),
-            *_dotted("workload.speculative", Speculative),
+            *_dotted("workload", ServingWorkload, TrainingWorkload),
             "objective.optimize",
+            *(f"objective.weights.{goal}" for goal in get_args(Goal)),
+            "objective.orientation",
             *_dotted("objective.limits", Limits),
             *_dotted("options", Options),
             *_dotted("candidate", CandidateRequest),
@@ -73,7 +85,7 @@ FIELDS: tuple[str, ...] = tuple(
     )
 )
 """Every query parameter, in the order of the schema."""
-_LISTS = ("options.engines", "options.weight_dtypes", "options.kv_dtypes")
+_LISTS = tuple(f"options.{name}" for name, field in Options.model_fields.items() if "tuple" in str(field.annotation))
 
 
 # --- request → query -------------------------------------------------------------------------------------------------------
@@ -130,7 +142,8 @@ def _encode(name: str, value: Any) -> str:
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     if isinstance(value, tuple):
-        return ",".join(value) if all(_PLAIN.fullmatch(item) for item in value) else json.dumps(value)
+        words = [_encode(name, item) if isinstance(item, int | float) else item for item in value]
+        return ",".join(words) if all(isinstance(word, str) and _PLAIN.fullmatch(word) for word in words) else json.dumps(value)
     return str(value)
 
 

@@ -14,9 +14,11 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Degree = Annotated[int, Field(ge=1, le=1 << 16)]
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Spread = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
+Orientation = Literal["latency", "balanced", "throughput"]
 WeightDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 KvDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8"]
 
@@ -43,14 +45,23 @@ class HardwareRequest(_Part):
 
 
 class Speculative(_Part):
-    """Speculative decoding: ``tokens`` drafted a step, each accepted with probability ``acceptance``."""
+    """Speculative decoding: ``tokens`` drafted a step, each accepted with probability ``acceptance`` when those before it were.
+
+    ``method``: ``mtp`` drafts with the model's own draft layers, ``eagle`` with a layer of the model's shape, ``ngram`` looks drafts up
+    in the prompt. Left out: mtp where the model has draft layers, else eagle.
+    """
 
     tokens: Annotated[int, Field(ge=1, le=16)]
     acceptance: Share
+    method: Literal["mtp", "eagle", "ngram"] | None = None
+
+
+LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
+"""The field of a workload that says the load, by its mode."""
 
 
 class ServingWorkload(_Part):
-    """Requests to be answered. Lengths are means, in tokens.
+    """Requests to be answered. Lengths are means, in tokens; a spread of 0.2 means lengths from 0.8 to 1.2 of the mean (0: exact).
 
     ``closed``: ``concurrency`` in flight; ``open``: ``request_rate`` arriving per second; ``static``: one ``batch`` of exact
     lengths; ``offline``: ``requests`` queued at once.
@@ -60,6 +71,8 @@ class ServingWorkload(_Part):
     mode: Literal["closed", "open", "static", "offline"] = "closed"
     input_tokens: Tokens = 1024
     output_tokens: Tokens = 256
+    input_spread: Spread | None = None
+    output_spread: Spread | None = None
     concurrency: Count | None = None
     request_rate: Positive | None = None
     batch: Count | None = None
@@ -70,18 +83,24 @@ class ServingWorkload(_Part):
 
     @model_validator(mode="after")
     def _load_fits_mode(self) -> Self:
-        load = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
-        needed = load[self.mode]
+        needed = LOADS[self.mode]
         if getattr(self, needed) is None:
             raise ValueError(f"mode {self.mode} needs {needed}")
-        extra = sorted(name for name in load.values() if name != needed and getattr(self, name) is not None)
+        extra = sorted(name for name in LOADS.values() if name != needed and getattr(self, name) is not None)
         if extra:
             raise ValueError(f"mode {self.mode} takes {needed}, not {', '.join(extra)}; leave it out or change the mode")
-        if self.max_context is not None and self.max_context < self.input_tokens + self.output_tokens:
-            raise ValueError(
-                f"max_context {self.max_context} is shorter than input_tokens + output_tokens = {self.input_tokens + self.output_tokens}"
-            )
+        if self.mode == "static" and (self.input_spread or self.output_spread):
+            raise ValueError("mode static has exact lengths; leave input_spread and output_spread out or change the mode")
+        if self.max_context is not None and self.max_context < self.longest_tokens:
+            spread = " at their longest" if self.input_spread or self.output_spread else ""
+            raise ValueError(f"max_context {self.max_context} is shorter than input_tokens + output_tokens = {self.longest_tokens}{spread}")
         return self
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest request that the stated lengths and spreads allow."""
+        stated = ((self.input_tokens, self.input_spread), (self.output_tokens, self.output_spread))
+        return sum(round(mean * (1 + (spread or 0.0))) for mean, spread in stated)
 
 
 class TrainingWorkload(_Part):
@@ -98,34 +117,90 @@ Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="ki
 
 
 class Limits(_Part):
-    """What an acceptable plan must keep to; means unless ``percentile`` is given."""
+    """What an acceptable plan must keep to. Times are means, or the ``percentile`` (95: what 95 % of requests stay below)."""
 
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
     request_latency_ms: Positive | None = None
     usd_per_hour: Positive | None = None
+    usd_per_million_output_tokens: Positive | None = None
+    joules_per_token: Positive | None = None
+    watts: Positive | None = None
     gpus: Count | None = None
-    percentile: Annotated[int, Field(ge=50, le=99)] | None = None
+    output_tokens_per_s_at_least: Positive | None = None
+    percentile: Annotated[float, Field(ge=50, le=99.9)] | None = None
 
 
 class Objective(_Part):
-    """What to optimise, and the limits that come first."""
+    """What to optimise, and the limits that come first.
+
+    ``weights`` compares candidates by several goals at once: the product of the goals' quantities, each to the power of its weight (less is
+    better, throughput divides). ``orientation`` is a set of weights by name: ``latency`` (time per output token first), ``throughput``
+    (tokens per device first), ``balanced`` (both alike). Either goes before ``optimize``.
+    """
 
     optimize: Goal = "throughput"
+    weights: dict[Goal, Annotated[float, Field(gt=0, le=100)]] = {}
+    orientation: Orientation | None = None
     limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.weights and self.orientation is not None:
+            raise ValueError("takes weights or an orientation, not both")
+        return self
+
+    @property
+    def goals(self) -> dict[Goal, float]:
+        """What counts, with its weight."""
+        named: dict[Orientation, dict[Goal, float]] = {
+            "latency": {"tpot": 3.0, "ttft": 1.0, "cost": 1.0},
+            "balanced": {"tpot": 1.0, "cost": 1.0},
+            "throughput": {"cost": 3.0, "tpot": 1.0},
+        }
+        return named[self.orientation] if self.orientation else self.weights or {self.optimize: 1.0}
 
 
 class Options(_Part):
-    """What the search may vary; empty ``engines`` means every engine that can be built for the device."""
+    """What the search may vary; empty ``engines`` means every engine that can be built for the device.
+
+    ``hardware``: other clusters, judged side by side with the request's. ``loads``: other loads than the workload's (concurrency, batch,
+    requests or requests per second, by the mode), ``max_batched_tokens``: other limits than the engine's default, ``speculative``: drafts
+    besides the workload's; each is combined with every split. ``context_parallel``: also splits whose ranks share a cache (cp).
+    """
 
     engines: tuple[Text, ...] = ()
     weight_dtypes: Annotated[tuple[WeightDtype, ...], Field(min_length=1)] = ("auto",)
     kv_dtypes: Annotated[tuple[KvDtype, ...], Field(min_length=1)] = ("auto",)
     nodes: Literal["any", "all"] = "any"
+    hardware: Annotated[tuple[HardwareRequest, ...], Field(max_length=64)] = ()
+    loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
+    max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
+    speculative: Annotated[tuple[Speculative, ...], Field(max_length=16)] = ()
+    context_parallel: bool = False
+
+
+class PoolRequest(_Part):
+    """The prefill pool of a disaggregated deployment: its split, and how many ``replicas`` of it there are."""
+
+    tp: Degree
+    pp: Degree = 1
+    dp: Degree = 1
+    ep: Degree = 1
+    replicas: Degree = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pool."""
+        return self.tp * self.pp * self.dp * self.replicas
 
 
 class CandidateRequest(_Part):
-    """One split, or part of one: a field left out means "choose"."""
+    """One split, or part of one: a field left out means "choose".
+
+    With ``prefill`` prompts are computed by a pool of their own, and the other degrees are those of the pool that decodes; ``replicas``
+    of that pool are whole copies, which dp is not where experts are shared. ``speculative`` goes before the workload's.
+    """
 
     engine: Text | None = None
     tp: Degree | None = None
@@ -140,6 +215,9 @@ class CandidateRequest(_Part):
     memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     eager: bool | None = None
+    speculative: Speculative | None = None
+    prefill: PoolRequest | None = None
+    replicas: Degree | None = None
     virtual_stages: Degree | None = None
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     micro_batch: Count | None = None
@@ -207,6 +285,8 @@ _PARTS: dict[str, type[BaseModel]] = {
     "objective.limits": Limits,
     "options": Options,
     "candidate": CandidateRequest,
+    "candidate.speculative": Speculative,
+    "candidate.prefill": PoolRequest,
     "workload.speculative": Speculative,
 }
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from recipe_core.estimate.cases import Bool, Cases, Int, Setting
-from recipe_core.model.spec import MoeMlp
+from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,36 @@ class Refusal:
     say: Callable[[int], str]
 
 
-def enumerate_splits(devices: int, *, experts: int, shares_experts: bool) -> dict[str, Int]:
-    """Every tp × pp × dp of at most ``devices`` ranks; for experts also each with them shared by all tp × dp ranks.
+ExpertSharing = Literal["all-ranks", "divisors", "none"]
 
+
+def enumerate_splits(devices: int, *, shares_experts: ExpertSharing, kv_heads: int | None = None) -> dict[str, Int]:
+    """Every tp × pp × dp of at most ``devices`` ranks, also with experts shared by all tp × dp ranks, or by each divisor of them.
+
+    With ``kv_heads`` also each tp that repeats KV heads with its cache shared by 2, 4, … of the ranks that would hold the same (cp).
     Degrees are not restricted to powers of two: what a model's heads or layers do not allow is refused with the reason.
     """
     grid = [(tp, pp, dp) for tp in _upto(devices) for pp in _upto(devices // tp) for dp in _upto(devices // (tp * pp))]
-    rows = [(tp, pp, dp, ep) for tp, pp, dp in grid for ep in ({1, tp * dp} if shares_experts and experts else {1})]
-    table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4)
-    return {"tp": table[:, 0], "pp": table[:, 1], "dp": table[:, 2], "ep": table[:, 3]}
+    rows = [
+        (tp, pp, dp, ep, cp)
+        for tp, pp, dp in grid
+        for ep in _shared_by(tp * dp, shares_experts)
+        for cp in (_halvings(tp // kv_heads) if kv_heads and tp % kv_heads == 0 else (1,))
+    ]
+    table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5)
+    return dict(zip(("tp", "pp", "dp", "ep", "cp"), table.T, strict=True))
+
+
+def _shared_by(ranks: int, way: ExpertSharing) -> set[int]:
+    """How many of the ranks can share the experts, 1 for none of them."""
+    if way == "divisors":
+        return {n for n in range(1, ranks + 1) if ranks % n == 0}
+    return {1, ranks} if way == "all-ranks" else {1}
+
+
+def _halvings(ranks: int) -> list[int]:
+    """1, 2, 4, … while they divide the ranks."""
+    return [1 << k for k in range(ranks.bit_length()) if ranks % (1 << k) == 0]
 
 
 def _upto(n: int) -> range:
@@ -42,6 +64,22 @@ def _upto(n: int) -> range:
 def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
     """Every rule that a split can break before memory is looked at."""
     return [*_device_rules(setting, cases), *_head_rules(setting, cases), *_width_rules(setting, cases), *_engine_rules(setting, cases)]
+
+
+def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Splits that run, but that a search need not look at: pipelines whose fullest stage holds as many layers as a shorter one's."""
+    layers = len(setting.model.layers)
+    fullest = np.ceil(layers / cases.pp)
+    enough = np.ceil(layers / fullest).astype(np.int64)
+    return [
+        Refusal(
+            "idle-stages",
+            (cases.pp <= layers) & (cases.pp > enough),
+            lambda i: (
+                f"{layers} layers over {cases.pp[i]} stages are {fullest[i]:.0f} in the fullest, as over {enough[i]}; the others idle"
+            ),
+        )
+    ]
 
 
 def _everywhere(cases: Cases, broken: bool) -> Bool:
@@ -54,7 +92,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     yield Refusal(
         "devices",
         cases.devices > there,
-        lambda i: f"tp({cases.tp[i]}) × pp({cases.pp[i]}) × dp({cases.dp[i]}) = {cases.devices[i]} devices; there are {there[i]}",
+        lambda i: f"{_product(cases, i)} = {cases.devices[i]} devices; there are {there[i]}",
     )
     yield Refusal(
         "runtime",
@@ -78,6 +116,13 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     )
 
 
+def _product(cases: Cases, i: int) -> str:
+    """The degrees that make a case's number of devices."""
+    one = f"tp({cases.tp[i]}) × pp({cases.pp[i]}) × dp({cases.dp[i]})"
+    copies = f" × {cases.copies[i]} replicas" if cases.copies[i] > 1 else ""
+    return f"{one}{copies}" + (f" + a prefill pool of {cases.prefill_devices[i]}" if cases.disaggregated[i] else "")
+
+
 def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     model = setting.model
     for heads, kv_heads in sorted({(a.heads, a.kv_heads) for layer, _ in model.kinds if (a := layer.attention) is not None}):
@@ -92,12 +137,32 @@ def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
             uneven & (heads % cases.tp == 0),
             lambda i, kv=kv_heads: f"{kv} KV heads neither divide over tp {cases.tp[i]} nor repeat evenly on it",  # type: ignore[misc]
         )
+    groups = min((a.o_groups for layer, _ in model.kinds if isinstance(a := layer.attention, CompressedAttention)), default=None)
+    if groups:
+        yield Refusal("output-groups", groups % cases.tp != 0, lambda i: f"{groups} output groups do not divide over tp {cases.tp[i]}")
     layers = len(model.layers)
     yield Refusal("layers", cases.pp > layers, lambda i: f"{layers} layers do not fill {cases.pp[i]} pipeline stages")
     yield Refusal(
         "context",
         (cases.max_context > model.max_context) & setting.engine.split.enforces_context,
         lambda i: f"requests of {cases.max_context[i]:,.0f} tokens exceed the model's context of {model.max_context:,}",
+    )
+
+
+def _shared_caches(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
+    """Ranks may share the cache of a KV head that each of them would hold whole; windows, states and compressed caches are not cut."""
+    several = cases.cp > 1
+    if not setting.engine.split.context:
+        yield Refusal("no-context", several, lambda i: f"{title} does not share caches between ranks; cp must be 1, not {cases.cp[i]}")
+    mixers = [a for layer, _ in setting.model.kinds if (a := layer.attention) is not None]
+    whole = all(isinstance(a, GroupedAttention | LatentAttention) and a.window is None for a in mixers)
+    yield Refusal("cp-cache", several & (not whole), lambda i: "only caches of full attention are shared between ranks; cp must be 1")
+    heads = max((a.kv_heads for a in mixers), default=1)
+    copies = np.maximum(cases.tp // heads, 1)
+    yield Refusal(
+        "cp-divides",
+        several & whole & ((cases.tp % heads != 0) | (copies % cases.cp != 0)),
+        lambda i: f"cp {cases.cp[i]} does not divide the {copies[i]} ranks that hold each of {heads} KV heads at tp {cases.tp[i]}",
     )
 
 
@@ -148,6 +213,11 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         yield Refusal("no-tensor", cases.tp > 1, lambda i: f"{title} has no tensor parallelism; tp must be 1, not {cases.tp[i]}")
     if not split.pipeline:
         yield Refusal("no-pipeline", cases.pp > 1, lambda i: f"{title} has no pipeline parallelism; pp must be 1, not {cases.pp[i]}")
+    if not split.disaggregated:
+        yield Refusal("no-pools", cases.disaggregated, lambda i: f"{title} does not hand caches from a prefill pool to another")
+    if not split.speculative:
+        yield Refusal("no-drafts", cases.draft_tokens > 0, lambda i: f"{title} does not verify drafts; leave speculative out")
+    yield from _shared_caches(setting, cases, title)
     experts = max((layer.mlp.experts for layer, _ in model.kinds if isinstance(layer.mlp, MoeMlp)), default=0)
     yield Refusal("no-experts", (cases.ep > 1) & (experts == 0), lambda i: f"ep is {cases.ep[i]} but the model has no experts to share")
     ranks = cases.tp * cases.dp

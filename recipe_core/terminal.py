@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from recipe_core.advice import nearest
+from recipe_core.advice import nearest, rule_rows
 from recipe_core.figures import cost_text, memory_rows, serving_rows
 from recipe_core.plan import PlanTable
 from recipe_core.recipe import Recipe, advice
+from recipe_core.sensitivity import Change
 from recipe_core.units import GIB, duration, rate, significant, usd
 
 REFUSALS_SHOWN = 12
@@ -30,23 +33,35 @@ def _render(table: Table) -> str:
 
 def split_text(candidate: dict[str, Any]) -> str:
     """A split in one line."""
-    shared = f" ep {candidate['ep']}" if candidate["ep"] > 1 else ""
-    return f"tp {candidate['tp']} × pp {candidate['pp']} × dp {candidate['dp']}{shared}"
+    shared = "".join(f" {name} {candidate[name]}" for name in ("ep", "cp") if candidate.get(name, 1) > 1)
+    copies = f" × {candidate['replicas']} replicas" if candidate.get("replicas", 1) > 1 else ""
+    text = f"tp {candidate['tp']} × pp {candidate['pp']} × dp {candidate['dp']}{shared}{copies}"
+    return f"{text} with a prefill pool of {split_text(candidate['prefill'])}" if "prefill" in candidate else text
 
 
-def plan_text(table: PlanTable, top: int) -> str:
-    """The best splits as a table, then why others were refused."""
+def plan_text(table: PlanTable, top: int, changes: Sequence[Change] | None = None) -> str:
+    """The best splits as a table, then what would flip the decision where it was asked, then why others were refused."""
     found = table.found
-    head = (
-        f"{found.model.name} on {found.cluster.devices} × {found.cluster.device.title}: {len(table.ranked)} of {len(table)} splits can run"
-    )
-    parts = [head]
+    where = " or ".join(f"{each.devices} × {each.device.title}" for each in found.clusters)
+    parts = [f"{found.model.name} on {where}: {len(table.ranked)} of {len(table)} splits can run"]
     if len(table.ranked):
         parts.append(_render(_best(table, top)))
+        if table.tied:
+            parts.append(
+                f"{table.tied} more do as well as the first: it is the simplest of them (fewest devices, no pipeline, smallest tp)"
+            )
     else:
         parts += _nearest(table)
+    if changes is not None:
+        parts += ["what would flip the decision:", *(f"  {change.what}: {_flip(change)}" for change in changes)]
     parts.append(_refused(table))
     return "\n".join(part for part in parts if part)
+
+
+def _flip(change: Change) -> str:
+    if change.candidate is None:
+        return "nothing can run"
+    return f"{split_text(change.candidate)} is better" if change.flips else "stays"
 
 
 def _nearest(table: PlanTable) -> list[str]:
@@ -58,14 +73,19 @@ def _nearest(table: PlanTable) -> list[str]:
 
 def _best(table: PlanTable, top: int) -> Table:
     out = Table(box=SIMPLE, pad_edge=False)
-    for name in ("rank", "split", "GPUs", "engine", "weights", "TTFT", "TPOT", "tok/s", "tok/s/GPU", "GiB/GPU", "$/M tok", "front"):
-        out.add_column(name, justify="left" if name in ("split", "engine", "weights") else "right")
+    options = table.request.options
+    extra = [*(["device"] if options.hardware else []), *(["load"] if options.loads else [])]
+    figures = ("GPUs", "engine", "weights", "TTFT", "TPOT", "tok/s", "tok/s/GPU", "GiB/GPU", "$/M tok", "front")
+    for name in ("rank", "split", *extra, *figures):
+        out.add_column(name, justify="left" if name in ("split", "device", "engine", "weights") else "right")
     for rank, row in enumerate(table.ranked[:top], 1):
         c = {name: column[row] for name, column in table.columns.items()}
         candidate = table.candidate(int(row))
         out.add_row(
             str(rank),
             split_text(candidate),
+            *([table.setting(int(row)).cluster.device.name] if options.hardware else []),
+            *([significant(c["load"])] if options.loads else []),
             str(c["gpus"]),
             candidate["engine"],
             candidate["weight_dtype"],
@@ -82,12 +102,16 @@ def _best(table: PlanTable, top: int) -> Table:
 
 def _refused(table: PlanTable) -> str:
     """Refused splits: one of each kind of reason, with how many more there are."""
-    rows = [row for row in range(len(table)) if not table.columns["feasible"][row]]
-    if not rows:
+    rows = np.flatnonzero(~table.columns["feasible"])
+    if not len(rows):
         return ""
+    rules = np.array(list(rule_rows(table).values()))[:, rows]
+    kinds = np.unique(rules, axis=1, return_inverse=True)[1].ravel()
+    firsts = sorted(int(np.argmax(kinds == kind)) for kind in np.unique(kinds))
     by_kind: dict[str, list[int]] = {}
-    for row in rows:
-        by_kind.setdefault(_NUMBER.sub("#", "; ".join(table.reasons(row))), []).append(row)
+    for first in firsts:
+        same = [int(row) for row in rows[kinds == kinds[first]]]
+        by_kind.setdefault(_NUMBER.sub("#", "; ".join(table.reasons(same[0]))), []).extend(same)
     shown = list(by_kind.values())[:REFUSALS_SHOWN]
     lines = [f"  {split_text(table.candidate(first))}{_and_more(others)}: {'; '.join(table.reasons(first))}" for first, *others in shown]
     rest = len(by_kind) - len(shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from recipe_core.engines.spec import Engine
 from recipe_core.hardware.catalog import dtypes, fabric
 from recipe_core.hardware.profile import Device, Offer
 from recipe_core.model.catalog import CatalogEntry
-from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, ModelSpec, MoeMlp
+from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, LinearAttention, ModelSpec, MoeMlp
 from recipe_core.plan import PlanTable
 
 
@@ -61,6 +62,8 @@ def _kind(attention: Attention | None) -> str:
         return "mla"
     if isinstance(attention, LinearAttention):
         return "linear"
+    if isinstance(attention, CompressedAttention):
+        return "compressed"
     return "mha" if attention.heads == attention.kv_heads else "gqa"
 
 
@@ -96,16 +99,33 @@ def engine_view(engine: Engine) -> dict[str, Any]:
     return engine.model_dump(include={"name", "title", "version", "buildable", "runtimes", "split", "install"})
 
 
+LISTED, REFUSED_LISTED = 1000, 5000
+"""Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
+
+
 def plan_view(table: PlanTable, top: int | None = None) -> dict[str, Any]:
-    """Ranked candidates (the first ``top``), every refused split with its reasons, and the nearest when none is feasible."""
-    ranked = [_ranked(table, rank, row) for rank, row in enumerate(map(int, table.ranked[:top]), 1)]
-    rest = map(int, np.flatnonzero(~table.columns["feasible"]))
-    refused = [{"candidate": table.candidate(row), "reasons": table.reasons(row)} for row in rest]
-    return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest_view(table)}
+    """Ranked candidates (the first ``top``), refused splits with their reasons, and the nearest when none is feasible."""
+    ranked = [_ranked(table, rank, row) for rank, row in enumerate(map(int, table.ranked[: LISTED if top is None else top]), 1)]
+    rows = np.flatnonzero(~table.columns["feasible"])
+    said = islice((reasons for block in table.blocks for reasons in block.sentences() if reasons), REFUSED_LISTED)
+    refused = [_split(table, int(row)) | {"reasons": reasons} for row, reasons in zip(rows, said, strict=False)]
+    counts = {"candidates": len(table), "feasible": len(table.ranked), "refused": len(rows), "tied_with_best": table.tied}
+    return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest_view(table), "counts": counts}
+
+
+def _split(table: PlanTable, row: int) -> dict[str, Any]:
+    """The candidate, with what it runs on and under where a plan has several of those."""
+    out: dict[str, Any] = {"candidate": table.candidate(row)}
+    if len(table.found.clusters) > 1:
+        asked = table.setting(row).cluster.asked
+        out["hardware"] = asked.model_dump(exclude_none=True) if asked else None
+    if table.request.options.loads:
+        out["load"] = float(table.columns["load"][row])
+    return out
 
 
 def _ranked(table: PlanTable, rank: int, row: int) -> dict[str, Any]:
-    return {"rank": rank, "candidate": table.candidate(row), "estimate": table.estimate(row), "pareto": bool(table.front[row])}
+    return {"rank": rank} | _split(table, row) | {"estimate": table.estimate(row), "pareto": bool(table.front[row])}
 
 
 def nearest_view(table: PlanTable) -> dict[str, Any] | None:

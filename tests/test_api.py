@@ -20,7 +20,7 @@ def test_plan_and_estimate_agree(client):
     plan = client.post("/plan", json=request_values(), params={"top": 1}).json()
     best = plan["candidates"][0]
     answer = client.post("/estimate", json=request_values(candidate=best["candidate"])).json()
-    assert answer["serving"] == best["estimate"]["serving"]
+    assert best["estimate"]["serving"].items() < answer["serving"].items()  # and percentiles
     assert plan["refused"]
 
 

@@ -114,7 +114,7 @@ def test_every_cause_and_refusal_has_a_name() -> None:
         for row in found.ranked[:20]:
             breakdown = found.estimate(int(row))["breakdown_s"]
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
-        assert {refusal.code for block in found.blocks for refusal in block.refusals} <= set(labels.REFUSALS)
+        assert {code for block in found.blocks for code, _ in block.rules()} <= set(labels.REFUSALS)
         assert set(found.found.model.parameters_by_part) <= set(labels.PARTS)
 
 

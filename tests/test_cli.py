@@ -160,7 +160,7 @@ def test_check_a_command():
         ("nginx -g daemon", "h100-sxm", "known engine"),
         ("vllm serve", "h100-sxm", "no model"),
         ("vllm serve 'x", "h100-sxm", "words"),
-        ("vllm serve x -tp two", "h100-sxm", "takes int"),
+        ("vllm serve x --swap-space 4", "h100-sxm", "unknown model"),
     ],
 )
 def test_commands_that_mean_nothing(command, hardware, says):
@@ -208,6 +208,7 @@ def test_the_surface_is_frozen():
         "plan",
         "estimate",
         "check",
+        "validate",
         "build",
         "preflight",
         "up",

@@ -137,9 +137,7 @@ def test_the_frame_has_every_row_and_column():
 @pytest.mark.parametrize(
     ("parts", "field"),
     [
-        ({"workload": {"speculative": {"tokens": 3, "acceptance": 0.7}}}, "workload.speculative"),
-        ({"objective": {"limits": {"percentile": 95}}}, "objective.limits.percentile"),
-        ({"candidate": {"tp": 8, "cp": 2}}, "candidate.cp"),
+        ({"candidate": {"tp": 8, "eager": True}}, "candidate.eager"),
         ({"candidate": {"tp": 8, "zero_stage": 3}}, "candidate.zero_stage"),
         ({"options": {"engines": ["llm-o-matic"]}}, "candidate.engine"),
     ],

@@ -1,0 +1,118 @@
+"""How fast the search is: candidates per second on one core, memory, growth, and the request that a slider moves.
+
+    python benchmarks/search.py [--write docs/performance.md]
+
+Run it on an idle machine. Times are the best of three, in one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipe_core.block import judge
+from recipe_core.candidates import every_case, resolve, settings
+from recipe_core.plan import plan
+from recipe_core.request import PlanRequest
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+MODELS = ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct")
+LOADS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+
+
+def request(model: str = MODELS[0], nodes: int = 8, **options: Any) -> PlanRequest:
+    hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes}
+    workload = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
+    return PlanRequest.parse({"model": model, "hardware": hardware, "workload": workload, "options": options})
+
+
+def best(run: Callable[[], Any], times: int = 3) -> float:
+    """Seconds of the quickest of some runs, after one that warms caches."""
+    run()
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def legal(model: str, count: int) -> tuple[Any, Any]:
+    """So many candidates that no rule of splits refuses: every split and load of the model, repeated."""
+    found = resolve(request(model, loads=LOADS))
+    setting = settings(found)[0]
+    cases = every_case(found, setting)
+    rows = judge(setting, cases).legal
+    return setting, cases.take(np.resize(rows, count))
+
+
+def growth(model: str) -> list[tuple[int, float]]:
+    """Candidates and microseconds for each of them."""
+    out = []
+    for count in SIZES:
+        setting, cases = legal(model, count)
+        out.append((count, best(lambda s=setting, c=cases: judge(s, c), 1 if count > 100_000 else 3) / count * 1e6))  # type: ignore[misc]
+    return out
+
+
+def process_s(*words: str) -> float:
+    """Seconds of a whole process."""
+    return best(lambda: subprocess.run([sys.executable, *words], check=True, capture_output=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", type=Path, help="put the tables into this Markdown file")
+    arguments = parser.parse_args()
+    typical = {"engines": ["vllm", "sglang"], "weight_dtypes": ["bf16", "fp8", "int4"], "loads": LOADS}
+    asked = request(**typical)
+    table = plan(asked)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(asked.model_dump_json(exclude_none=True))
+        file.flush()
+        lines = [
+            f"CPU: {platform.processor() or platform.machine()}, one thread, Python {platform.python_version()}, NumPy {np.__version__}.",
+            "",
+            "| what | measured |",
+            "|---|---|",
+            f"| request of one model, 64 × H100, 3 weight formats, 2 engines, 24 loads: {len(table):,} candidates | "
+            f"{best(lambda: plan(asked)) * 1e3:,.0f} ms |",
+            f"| the same without the loads: {len(plan(request(**typical | {'loads': ()}))):,} candidates | "
+            f"{best(lambda: plan(request(**typical | {'loads': ()}))) * 1e3:,.0f} ms |",
+            f"| `recipe plan` of the first, as a whole process | {process_s('-m', 'recipe_core', 'plan', file.name, '--top', '5'):.2f} s |",
+            f"| `import recipe_core.plan` in a fresh process | {process_s('-c', 'import recipe_core.plan') * 1e3:,.0f} ms |",
+            f"| Python alone | {process_s('-c', 'pass') * 1e3:,.0f} ms |",
+            "",
+            f"| model | {' | '.join(f'{count:,} candidates' for count in SIZES)} | candidates per second |",
+            f"|---|{'---|' * (len(SIZES) + 1)}",
+        ]
+    for model in MODELS:
+        curve = growth(model)
+        print(model, curve, flush=True)
+        lines.append(f"| {model} | {' | '.join(f'{micro:.1f} µs' for _, micro in curve)} | {1e6 / curve[-1][1]:,.0f} |")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    lines += ["", f"Peak memory of the process, with a million candidates at once: {peak:.2f} GiB."]
+    print("\n".join(lines))
+    if arguments.write:
+        text = arguments.write.read_text(encoding="utf-8")
+        start, end = "<!-- measured -->\n", "<!-- end -->"
+        before, after = text.split(start)[0], text.split(end)[1]
+        arguments.write.write_text(f"{before}{start}\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
