@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.block import QUANTITIES, SPLIT_COLUMNS, Block, judge
-from recipe_core.candidates import Resolved, describe, every_case, one_split, resolve, settings, spread_of
+from recipe_core.candidates import Resolved, describe, every_case, every_pair_of_pools, one_split, resolve, settings, spread_of
 from recipe_core.errors import InputError, RecipeError
 from recipe_core.estimate import Cases, Setting
 from recipe_core.estimate.cases import Bool, Float, Int, add
@@ -273,7 +273,10 @@ def plan(request: PlanRequest, *, folders: bool = True) -> PlanTable:
         InputError: for unknown names or what this version does not model.
     """
     found = resolve(request, folders=folders)
-    return PlanTable(found, _judged(found, [(chosen, every_case(found, chosen)) for chosen in settings(found)], SIMULATED))
+    pairs = [(chosen, every_case(found, chosen)) for chosen in settings(found)]
+    if request.options.disaggregated:
+        pairs += [(chosen, pools) for chosen in settings(found) if len(pools := every_pair_of_pools(found, chosen))]
+    return PlanTable(found, _judged(found, pairs, SIMULATED))
 
 
 def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTable, int]:

@@ -23,12 +23,14 @@ DEVICES |= {"A100": "a100-sxm-80gb", "RTX A6000": "rtx-a6000", "GH200": "gh200"}
 QUANTITIES: dict[str, Callable[[Memory], Any]] = {
     "weights_per_gpu": lambda m: m.weights_bytes / GIB,
     "available_kv_per_gpu": lambda m: m.pool_bytes / GIB,
+    "kv_needed_for_max_len": lambda m: (m.start_bytes - m.weights_bytes - m.activations_bytes - m.runtime_bytes) / GIB,
     "kv_cache_tokens": lambda m: m.pool_tokens,
     "num_gpu_blocks": lambda m: m.pool_tokens,
 }
 PARTS = ("weights_per_gpu", "peak_activation_per_gpu", "non_torch_per_gpu", "available_kv_per_gpu")
 LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
-NOT_SCORED = ("does not start", "different boots", "fp8 kv; fp8", "offload", "decode-context-parallel")
+# The last: pipeline stages cut by hand.
+NOT_SCORED = ("does not start", "different boots", "fp8 kv; fp8", "offload", "decode-context-parallel", "(layers")
 
 
 TOKENS = ("kv_cache_tokens", "num_gpu_blocks")

@@ -219,3 +219,19 @@ def test_wasteful_pipelines_are_named_but_can_be_asked_for():
     assert "80 layers over 45 stages are 2 in the fullest, as over 40" in table.reasons(row)[0]
     stated, at = chosen_plan(make_request(per_node=8, nodes=6, candidate={"engine": "vllm", "tp": 1, "pp": 45, "dp": 1}))
     assert not any("stages" in reason for reason in stated.reasons(at))
+
+
+def test_pools_are_searched_beside_plain_splits():
+    request = make_request(
+        options={"disaggregated": True}, workload={"input_tokens": 4000, "concurrency": 32}, objective={"optimize": "tpot"}
+    )
+    table = plan(request)
+    pools = [row for row in map(int, table.ranked) if "prefill" in table.candidate(row)]
+    assert pools
+    assert all(table.columns["gpus"][row] <= 8 for row in pools)
+    alone, at = chosen_plan(table.asked(pools[0]))
+    assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][pools[0]]
+    splits = {str({k: v for k, v in table.candidate(row).items() if k in ("tp", "pp", "replicas", "prefill")}) for row in pools}
+    assert len(splits) == len(pools)
+    with pytest.raises(InputError, match="static batch"):
+        plan(make_request(options={"disaggregated": True}, workload={"mode": "static", "concurrency": None, "batch": 4}))

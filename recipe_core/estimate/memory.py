@@ -9,6 +9,7 @@ twelve logged boots agree within 0.72 GiB. Left out: CUDA graphs (0–1 GiB, ins
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
 from recipe_core.estimate.pages import Packing, packing
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor, layer_kinds
+from recipe_core.model.spec import CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor
 
 Counted = tuple[tuple[Layer, int | Float], ...]
 """Layers and how often each is there."""
@@ -262,54 +263,94 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
 def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
     """Memory of the fullest rank when ``sequences`` requests per replica are held at their full length.
 
-    Stages are walked in Python (there are few); candidates are arrays.
+    What the stages of a pipeline hold is looked up by its length; stages that hold the same count once. Candidates are arrays.
     """
-    n = len(cases)
-    fields = {name: np.zeros(n) for name in Memory.__dataclass_fields__}
-    for stages in np.unique(cases.pp):
-        rows = np.flatnonzero(cases.pp == stages)
-        for name, column in _by_stages(setting, cases.take(rows), int(stages), sequences[rows]).items():
-            fields[name][rows] = column
-    return Memory(**fields)
+    lengths, which = np.unique(cases.pp, return_inverse=True)
+    if any(isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds):  # packed by whole numbers of layers
+        fields = {name: np.zeros(len(cases)) for name in Memory.__dataclass_fields__}
+        for k, stages in enumerate(lengths):
+            rows = np.flatnonzero(which == k)
+            for name, values in _fullest(stage_columns(setting, cases.take(rows), int(stages), sequences[rows], distinct=True)).items():
+                fields[name][rows] = values
+        return Memory(**fields)
+    held = [list(dict.fromkeys(_held(setting.model, int(stages)))) for stages in lengths]
+    every, columns = _every_stage(setting, cases), []
+    for k in range(max(map(len, held), default=0)):
+        table = [stages[min(k, len(stages) - 1)] for stages in held]
+        counts = np.array([stage.counts for stage in table], dtype=np.float64)[which]
+        ends = np.array([(stage.first, stage.last) for stage in table], dtype=np.float64)[which]
+        columns.append(_stage_column(setting, cases, every, counts.T, ends[:, 0], ends[:, 1], sequences))
+    return Memory(**_fullest(columns)) if columns else Memory(*(np.zeros(0) for _ in Memory.__dataclass_fields__))
 
 
-def _by_stages(setting: Setting, cases: Cases, stages: int, sequences: Float) -> dict[str, Float]:
-    """All columns of ``Memory`` for cases that share their number of stages."""
-    columns = stage_columns(setting, cases, stages, sequences, distinct=True)
-    best = columns[0]
-    for column in columns[1:]:
-        best = _fullest(best, column)
-    return best
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a pipeline stage holds: how many layers of each kind, and whether it is the first, the last or both."""
+
+    counts: tuple[int, ...]
+    first: bool
+    last: bool
+
+
+def _held(model: ModelSpec, stages: int) -> list[_Held]:
+    """Every stage, first to last."""
+    kinds = [kind for kind, _ in model.kinds]
+    place = {kind: k for k, kind in enumerate(kinds)}
+    order = [place[layer] for layer in model.layers]
+    bounds = stage_layers(len(order), min(stages, len(order)))
+    counts = [tuple(order[start:end].count(k) for k in range(len(kinds))) for start, end in bounds]
+    return [_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _EveryStage:
+    """What does not depend on the stage; ``layers`` is one layer of each kind."""
+
+    activations: Float
+    runtime: Float
+    vocabulary: Float
+    extras: Float
+    layers: tuple[Float, ...]
+    drafts: Float | None
+
+
+def _every_stage(setting: Setting, cases: Cases) -> _EveryStage:
+    model, use = setting.model, setting.engine.memory
+    together = (cases.tp * cases.pp > 1) | cases.shares_experts  # plain replicas do not talk to each other
+    return _EveryStage(
+        activations=activation_bytes(setting, cases),
+        runtime=np.where(together, use.context_parallel_bytes.value, use.context_single_bytes.value),
+        vocabulary=vocabulary_bytes(setting, cases),
+        extras=add(t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1) for t in model.extras),
+        layers=tuple(layer_weight_bytes(setting, kind, cases) for kind, _ in model.kinds),
+        drafts=draft_weight_bytes(setting, cases) if cases.draft_layers.any() else None,
+    )
+
+
+def _stage_column(
+    setting: Setting, cases: Cases, every: _EveryStage, counts: Sequence[int] | Float, first: Float, last: Float, sequences: Float
+) -> dict[str, Float]:
+    """The columns of ``Memory`` of a stage with ``counts`` layers of each kind (one number, or one for each case).
+
+    ``first`` and ``last`` are 1 where it is one.
+    """
+    model = setting.model
+    ends = np.where(first * last > 0, 1.0 if model.tied_embeddings else 2.0, first + last)
+    weights = add(count * each for count, each in zip(counts, every.layers, strict=True)) + ends * every.vocabulary + first * every.extras
+    kinds = zip((kind for kind, _ in model.kinds), counts, strict=True)
+    layers: Counted = tuple((kind, count) for kind, count in kinds if not isinstance(count, int) or count)
+    if every.drafts is not None:
+        weights = weights + last * every.drafts
+        layers = (*layers, (draft_layer(model), last * cases.draft_layers))
+    return _stage(setting, cases, layers, _Fixed(weights, every.activations, every.runtime), sequences)
 
 
 def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float, *, distinct: bool = False) -> list[dict[str, Float]]:
-    """The columns of ``Memory`` of every pipeline stage, first to last; of stages that hold the same once only where ``distinct``."""
-    model = setting.model
-    activations = activation_bytes(setting, cases)
-    together = (cases.tp * cases.pp > 1) | cases.shares_experts  # plain replicas do not talk to each other
-    use = setting.engine.memory
-    runtime = np.where(together, use.context_parallel_bytes.value, use.context_single_bytes.value)
-    vocabulary = vocabulary_bytes(setting, cases)
-    per_kind = {layer: layer_weight_bytes(setting, layer, cases) for layer, _ in model.kinds}
-    extra = add(t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1) for t in model.extras)
-    bounds = stage_layers(len(model.layers), min(stages, len(model.layers)))
-    out, seen = [], set()
-    for stage, (start, end) in enumerate(bounds):
-        layers: Counted = layer_kinds(model.layers[start:end])
-        first, last = stage == 0, stage == len(bounds) - 1
-        held = (frozenset(layers), first, last)
-        if distinct and held in seen:
-            continue
-        seen.add(held)
-        ends = 1.0 if first and last and model.tied_embeddings else float(first + last)
-        weights = add(count * per_kind[layer] for layer, count in layers) + ends * vocabulary
-        if first:
-            weights = weights + extra
-        if last and cases.draft_layers.any():
-            weights = weights + draft_weight_bytes(setting, cases)
-            layers = (*layers, (draft_layer(model), cases.draft_layers))
-        out.append(_stage(setting, cases, layers, _Fixed(weights, activations, runtime), sequences))
-    return out
+    """The columns of ``Memory`` of every pipeline stage, first to last, of cases with so many; equal stages once where ``distinct``."""
+    every, one = _every_stage(setting, cases), np.ones(len(cases))
+    held = _held(setting.model, stages)
+    chosen = dict.fromkeys(held) if distinct else held
+    return [_stage_column(setting, cases, every, stage.counts, stage.first * one, stage.last * one, sequences) for stage in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +405,15 @@ def _stage(setting: Setting, cases: Cases, layers: Counted, fixed: _Fixed, seque
     }
 
 
-def _fullest(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
-    """Of two stages the fuller one, with the cache bounded by the one that holds fewer tokens."""
+def _fullest(columns: Sequence[dict[str, Float]]) -> dict[str, Float]:
+    """Of several stages the fullest, with the cache bounded by the one that holds the fewest tokens."""
+    best = columns[0]
+    for column in columns[1:]:
+        best = _fuller(best, column)
+    return best
+
+
+def _fuller(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
     fuller = b["total_bytes"] > a["total_bytes"]
     out = {name: np.where(fuller, b[name], a[name]) for name in a}
     out["start_bytes"] = np.maximum(a["start_bytes"], b["start_bytes"])

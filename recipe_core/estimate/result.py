@@ -215,11 +215,30 @@ def _notes(e: Estimates, i: int) -> list[str]:
     return notes
 
 
+def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
+    """Serving of the cases that fit; NaN for the others, which saves most of their time."""
+    fits = mem.shortfall_bytes <= 0
+    rows = np.flatnonzero(fits)
+    if len(rows) == len(cases):
+        return serving(setting, cases, mem)
+    rows = rows if len(rows) else np.arange(len(cases))  # the names of the parts come from some case
+    some = serving(setting, cases.take(rows), Memory(**{f.name: getattr(mem, f.name)[rows] for f in fields(Memory)}))
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: placed(seconds) for name, seconds in value.items()}
+        out = np.zeros(len(cases), dtype=bool) if value.dtype == bool else np.full(len(cases), np.nan)
+        out[rows] = value
+        return np.where(fits, out, np.zeros_like(out) if value.dtype == bool else np.nan)
+
+    return Serving(**{f.name: placed(getattr(some, f.name)) for f in fields(Serving)})
+
+
 def estimate(setting: Setting, cases: Cases) -> Estimates:
     """Memory, latency, throughput and cost of every case, and why some cannot run.
 
-    Quantities of infeasible cases are computed too (a chart draws what does not fit); their serving figures mean nothing. Either all cases
-    have a prefill pool or none has.
+    Memory of infeasible cases is computed too (a chart draws what does not fit); serving figures of what does not fit are NaN. Either all
+    cases have a prefill pool or none has.
     """
     asked = np.ones(len(cases))
     if setting.mode in ("closed", "static"):
@@ -229,9 +248,9 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
     if cases.disaggregated.any():
         served, pools = disaggregated(setting, cases, mem)
     else:
-        served = serving(setting, cases, mem)
+        served = _served(setting, cases, mem)
     if setting.mode in ("open", "offline") or pools is not None:  # the load itself does not say how many are held at once
-        mem = memory(setting, cases, np.maximum(served.resident, 1.0))
+        mem = memory(setting, cases, np.fmax(served.resident, 1.0))
     price = cost(setting, cases, served, pools)
     rules = [*refusals(setting, cases), *_fit_rules(setting, cases, mem, served), *(_pool_rules(setting, pools) if pools else ())]
     return Estimates(setting, cases, mem, served, price, tuple(rules), pools=pools)

@@ -22,9 +22,9 @@ from recipe_core.estimate.cases import Cases, Float, Setting
 from recipe_core.estimate.operators import Parts, Step, total
 from recipe_core.estimate.speculative import engine_step, tokens_per_step
 
-NODES = (1.0, 0.4, 0.12, 0.03)
+NODES = (1.0, 0.3, 0.05)
 """Shares of the resident requests at which steps are computed."""
-HALVINGS = 24
+HALVINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
