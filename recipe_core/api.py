@@ -22,6 +22,7 @@ from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.recipe import make_recipe
 from recipe_core.request import PlanRequest, json_schema
+from recipe_core.training.plan import chosen_training, is_training, training_plan
 from recipe_core.views import engine_view, hardware_view, model_view, plan_view
 
 RequestBody = Annotated[dict[str, Any], Body(description="A PlanRequest; see /api/v1/schema.")]
@@ -75,11 +76,18 @@ def _questions(api: FastAPI, folders: bool) -> None:
 
     @api.post("/plan", summary="Every split judged and ranked")
     def plan_route(body: RequestBody, top: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
-        return _clean(plan_view(plan(PlanRequest.parse(body), folders=folders), top))
+        request = PlanRequest.parse(body)
+        if is_training(request):
+            return _clean(training_plan(request, folders=folders).view(top))
+        return _clean(plan_view(plan(request, folders=folders), top))
 
     @api.post("/estimate", summary="One split: the request's candidate, or the best that agrees with it")
     def estimate_route(body: RequestBody) -> dict[str, Any]:
-        table, row = chosen_plan(PlanRequest.parse(body), folders=folders)
+        request = PlanRequest.parse(body)
+        if is_training(request):
+            estimates, place = chosen_training(request, folders=folders)
+            return _clean({"candidate": estimates.candidate(place)} | estimates.row(place))
+        table, row = chosen_plan(request, folders=folders)
         return _clean({"candidate": table.candidate(row)} | table.detailed(row))
 
     @api.post("/check", summary="Whether a split, or an engine's command, can run, why not, and the best one", response_model=None)

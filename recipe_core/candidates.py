@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ from recipe_core.estimate.simulate import TYPICAL, Spread
 from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request import CandidateRequest, PlanRequest, ServingWorkload, Speculative
+from recipe_core.request import CandidateRequest, PlanRequest, PoolRequest, ServingWorkload, Speculative
 from recipe_core.split import enumerate_splits, refusals, search_rules
 
 MAX_DEVICES = 4096
 CONTEXT_STEP = 1024
-_TRAINING_FIELDS = ("virtual_stages", "zero_stage", "micro_batch", "recompute", "precision")
+_TRAINING_FIELDS = ("virtual_stages", "zero_stage", "micro_batch", "recompute", "precision", "schedule", "shard", "sequence_parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
     """
     workload = request.workload
     if not isinstance(workload, ServingWorkload):
-        raise InputError("training is not planned by this version.", field="workload.kind", hint="Use kind: serving.")
+        raise InputError("training is planned and estimated only.", field="workload.kind", hint="Use recipe plan or recipe estimate.")
     for hardware in (request.hardware, *request.options.hardware):
         if hardware.devices > MAX_DEVICES:
             said = f"per_node × nodes = {hardware.devices:,}; at most {MAX_DEVICES:,} devices are planned."
@@ -60,6 +60,8 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
     _check_draft(found, workload.speculative, "workload.speculative")
     for k, draft in enumerate(request.options.speculative):
         _check_draft(found, draft, f"options.speculative.{k}")
+    if request.options.disaggregated:
+        _check_pools(found, CandidateRequest(prefill=PoolRequest(tp=1)), "options.disaggregated")
     if workload.mode != "open" and any(load != int(load) for load in request.options.loads):
         raise InputError(f"mode {workload.mode} counts whole requests.", field="options.loads", hint="Give whole numbers.")
     return found
@@ -206,7 +208,7 @@ def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None
         return splits
     legal = np.ones(len(splits), dtype=np.bool_)
     for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
-        legal &= ~rule.broken
+        legal &= ~rule.broken if rule.code != "idle-replicas" else True  # that depends on the load
     rows = np.flatnonzero(legal)
     variants = [{}, *(_draft_columns(draft, found.model) for draft in drafts)]
     grid = [(draft, tokens, load) for draft in variants for tokens in steps or (None,) for load in loads or (None,)]
@@ -215,6 +217,27 @@ def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None
         changed = draft | ({} if tokens is None else {"max_batched_tokens": tokens}) | ({} if load is None else {"load": load})
         parts.append(splits.take(rows).set(**changed))
     return stack(parts)
+
+
+def every_pair_of_pools(found: Resolved, chosen: Setting) -> Cases:
+    """All deployments with a prefill pool beside the decoding one: any legal split in each, copied as often as the cluster holds."""
+    splits = every_split(found, chosen)
+    legal = np.ones(len(splits), dtype=np.bool_)
+    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
+        legal &= ~rule.broken if rule.code != "idle-replicas" else True
+    units = splits.take(np.flatnonzero(legal & ((splits.dp == 1) | splits.shares_experts)))
+    size = units.devices
+    rows = []
+    for decode, prefill in np.ndindex(len(units), len(units)):
+        most = int((chosen.cluster.devices - size[prefill]) // size[decode])
+        for copies in range(1, most + 1):
+            others = int((chosen.cluster.devices - copies * size[decode]) // size[prefill])
+            rows.append(np.stack([np.full(others, decode), np.full(others, prefill), np.full(others, copies), np.arange(1, others + 1)]))
+    if not rows:
+        return splits.take(np.zeros(0, dtype=np.int64))
+    decode, prefill, copies, others = np.concatenate(rows, axis=1)
+    pool = {f"prefill_{name}": getattr(units, name)[prefill] for name in ("tp", "pp", "dp", "ep")}
+    return replace(units.take(decode), copies=copies, prefill_copies=others, **pool)
 
 
 def one_split(found: Resolved, candidate: CandidateRequest) -> tuple[Setting, Cases] | None:
@@ -239,14 +262,14 @@ def check_candidate(candidate: CandidateRequest) -> None:
         raise InputError("eager execution is not modelled by this version.", field="candidate.eager", hint="Leave it out.")
 
 
-def _check_pools(found: Resolved, candidate: CandidateRequest) -> None:
+def _check_pools(found: Resolved, candidate: CandidateRequest, field: str = "candidate.prefill") -> None:
     """Raise for what pools of their own do not go with."""
     if candidate.prefill is None:
         if candidate.replicas is not None:
             raise InputError("goes with a prefill pool.", field="candidate.replicas", hint="Use dp, or add candidate.prefill.")
         return
     if found.workload.mode == "static":
-        raise InputError("a static batch is not served by two pools.", field="candidate.prefill", hint="Leave it out or change the mode.")
+        raise InputError("a static batch is not served by two pools.", field=field, hint="Leave it out or change the mode.")
     _check_means(found, "disaggregated pools")
 
 

@@ -186,8 +186,11 @@ def plan_command(
     from recipe_core.terminal import plan_text
     from recipe_core.views import plan_view
 
+    asked = PlanRequest.parse(read_request(request))
+    if asked.workload.kind == "training":
+        _training_plan(asked, top, everything, flips, as_json)
     with working("Judging every split …"):
-        table = plan(PlanRequest.parse(read_request(request)))
+        table = plan(asked)
         if everything is not None:
             _write_rows(table, everything)
         changes = sensitivity(table) if flips else None
@@ -195,6 +198,20 @@ def plan_command(
         emit(plan_view(table, top) | ({} if changes is None else {"sensitivity": [change.to_json() for change in changes]}))
     else:
         typer.echo(plan_text(table, 10 if top is None else top, changes))
+    raise typer.Exit(0 if len(table.ranked) else 1)
+
+
+def _training_plan(asked: Any, top: int | None, everything: Path | None, flips: bool, as_json: bool) -> NoReturn:
+    from recipe_core.training.plan import training_plan
+    from recipe_core.training.text import training_plan_text
+
+    if flips:
+        raise InputError("what would flip a training plan is not computed by this version.", field="sensitivity", hint="Leave it out.")
+    with working("Judging every split …"):
+        table = training_plan(asked)
+    if everything is not None:
+        _write_rows(table, everything)
+    emit(table.view(top)) if as_json else typer.echo(training_plan_text(table, 10 if top is None else top))
     raise typer.Exit(0 if len(table.ranked) else 1)
 
 
@@ -231,8 +248,11 @@ def estimate(
             raise InputError("--trace takes one request, not a .jsonl file.", field="trace", hint="Trace its lines one by one.")
         _each_line(Path(request))
         return
+    asked = PlanRequest.parse(read_request(request))
+    if asked.workload.kind == "training":
+        _training_estimate(asked, traced, as_json)
     with working("Estimating …"):
-        table, row = chosen_plan(PlanRequest.parse(read_request(request)))
+        table, row = chosen_plan(asked)
         answer = table.detailed(row)
     found = _trace(table, row) if traced else None
     if as_json:
@@ -243,6 +263,18 @@ def estimate(
         from recipe_core.trace.text import trace_text
 
         typer.echo(f"\n{trace_text(found)}")
+    raise typer.Exit(0 if answer["feasible"] else 1)
+
+
+def _training_estimate(asked: Any, traced: bool, as_json: bool) -> NoReturn:
+    from recipe_core.training.plan import chosen_training
+    from recipe_core.training.text import training_text
+
+    if traced:
+        raise InputError("--trace takes serving requests.", field="trace", hint="Leave it out.")
+    estimates, row = chosen_training(asked)
+    answer = {"candidate": estimates.candidate(row)} | estimates.row(row)
+    emit(answer) if as_json else typer.echo(training_text(answer))
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 

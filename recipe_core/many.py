@@ -13,6 +13,7 @@ from recipe_core.estimate import Cases, Setting
 from recipe_core.estimate.cases import stack
 from recipe_core.plan import chosen_plan, judged
 from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.training.plan import estimate_training_many, is_training
 
 
 def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
@@ -21,12 +22,16 @@ def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
     Requests that share model, device, engine, mode and dtypes are estimated together, as columns.
     """
     answers: dict[int, dict[str, Any]] = {}
+    training: list[tuple[int, PlanRequest]] = []
     groups: defaultdict[str, list[tuple[int, Resolved, Setting, Cases]]] = defaultdict(list)
     for n, value in enumerate(values):
         try:
             if isinstance(value, RecipeError):  # a line that was no document
                 raise value
             request = PlanRequest.parse(value)
+            if is_training(request):
+                training.append((n, request))
+                continue
             found = resolve(request)
             exact = one_split(found, request.candidate or CandidateRequest())
             if exact is None:
@@ -40,6 +45,7 @@ def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
         first = members[0]
         block = judged(first[1], first[2], stack([columns for _, _, _, columns in members]))
         answers |= {n: block.row(i) for i, (n, _, _, _) in enumerate(members)}
+    answers |= estimate_training_many(training)
     return [answers[n] for n in sorted(answers)]
 
 

@@ -104,13 +104,24 @@ class ServingWorkload(_Part):
 
 
 class TrainingWorkload(_Part):
-    """A training run; ``tokens`` is the whole budget."""
+    """A training run: ``global_batch`` sequences a step; ``tokens`` is the whole budget (None: only a step is estimated).
+
+    ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece. ``lora_rank``: of adapters.
+    Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``.
+    """
 
     kind: Literal["training"]
     method: Literal["pretrain", "finetune", "lora", "qlora"] = "pretrain"
     sequence_length: Tokens
     global_batch: Count
     tokens: Positive | None = None
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
+    attention: Literal["flash", "eager"] = "flash"
+    fused_loss: bool = False
+    lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    device_mtbf_hours: Positive | None = None
+    storage_bytes_per_s: Positive | None = None
+    restart_s: Positive | None = None
 
 
 Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]
@@ -167,6 +178,7 @@ class Options(_Part):
     ``hardware``: other clusters, judged side by side with the request's. ``loads``: other loads than the workload's (concurrency, batch,
     requests or requests per second, by the mode), ``max_batched_tokens``: other limits than the engine's default, ``speculative``: drafts
     besides the workload's; each is combined with every split. ``context_parallel``: also splits whose ranks share a cache (cp).
+    ``disaggregated``: also deployments with a prefill pool of their own.
     """
 
     engines: tuple[Text, ...] = ()
@@ -178,6 +190,7 @@ class Options(_Part):
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
     speculative: Annotated[tuple[Speculative, ...], Field(max_length=16)] = ()
     context_parallel: bool = False
+    disaggregated: bool = False
 
 
 class PoolRequest(_Part):
@@ -199,7 +212,8 @@ class CandidateRequest(_Part):
     """One split, or part of one: a field left out means "choose".
 
     With ``prefill`` prompts are computed by a pool of their own, and the other degrees are those of the pool that decodes; ``replicas``
-    of that pool are whole copies, which dp is not where experts are shared. ``speculative`` goes before the workload's.
+    of that pool are whole copies, which dp is not where experts are shared. ``speculative`` goes before the workload's. What follows
+    ``replicas`` is training's; ``shard`` counts the ranks that divide states (fewer than dp × cp: HSDP).
     """
 
     engine: Text | None = None
@@ -223,6 +237,9 @@ class CandidateRequest(_Part):
     micro_batch: Count | None = None
     recompute: Literal["none", "selective", "full"] | None = None
     precision: Literal["bf16", "fp16", "fp8"] | None = None
+    schedule: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v"] | None = None
+    shard: Degree | None = None
+    sequence_parallel: bool | None = None
 
 
 class PlanRequest(_Part):

@@ -1,0 +1,95 @@
+"""Bytes that a layer keeps for its backward pass, by token, and how many micro-batches wait in a stage.
+
+Eager 16-bit layers with flash attention keep, by saved-tensors hooks on Llama layers (equal to the byte),
+
+    8h + 4 n d + 4 k d + 4n + 8f   (+ 12h where norms are not fused and run in fp32)
+
+bytes a token: both norms' inputs and outputs, q and what attention gives, k and v, the log-sum of each head, and gate, up, their product
+and the activation. Tensor parallelism cuts all but 8h, sequence parallelism those too (Korthikanti et al., arXiv:2205.05198, section 4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe_core.estimate.cases import Float
+from recipe_core.model.spec import Attention, LatentAttention, Layer, LinearAttention, MoeMlp
+from recipe_core.training.cases import RECOMPUTE, TrainingCases, TrainingSetting
+
+BYTES = 2.0
+NORM_UPCAST = 6.0
+"""Bytes a value that an unfused norm keeps beside its input and output: fp32 copies."""
+
+
+def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """A token's hidden state."""
+    return BYTES * setting.model.hidden / cases.norm_share
+
+
+def _mixer(setting: TrainingSetting, cases: TrainingCases, a: Attention) -> Float:
+    """What the mixer itself keeps on one rank."""
+    kept: Float
+    wide = float(a.heads * (a.head_dim + a.v_head_dim))
+    if isinstance(a, LinearAttention):
+        kept = np.full(len(cases), BYTES * (2 * a.in_columns + a.conv_channels + 2 * a.heads * a.v_head_dim))
+    elif isinstance(a, LatentAttention):  # queries, what attention gives, expanded keys and values, and the latents, which are not cut
+        latents = a.kv_values_per_head + (a.q_lora_rank or 0)
+        return 2 * BYTES * (wide + 0.5 * a.heads * 2) / cases.tp + 2 * BYTES * latents / cases.norm_share
+    else:
+        kv = np.maximum(a.kv_heads, cases.tp) if a.kv_heads < int(cases.tp.max()) else np.full(len(cases), a.kv_heads)
+        kept = BYTES * (wide + 2 * a.heads) + BYTES * kv * (a.head_dim + a.v_head_dim)
+    if not setting.flash and not isinstance(a, LinearAttention):  # scores, their softmax and the mask: 5 bytes a pair
+        seen = np.minimum(cases.sequence_length, a.window or np.inf)
+        kept = kept + 5.0 * a.heads * seen
+    return kept / cases.tp
+
+
+def layer_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+    """Bytes a token that a layer keeps when nothing is recomputed."""
+    hidden, framework = setting.model.hidden, setting.framework
+    halves = (layer.attention is not None) + (layer.mlp is not None)
+    norms = (
+        hidden
+        * (2 * BYTES - (1.0 if setting.fused else 0.0) + (0.0 if framework.fused_norm or setting.fused else NORM_UPCAST))
+        * halves
+        * layer.streams
+    )
+    out: Float = norms / cases.norm_share
+    out = out + np.where((cases.tp > 1) & (not setting.fused), framework.gathered_input_bytes.value * hidden * halves / 2, 0.0) / cases.tp
+    if layer.attention is not None:
+        out = out + _mixer(setting, cases, layer.attention)
+    if isinstance(layer.mlp, MoeMlp):
+        m = layer.mlp
+        rows = m.top_k * setting.figures.imbalance.value
+        out = out + rows * (4 * m.expert_hidden(hidden) + 8 * m.intermediate) / cases.tp
+        out = out + (8 * m.shared_intermediate / cases.tp) + 8.0 * m.experts / cases.norm_share
+    elif layer.mlp is not None:  # fused: gate and up, and their product in 8 bits
+        out = out + (2.5 if setting.fused else 4.0) * BYTES * layer.mlp.intermediate * (1.0 if layer.mlp.gated else 0.5) / cases.tp
+    return out
+
+
+def kept_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+    """Bytes a token that a layer keeps under each case's recomputation: all, a share, or its input only."""
+    whole = layer_bytes(setting, cases, layer)
+    some = whole * setting.framework.selective_keeps.value
+    if not setting.flash and layer.attention is not None and not isinstance(layer.attention, LinearAttention):
+        seen = np.minimum(cases.sequence_length, layer.attention.window or np.inf)
+        some = np.minimum(some, whole - 5.0 * layer.attention.heads * seen / cases.tp)
+    return np.select([cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1], [boundary_bytes(setting, cases), some], whole)
+
+
+def in_flight(cases: TrainingCases) -> Float:
+    """Micro-batches whose activations a stage holds at once (cases × stages), in units of the whole stage.
+
+    1F1B: p - i in stage i; interleaved: ((p - i - 1) · 2 + (v - 1) · p + 1) / v, p + (p - 1)/v in the first; GPipe: all of them; ZB-H1 as
+    1F1B; ZB-V: p in every stage. None holds more than there are.
+    """
+    stages = np.arange(int(cases.pp.max()))[None, :]
+    p, v, m = (column[:, None].astype(float) for column in (cases.pp, cases.virtual_stages, cases.micro_batches))
+    interleaved = (2 * (p - stages - 1) + (v - 1) * p + 1) / v
+    held = np.select(
+        [cases.has(name)[:, None] for name in ("interleaved", "gpipe", "zb-v")],
+        [interleaved, np.broadcast_to(m, (len(cases), stages.shape[1])), np.broadcast_to(p, (len(cases), stages.shape[1]))],
+        p - stages,
+    )
+    return np.where(stages < p, np.minimum(held, m), np.nan)

@@ -1,0 +1,144 @@
+"""Training frameworks as data: what they keep, what they exchange, and the fitted numbers of the step's time."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.documents import read_document
+from recipe_core.errors import InputError, unknown
+from recipe_core.hardware.profile import Device, Source, Status
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Number(_Data):
+    """One figure with its provenance; zero is allowed."""
+
+    value: Amount
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class States(_Data):
+    """Bytes a parameter: kept, its gradient, a 16-bit gradient before it is added to that, a separate master copy, gathered, reduced."""
+
+    parameter: Amount
+    gradient: Amount
+    transient: Amount
+    master: Amount
+    gathered: Amount
+    reduced: Amount
+    source: str
+
+
+class Framework(_Data):
+    """What one framework does.
+
+    ``sharding``: ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and
+    reduces gradients once a step. ``gathered_input_bytes``: what tensor parallelism adds to each value of the
+    hidden state that a layer keeps. ``fused_in_8_bit``: products in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8
+    bits and neither fp32 norms, gathered inputs nor gradients before they are added.
+    ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of its forward pass.
+    """
+
+    title: str
+    version: str
+    states: States
+    sharding: Literal["fsdp", "optimizer"]
+    fused_norm: bool
+    fused_in_8_bit: bool
+    gathered_input_bytes: Number
+    elementwise_passes: Number
+    launch_s: Number
+    loss_bytes: Number
+    selective_keeps: Number
+    selective_recomputes: Number
+
+
+class Optimizer(_Data):
+    """Bytes of state a parameter; of embedding and head where they differ; and what the step computes."""
+
+    state_bytes: Amount
+    vocabulary_bytes: Amount | None = None
+    rows_and_columns: bool = False
+    orthogonalizes: bool = False
+    source: str
+    note: str | None = None
+
+
+class Figures(_Data):
+    """Fitted and assumed numbers that all frameworks share.
+
+    ``sustained`` by generation (an architecture without its last digit), else by runtime.
+    """
+
+    sustained: dict[str, Number]
+    sustained_fp8: dict[str, Number]
+    quantize_passes: Number
+    step_s: Number
+    tensor_exposed: Number
+    pipeline_exposed: Number
+    data_overlap: Number
+    straggler: Number
+    attention_slowdown: Number
+    fragmentation: Number
+    context_bytes: Number
+    reserve_bytes: Number
+    imbalance: Number
+
+    def pace(self, device: Device, dtype: str) -> float:
+        """Rate of products in training, of what the device's roofline says of the same products alone."""
+        known = self.sustained_fp8 if dtype == "fp8" else self.sustained
+        return known.get(device.architecture[:-1], known[device.runtime]).value
+
+
+class RunFigures(_Data):
+    """Defaults of a whole run: failures, storage, restarts, power."""
+
+    device_mtbf_s: Number
+    storage_bytes_per_s_per_node: Number
+    restart_s: Number
+    joules_share: Number
+
+
+class Band(_Data):
+    """Factors around an estimate that held 80 % of measured runs."""
+
+    low: Amount
+    high: Amount
+
+
+class TrainingData(_Data):
+    """``frameworks.yaml``."""
+
+    schema_version: Literal[1]
+    sources: dict[str, Source]
+    frameworks: dict[str, Framework]
+    optimizers: dict[str, Optimizer]
+    run: RunFigures
+    figures: Figures
+    bands: dict[str, Band]
+
+
+@cache
+def training_data() -> TrainingData:
+    """The data this version ships."""
+    return TrainingData.model_validate(read_document(Path(__file__).with_name("frameworks.yaml")))
+
+
+def framework(name: str) -> Framework:
+    """A framework by its name; raises InputError naming those there are."""
+    known = training_data().frameworks
+    if name not in known:
+        message, hint = unknown("training engine", name, list(known))
+        raise InputError(message, field="candidate.engine", hint=hint)
+    return known[name]

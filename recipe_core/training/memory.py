@@ -1,0 +1,187 @@
+"""Memory of a rank by part and pipeline stage.
+
+States (bytes a parameter): ZeRO's table, arXiv:1910.02054: stage 1 divides optimizer states and the fp32 master copy over the ranks of a
+shard, stage 2 gradients too, stage 3 parameters too. What a layer needs whole while it is computed is the ``gathered`` part: the current
+unit, the one fetched ahead, and a unit's gradient before it is scattered; without such units gradients in 16 bit before they are added.
+Activations: `activations`. The loss needs ``loss_bytes`` for each value of the logits on the last stage. Allocator blocks that do not fit
+each other are a share of what comes and goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.estimate.cases import Float, add
+from recipe_core.model.dtypes import bytes_per_value
+from recipe_core.model.spec import Layer, Tensor
+from recipe_core.training.activations import boundary_bytes, in_flight, kept_bytes, layer_bytes
+from recipe_core.training.cases import TrainingCases, TrainingSetting
+
+PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "reserve")
+ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
+"""Roles of the matrices that adapters are put beside."""
+QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
+"""Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA, arXiv:2305.14314)."""
+LOSS_CHUNKS = 8.0
+"""Into how many pieces a fused loss cuts the tokens (Liger kernel, torchtune: 8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by part, each an array of cases × stages (NaN past a case's last stage), and what a process can have."""
+
+    parts: dict[str, Float]
+    capacity_bytes: float
+
+    @property
+    def by_stage(self) -> Float:
+        """All parts together."""
+        return add(self.parts.values())
+
+    @property
+    def peak_bytes(self) -> Float:
+        """Of the fullest stage."""
+        fullest: Float = np.nanmax(self.by_stage, axis=1)
+        return fullest
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters that a rank holds whole of something: dense ones, experts, those of embedding and head, and adapters beside them."""
+
+    dense: Float
+    experts: Float
+    vocabulary: Float
+    adapters: Float
+
+
+def _cut(cases: TrainingCases, item: Tensor) -> Float:
+    """Into how many ranks a tensor is cut."""
+    if item.shard == "experts":
+        return np.where(cases.ep > 1, cases.ep, cases.tp).astype(float)
+    return np.ones(len(cases)) if item.shard == "replicated" else cases.tp.astype(float)
+
+
+def layer_parameters(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> tuple[Float, Float]:
+    """Dense parameters and those of experts that one rank holds of a layer."""
+    dense = experts = np.zeros(len(cases))
+    for item in layer.tensors(setting.model.hidden):
+        held = item.numel / _cut(cases, item)
+        dense, experts = (dense, experts + held) if item.shard == "experts" else (dense + held, experts)
+    return dense, experts
+
+
+def _adapters(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+    """Parameters of low-rank adapters on one rank: rank · (inputs + outputs) a matrix (arXiv:2106.09685), gate and up apart."""
+    out = np.zeros(len(cases))
+    for item in layer.tensors(setting.model.hidden):
+        if item.role in ADAPTED:
+            apart = 2 if item.name == "attention.kv" else layer.mlp.matrices - 1 if item.role in ("linear", "shared") and layer.mlp else 1
+            sizes = (m.outputs + m.inputs * (1 if m.cuts_inputs else apart) for m in item.matrices)
+            out = out + setting.lora_rank * sum(sizes) / _cut(cases, item)
+    return out
+
+
+def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
+    """Cases × stages: layers, whether the stage has the embedding, whether it has the head. Rows end in NaN past the last stage."""
+    stages = np.arange(int(cases.pp.max()))[None, :]
+    pp, layers = cases.pp[:, None], len(setting.model.layers)
+    there = stages < pp
+    count = np.where(there, layers // pp + (stages < layers % pp), np.nan).astype(float)
+    first = np.where(there, stages == 0, np.nan).astype(float)
+    last = np.where(there, np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1), np.nan).astype(float)
+    return count, first, last
+
+
+def held(setting: TrainingSetting, cases: TrainingCases) -> Held:
+    """Parameters of each stage on one rank (cases × stages). A tied head is held again where it is another stage's than the embedding."""
+    model = setting.model
+    count, first, last = stage_layers(setting, cases)
+    each = [((*layer_parameters(setting, cases, kind), _adapters(setting, cases, kind)), n) for kind, n in model.kinds]
+    dense, experts, adapters = (add(part[0][k] * part[1] for part in each)[:, None] * count / len(model.layers) for k in range(3))
+    extras = add([item.numel / _cut(cases, item) for item in model.extras] or [np.zeros(len(cases))])[:, None]
+    table = (model.vocabulary * model.hidden / cases.tp)[:, None]
+    heads = last * ~((first > 0) & model.tied_embeddings)
+    return Held(dense + first * extras + last * model.hidden, experts, table * (first + heads), adapters)
+
+
+def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Float:
+    """Units that are whole for a while: two of layers (the current and the next), embedding or head, and a layer's gradient."""
+    states, model = setting.framework.states, setting.model
+    sizes = [add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds]
+    unit, table = np.max(sizes, axis=0)[:, None], np.minimum(whole.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
+    gradient = 0.0 if setting.frozen else states.reduced
+    live = states.gathered * (2 * unit + table) + gradient * np.maximum(unit, table)
+    every = states.gathered * (whole.dense + whole.experts + whole.vocabulary)
+    sharded, stays = cases.shard[:, None] > 1, cases.zero_stage[:, None] == 2
+    if setting.framework.sharding == "fsdp":  # also without shards parameters are cast layer by layer
+        return np.where(sharded & stays, every + gradient * unit, np.where(sharded & (cases.zero_stage[:, None] == 3), live, 0.0))
+    before = 0.0 if setting.frozen or setting.fused else states.transient * (whole.dense + whole.experts + whole.vocabulary)
+    return np.where(sharded & (cases.zero_stage[:, None] == 3), live, before)
+
+
+def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
+    """The divisor of a state that is divided from a ZeRO stage on."""
+    return np.where(cases.zero_stage >= stage, np.maximum(ranks, 1), 1)[:, None].astype(float)
+
+
+def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
+    """Bytes of every part on the fullest rank of each stage."""
+    states, optimizer, model = setting.framework.states, setting.optimizer, setting.model
+    whole = held(setting, cases)
+    shard = cases.shard.astype(float)
+    expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)
+    fsdp = setting.framework.sharding == "fsdp"  # which divides parameters at stage 2 too, and then keeps gathered ones
+    divisors = {part: (stage, _divided(cases, stage, shard), _divided(cases, stage, expert_shard)) for part, stage in _STAGES.items()}
+    if fsdp:
+        divisors["parameters"] = (2, _divided(cases, 2, shard), _divided(cases, 2, expert_shard))
+
+    def kept(part: str, per_parameter: float, per_vocabulary: float | None = None) -> Float:
+        _, dense, experts = divisors[part]
+        table = whole.vocabulary * (per_parameter if per_vocabulary is None else per_vocabulary)
+        return (per_parameter * whole.dense + table) / dense + per_parameter * whole.experts / experts
+
+    state_bytes = 8.0 / model.hidden if optimizer.rows_and_columns else optimizer.state_bytes
+    parts = {
+        "parameters": kept("parameters", states.parameter),
+        "gradients": kept("gradients", states.gradient),
+        "optimizer": kept("optimizer", state_bytes, optimizer.vocabulary_bytes),
+        "master": kept("master", states.master),
+    }
+    if setting.frozen:
+        base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else 2.0
+        once = {part: whole.adapters / divisors[part][1] for part in parts}
+        parts = {
+            "parameters": kept("parameters", base, 2.0) + states.parameter * once["parameters"],
+            "gradients": states.gradient * once["gradients"],
+            "optimizer": state_bytes * once["optimizer"],
+            "master": states.master * once["master"],
+        }
+    parts["gathered"] = _gathered(setting, cases, whole)
+    count, first, last = stage_layers(setting, cases)
+    parts["activations"] = _activations(setting, cases, count, first)
+    loss = setting.framework.loss_bytes.value / (LOSS_CHUNKS if setting.fused_loss else 1.0)
+    parts["loss"] = last * (cases.tokens * loss * model.vocabulary / cases.tp)[:, None]
+    figures = setting.figures
+    moving = parts["activations"] + parts["loss"] + parts["gathered"]
+    parts["reserve"] = moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
+    capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
+    return Memory(parts, capacity)
+
+
+_STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
+"""The ZeRO stage from which a state is divided."""
+
+
+def _activations(setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float) -> Float:
+    """What waits for the backward pass in each stage, and the layer that is being recomputed."""
+    model = setting.model
+    kinds = [(layer_bytes(setting, cases, kind), kept_bytes(setting, cases, kind), n) for kind, n in model.kinds]
+    mean_kept = add(kept * n for _, kept, n in kinds) / len(model.layers)
+    largest = np.max([whole for whole, _, _ in kinds], axis=0)
+    redone = np.where(cases.recompute > 0, largest - np.min([kept for _, kept, _ in kinds], axis=0), 0.0)
+    flights = in_flight(cases)
+    per_layer = mean_kept[:, None] * count + first * boundary_bytes(setting, cases)[:, None]
+    return cases.tokens[:, None] * (flights * per_layer + np.maximum(redone, 0.0)[:, None])

@@ -1,0 +1,145 @@
+"""One call: cases in, every quantity of training out, with reasons, bands and basis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from recipe_core.estimate.cases import Bool, Float, add
+from recipe_core.model.dtypes import compute_dtype
+from recipe_core.model.spec import LinearAttention
+from recipe_core.split import Refusal
+from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.frameworks import training_data
+from recipe_core.training.memory import PARTS, Memory, held, memory
+from recipe_core.training.rules import memory_rule, rules
+from recipe_core.training.run import Failures, Run, run
+from recipe_core.training.schedule import step_parts
+
+SCHEMA_VERSION = 1
+COST = ("usd_per_hour", "usd_per_million_tokens", "usd")
+ENERGY = ("watts", "joules_per_token", "energy_joules")
+RUN = ("steps", "wall_s", "checkpoint_bytes", "checkpoint_s", "mtbf_s", "checkpoint_interval_s", "goodput")
+
+
+def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
+    """Model flops of a trained token: 6 a parameter that multiplies, and attention over half the sequence (causal), forward and backward.
+
+    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the causal half).
+    """
+    model = setting.model
+    lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
+    scores: Float = np.zeros(len(sequence_length))
+    for layer, n in model.kinds:
+        if (a := layer.attention) is not None and not isinstance(a, LinearAttention):
+            seen = np.minimum(sequence_length / 2, a.window or np.inf)
+            scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen
+    passes = 2.0 if setting.frozen else 3.0
+    return passes * (2.0 * (model.active_parameters - lookups) + scores)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEstimates:
+    """All quantities of all cases; ``row`` gives one as the JSON of the contract."""
+
+    setting: TrainingSetting
+    cases: TrainingCases
+    memory: Memory
+    parts: dict[str, Float]
+    step_s: Float
+    run: Run
+    refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def feasible(self) -> Bool:
+        """Where no rule is broken."""
+        broken = np.zeros(len(self.cases), dtype=np.bool_)
+        for refusal in self.refusals:
+            broken |= refusal.broken
+        return ~broken
+
+    def reasons(self, i: int) -> list[str]:
+        """Every reason why case ``i`` cannot run."""
+        return [refusal.say(i) for refusal in self.refusals if refusal.broken[i]]
+
+    def candidate(self, i: int) -> dict[str, Any]:
+        """Case ``i`` as the candidate of the contract."""
+        c, setting = self.cases, self.setting
+        degrees = {name: int(getattr(c, name)[i]) for name in ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero_stage", "micro_batch")}
+        more = {"recompute": RECOMPUTE[c.recompute[i]], "precision": setting.precision, "schedule": SCHEDULES[c.schedule[i]]}
+        return {"engine": setting.engine} | degrees | more | {"shard": int(c.shard[i]), "sequence_parallel": bool(c.sequence_parallel[i])}
+
+    def row(self, i: int) -> dict[str, Any]:
+        """Case ``i`` as JSON values; infeasible ones keep their memory only."""
+        reasons = self.reasons(i)
+        stages = int(self.cases.pp[i])
+        legal = all(refusal.code == "memory" for refusal in self.refusals if refusal.broken[i])
+        out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "feasible": not reasons, "reasons": reasons, "notes": list(self.notes)}
+        if legal:
+            out["memory"] = self._memory(i, stages)
+        if not reasons:
+            out |= self._figures(i, stages)
+        return out
+
+    def _memory(self, i: int, stages: int) -> dict[str, Any]:
+        by_stage = self.memory.by_stage[i, :stages]
+        fullest = int(np.argmax(by_stage))
+        parts: dict[str, Any] = {f"{name}_bytes": float(self.memory.parts[name][i, fullest]) for name in PARTS}
+        device = self.setting.cluster.device
+        totals = {"total_bytes": float(by_stage[fullest]), "usable_bytes": self.memory.capacity_bytes}
+        out = parts | totals | {"capacity_bytes": device.usable_memory_bytes, "fullest_stage": fullest}
+        if stages > 1:
+            out["stages"] = [{f"{name}_bytes": float(self.memory.parts[name][i, s]) for name in PARTS} for s in range(stages)]
+        return out
+
+    def _figures(self, i: int, stages: int) -> dict[str, Any]:
+        c, step_s, devices = self.cases, float(self.step_s[i]), float(self.cases.devices[i])
+        rate = float(self.run.tokens_per_s[i]) / devices
+        flops = rate * float(flops_per_token(self.setting, c.sequence_length[[i]].astype(float))[0])
+        device = self.setting.cluster.device
+        peak = device.peak_flops_per_s[compute_dtype(self.setting.precision, device.peak_flops_per_s)].value  # type: ignore[index]
+        by_stage = self.memory.by_stage[i, :stages]
+        training: dict[str, Any] = {
+            "step_s": step_s,
+            "tokens_per_s": rate * devices,
+            "tokens_per_s_per_gpu": rate,
+            "flops_per_s_per_gpu": flops,
+            "mfu": flops / peak,
+            "peak_memory_bytes": float(by_stage.max()),
+            "memory_by_stage_bytes": [float(each) for each in by_stage],
+            "micro_batches": int(c.micro_batches[i]),
+            "bubble_share": float(self.parts["bubble"][i]) / step_s,
+        }
+        bands = training_data().bands
+        return {
+            "training": training,
+            "run": {name: _known(getattr(self.run, name)[i]) for name in RUN},
+            "cost": {name: _known(getattr(self.run, name)[i]) for name in COST},
+            "energy": {name: _known(getattr(self.run, name)[i]) for name in ENERGY},
+            "bands": {name: [training[name] * band.low, training[name] * band.high] for name, band in bands.items()},
+            "basis": dict.fromkeys(bands, "computed") | {"usd_per_hour": self.setting.cluster.price_basis or "unknown"},
+            "breakdown_s": {"step": {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}},
+        }
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def training_estimate(
+    setting: TrainingSetting, cases: TrainingCases, tokens: Float, failures: Failures, notes: tuple[str, ...] = ()
+) -> TrainingEstimates:
+    """Memory, step time and run of every case, and why some cannot run; figures of infeasible cases mean nothing."""
+    mem = memory(setting, cases)
+    parts = step_parts(setting, cases)
+    step_s = add(parts.values())
+    one = TrainingCases(**{f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)})
+    trained = float(held(setting, one).adapters.sum()) if setting.frozen else float(setting.model.parameters)
+    ran = run(setting, cases, step_s, tokens, trained, failures)
+    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, (*rules(setting, cases), memory_rule(mem)), notes)

@@ -1,0 +1,220 @@
+"""Training through its doors: steps, runs, refusals, plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from recipe_core.cli import app
+from recipe_core.errors import InputError
+from recipe_core.estimate.cases import add
+from recipe_core.many import estimate_many
+from recipe_core.request import PlanRequest
+from recipe_core.training.cases import SCHEDULES, training_cases
+from recipe_core.training.plan import chosen_training, resolve_training, training_plan, training_setting
+from recipe_core.training.run import goodput, interval_s
+from recipe_core.training.schedule import bubble_micro_batches, step_parts
+
+SPLIT = {"engine": "megatron", "tp": 2, "pp": 4, "dp": 8, "zero_stage": 1, "micro_batch": 1, "recompute": "none"}
+
+
+def request(candidate: dict[str, Any] | None = None, nodes: int = 8, **workload: Any) -> dict[str, Any]:
+    """A run of Llama 3.1 8B on H100."""
+    asked = {"kind": "training", "sequence_length": 8192, "global_batch": 256} | workload
+    out = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm", "nodes": nodes}, "workload": asked}
+    return out if candidate is None else out | {"candidate": candidate}
+
+
+def answer(candidate: dict[str, Any], nodes: int = 8, **workload: Any) -> dict[str, Any]:
+    """The estimate of one split."""
+    estimates, row = chosen_training(PlanRequest.parse(request(candidate, nodes, **workload)))
+    return estimates.row(row)
+
+
+def test_the_parts_add_up_to_the_step() -> None:
+    got = answer(SPLIT)
+    assert got["feasible"]
+    assert sum(got["breakdown_s"]["step"].values()) == pytest.approx(got["training"]["step_s"], rel=1e-12)
+    assert got["training"]["tokens_per_s_per_gpu"] * 64 * got["training"]["step_s"] == pytest.approx(256 * 8192)
+    assert len(got["training"]["memory_by_stage_bytes"]) == 4
+    assert max(got["training"]["memory_by_stage_bytes"]) == got["training"]["peak_memory_bytes"] == got["memory"]["total_bytes"]
+
+
+def test_the_fullest_stage_is_the_sum_of_its_parts() -> None:
+    memory = answer(SPLIT)["memory"]
+    stage = memory["stages"][memory["fullest_stage"]]
+    assert sum(stage.values()) == pytest.approx(memory["total_bytes"])
+
+
+@pytest.mark.parametrize(("schedule", "chunks", "expected"), [("1f1b", 1, 7), ("interleaved", 4, 7 / 4), ("gpipe", 1, 7), ("zb-v", 2, 0)])
+def test_bubbles_are_those_of_the_schedules(schedule: str, chunks: int, expected: float) -> None:
+    """(p - 1)/v micro-batches (Narayanan et al.); none for ZB-V."""
+    column = {"schedule": SCHEDULES.index(schedule), "sequence_length": 4096, "global_batch": 64, "per_node": 8, "nodes": 1}
+    assert bubble_micro_batches(training_cases(1, pp=8, virtual_stages=chunks, **column))[0] == pytest.approx(expected)
+
+
+def test_a_pipelines_bubble_shrinks_with_its_micro_batches() -> None:
+    """(p - 1)/(m + p - 1) of the time of equal stages."""
+    shares = [answer(SPLIT | {"pp": 2, "dp": 16}, global_batch=batch)["training"]["bubble_share"] for batch in (16, 128, 1024)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(0.5, abs=0.12)
+
+
+def test_full_recomputation_is_never_faster() -> None:
+    """A forward pass more: about 30 % (Korthikanti et al.: 30 to 40 % with their overheads)."""
+    times = [answer(SPLIT | {"recompute": name})["training"]["step_s"] for name in ("none", "full")]
+    assert 1.15 < times[1] / times[0] < 1.4
+
+
+def test_model_flops_are_six_a_parameter_and_causal_attention() -> None:
+    """Llama 3.1 8B at 8,192 tokens: 6 · 7.5 G (without the lookup) and 6 · 32 · 4,096 · 8,192."""
+    got = answer(SPLIT)["training"]
+    per_token = got["flops_per_s_per_gpu"] / got["tokens_per_s_per_gpu"]
+    assert per_token == pytest.approx(6 * (8.030e9 - 128256 * 4096) + 6 * 32 * 4096 * 8192, rel=1e-3)
+    assert got["mfu"] == pytest.approx(got["flops_per_s_per_gpu"] / 989.4e12, rel=1e-3)
+
+
+def test_a_run_has_time_money_and_energy() -> None:
+    got = answer(SPLIT, tokens=1e12)
+    run = got["run"]
+    assert run["steps"] == np.ceil(1e12 / (256 * 8192))
+    assert run["wall_s"] == pytest.approx(run["steps"] * got["training"]["step_s"] / run["goodput"])
+    assert got["cost"]["usd"] == pytest.approx(got["cost"]["usd_per_hour"] * run["wall_s"] / 3600)
+    assert run["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=1e-3)
+    assert answer(SPLIT)["run"]["wall_s"] is None
+
+
+def test_young_dalys_interval_loses_least() -> None:
+    """sqrt(2 · write · MTBF); longer and shorter ones waste more."""
+    write, mtbf = np.array([60.0]), np.array([36_000.0])
+    best = interval_s(write, mtbf)
+    assert best[0] == pytest.approx(np.sqrt(2 * 60 * 36_000))
+    kept = [goodput(write, best * factor, mtbf, 600.0)[0] for factor in (0.25, 1.0, 4.0)]
+    assert max(kept) == kept[1] > 0.9
+
+
+def test_llama_3_fails_as_often_as_published() -> None:
+    """16,384 devices with the default MTBF: 419 interruptions in 54 days (arXiv:2407.21783)."""
+    mtbf_s = 1.824e8 / 16384
+    assert 54 * 86400 / mtbf_s == pytest.approx(419, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "workload", "said"),
+    [
+        ({"micro_batch": 3}, {}, "global_batch 256 is not divisible by dp 8 × micro_batch 3 = 24; the nearest that is: 240 or 264"),
+        ({"pp": 64, "dp": 1, "tp": 1}, {}, "64 chunks are more than the 32 layers"),
+        ({"tp": 3, "dp": 1}, {}, "32 attention heads are not divisible by tp 3"),
+        ({"dp": 16}, {}, "= 128 devices; there are 64"),
+        ({"ep": 8}, {}, "has no experts; leave ep out"),
+        ({"tp": 1, "pp": 1, "dp": 64, "micro_batch": 4}, {}, "too much"),
+        ({"virtual_stages": 2, "schedule": "1f1b"}, {}, "schedule 1f1b has one chunk a stage"),
+        ({"shard": 3}, {}, "8 replicas are not divisible by shard 3"),
+        ({"cp": 2, "dp": 4}, {"sequence_length": 8190}, "not divisible by 2 × cp 2"),
+    ],
+)
+def test_what_cannot_run_says_why(candidate: dict[str, Any], workload: dict[str, Any], said: str) -> None:
+    got = answer(SPLIT | candidate, **workload)
+    assert not got["feasible"]
+    assert any(said in reason for reason in got["reasons"]), got["reasons"]
+    assert "training" not in got
+
+
+def test_no_device_multiplies_what_it_has_no_units_for() -> None:
+    value = request(SPLIT | {"precision": "fp8"}) | {"hardware": {"device": "a100-sxm-80gb", "nodes": 8}}
+    estimates, row = chosen_training(PlanRequest.parse(value))
+    assert any("does not multiply fp8" in reason for reason in estimates.reasons(row))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"workload": {"sequence_length": 1_000_000}}, "workload.sequence_length"),
+        ({"workload": {"optimizer": "adamm"}}, "workload.optimizer"),
+        ({"candidate": {"kv_dtype": "fp8"}}, "candidate.kv_dtype"),
+        ({"candidate": {"engine": "vllm"}}, "candidate.engine"),
+    ],
+)
+def test_bad_input_names_its_field(change: dict[str, Any], field: str) -> None:
+    value = request(dict(SPLIT))
+    for part, fields in change.items():
+        value[part] |= fields
+    with pytest.raises(InputError) as raised:
+        chosen_training(PlanRequest.parse(value))
+    assert raised.value.field == field
+
+
+def test_many_lines_answer_in_order_and_as_one_does() -> None:
+    splits = [SPLIT | {"tp": tp, "dp": 16 // tp} for tp in (1, 2, 4, 8)]
+    values = [request(split) for split in splits] + [request({"tp": "two"}), request(SPLIT | {"precision": "fp8"})]
+    got = estimate_many(values)
+    assert [each.get("training", {}).get("step_s") for each in got[:4]] == [
+        answer(split).get("training", {}).get("step_s") for split in splits
+    ]
+    assert got[4]["error"]["field"] == "candidate.tp"
+    assert got[5]["training"]["step_s"] < got[1]["training"]["step_s"]
+
+
+def test_columns_do_not_change_each_other() -> None:
+    """A shallow pipeline beside a deep one keeps its time to the bit."""
+    asked = resolve_training(PlanRequest.parse(request(SPLIT)))
+    shared = {"sequence_length": 8192, "global_batch": 256, "per_node": 8, "nodes": 8, "tp": 2}
+    both = training_cases(2, pp=np.array([2, 16]), dp=np.array([16, 2]), zero_stage=1, **shared)
+    together = add(step_parts(training_setting(asked), both).values())
+    alone = add(step_parts(training_setting(asked), both.take([0])).values())
+    assert together[0] == pytest.approx(alone[0], rel=1e-12)
+
+
+def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
+    table = training_plan(PlanRequest.parse(request(nodes=1, global_batch=64)))
+    view = table.view(5)
+    rates = [each["estimate"]["training"]["tokens_per_s"] for each in view["candidates"]]
+    assert len(rates) == 5
+    assert rates == sorted(rates, reverse=True)
+    assert view["counts"]["feasible"] + view["counts"]["refused"] == view["counts"]["candidates"] > 1000
+    assert all(each["reasons"] for each in view["refused"])
+    assert view["nearest"] is None
+    again = answer(view["candidates"][0]["candidate"], nodes=1, global_batch=64)
+    assert again["training"]["step_s"] == pytest.approx(view["candidates"][0]["estimate"]["training"]["step_s"])
+
+
+def test_the_fewest_devices_that_train_a_model() -> None:
+    value = request(nodes=2, global_batch=64) | {"objective": {"optimize": "gpus"}}
+    first = training_plan(PlanRequest.parse(value)).view(1)["candidates"][0]["candidate"]
+    assert 1 < first["tp"] * first["pp"] * first["cp"] * first["dp"] <= 4
+
+
+def test_when_nothing_fits_the_nearest_is_named() -> None:
+    value = request(nodes=1, global_batch=64) | {"model": "meta-llama/Llama-3.1-405B-Instruct"}
+    view = training_plan(PlanRequest.parse(value)).view(1)
+    assert not view["candidates"]
+    assert "too much" in view["nearest"]["reasons"][0]
+
+
+def test_a_part_of_a_candidate_leaves_the_rest_to_the_search() -> None:
+    estimates, row = chosen_training(PlanRequest.parse(request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64)))
+    chosen = estimates.candidate(row)
+    assert (chosen["tp"], chosen["recompute"]) == (2, "full")
+    assert estimates.feasible[row]
+
+
+def test_the_command_line_answers_and_exits(tmp_path: Path) -> None:
+    runner = CliRunner()
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(request(SPLIT)))
+    one = runner.invoke(app, ["estimate", str(file), "--json"])
+    assert one.exit_code == 0
+    assert json.loads(one.stdout)["training"]["mfu"] > 0.1
+    assert "forward_matmul" in runner.invoke(app, ["estimate", str(file)]).stdout
+    file.write_text(json.dumps(request(nodes=1, global_batch=64)))
+    planned = runner.invoke(app, ["plan", str(file), "--top", "3"])
+    assert planned.exit_code == 0
+    assert "splits can run" in planned.stdout
+    lines = tmp_path / "many.jsonl"
+    lines.write_text("\n".join(json.dumps(request(SPLIT)) for _ in range(3)))
+    assert len(runner.invoke(app, ["estimate", str(lines)]).stdout.splitlines()) == 3
