@@ -50,7 +50,9 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
     """
     workload = request.workload
     if not isinstance(workload, ServingWorkload):
-        raise InputError("training is planned and estimated only.", field="workload.kind", hint="Use recipe plan or recipe estimate.")
+        raise InputError(
+            "training is not planned here.", field="workload.kind", hint="Use recipe plan or recipe estimate, or kind: serving."
+        )
     for hardware in (request.hardware, *request.options.hardware):
         if hardware.devices > MAX_DEVICES:
             said = f"per_node × nodes = {hardware.devices:,}; at most {MAX_DEVICES:,} devices are planned."

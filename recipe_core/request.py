@@ -106,8 +106,8 @@ class ServingWorkload(_Part):
 class TrainingWorkload(_Part):
     """A training run: ``global_batch`` sequences a step; ``tokens`` is the whole budget (None: only a step is estimated).
 
-    ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece. ``lora_rank``: of adapters.
-    Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``.
+    ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece. ``lora_rank``: of
+    adapters. Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``.
     """
 
     kind: Literal["training"]

@@ -218,7 +218,7 @@ def every_case(asked: Asked, setting: TrainingSetting, limits: CandidateRequest 
     if limits.shard:
         given["shard"] = limits.shard
     found = training_cases(len(rows), **columns, **given, **_shared(asked))
-    found = found.take(_worthwhile(asked, found, limits))
+    found = found.take(_worthwhile(asked, setting, found, limits))
     both = stack_cases([found, base.take(np.flatnonzero(~legal))])
     if len(both) > MAX_CASES:
         raise InputError(
@@ -229,14 +229,16 @@ def every_case(asked: Asked, setting: TrainingSetting, limits: CandidateRequest 
     return both
 
 
-def _worthwhile(asked: Asked, cases: TrainingCases, limits: CandidateRequest) -> Int:
+def _worthwhile(asked: Asked, setting: TrainingSetting, cases: TrainingCases, limits: CandidateRequest) -> Int:
     """Rows that differ from another in something, and whose batch and chunks come out even."""
+    drops = not setting.flash or setting.framework.selective_keeps.value < 1
+    again = (cases.recompute != RECOMPUTE.index("selective")) | drops
     even = cases.global_batch % (cases.dp * cases.micro_batch) == 0
     chunks = cases.virtual_stages == 1
     layers = len(asked.model.layers)
     chunks |= (cases.pp > 1) & (layers % (cases.pp * cases.virtual_stages) == 0) & (cases.micro_batches % cases.pp == 0)
     states = (cases.zero_stage == 0) | (cases.replicas > 1)
-    stated = [(limits.micro_batch, even), (limits.virtual_stages, chunks), (limits.zero_stage, states)]
+    stated = [(limits.micro_batch, even), (limits.virtual_stages, chunks), (limits.zero_stage, states), (limits.recompute, again)]
     keep = np.ones(len(cases), dtype=np.bool_)
     for want, fine in stated:
         if want is None:

@@ -112,7 +112,7 @@ def _data_parallel(
 
 
 def _expert_share(cases: TrainingCases) -> Float:
-    """Experts that are shared have fewer copies to agree with: traffic in the ratio of the groups."""
-    return np.where(cases.ep > 1, np.clip(cases.tp * cases.replicas / cases.ep - 1, 0, None) / np.maximum(cases.replicas - 1, 1), 1.0).clip(
-        max=1.0
-    )
+    """Of experts' traffic, against that of dense parameters: (d - 1)/d of the copies of each; none where every expert is there once."""
+    copies = np.maximum(cases.tp * cases.replicas / np.maximum(cases.ep, 1), 1.0)
+    alone = 1 - 1 / np.maximum(cases.replicas, 2)
+    return np.where(cases.ep > 1, np.minimum((1 - 1 / copies) / alone, 1.0), 1.0)
