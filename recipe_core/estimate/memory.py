@@ -294,11 +294,9 @@ class _Held:
 
 def _held(model: ModelSpec, stages: int) -> list[_Held]:
     """Every stage, first to last."""
-    kinds = [kind for kind, _ in model.kinds]
-    place = {kind: k for k, kind in enumerate(kinds)}
-    order = [place[layer] for layer in model.layers]
+    order, kinds = model.order, range(len(model.kinds))
     bounds = stage_layers(len(order), min(stages, len(order)))
-    counts = [tuple(order[start:end].count(k) for k in range(len(kinds))) for start, end in bounds]
+    counts = [tuple(map(order[start:end].count, kinds)) for start, end in bounds]
     return [_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
 
 

@@ -108,6 +108,12 @@ class ModelSpec:
         """Distinct layers of the whole model with their counts."""
         return layer_kinds(self.layers)
 
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The kind of each layer, first to last, as its place in ``kinds``."""
+        place = {kind: k for k, (kind, _) in enumerate(self.kinds)}
+        return tuple(place[layer] for layer in self.layers)
+
     def embedding(self) -> Tensor:
         """Token embedding: a token uses one row."""
         return tensor("embedding", self.vocabulary * self.hidden, "embedding", "vocabulary", 1 / self.vocabulary)
