@@ -212,7 +212,9 @@ def test_the_command_line_answers_and_exits(tmp_path: Path) -> None:
     assert json.loads(one.stdout)["training"]["mfu"] > 0.1
     assert "forward_matmul" in runner.invoke(app, ["estimate", str(file)]).stdout
     file.write_text(json.dumps(request(nodes=1, global_batch=64)))
-    planned = runner.invoke(app, ["plan", str(file), "--top", "3"])
+    rows = tmp_path / "rows.csv"
+    planned = runner.invoke(app, ["plan", str(file), "--top", "3", "--all", str(rows)])
+    assert rows.read_text().startswith("engine,tp,pp")
     assert planned.exit_code == 0
     assert "splits can run" in planned.stdout
     lines = tmp_path / "many.jsonl"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from recipe_core.training.result import TrainingEstimates, training_estimate
 from recipe_core.training.rules import rules
 from recipe_core.training.run import SECONDS_PER_HOUR, Failures
 from recipe_core.units import rounded
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_DEVICES = 65_536
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -324,6 +327,16 @@ class TrainingTable:
         """Why a row is refused."""
         limited = [] if self._within[i] else ["a limit of the objective is not kept"]
         return self.estimates.reasons(i) + limited
+
+    def frame(self) -> pd.DataFrame:
+        """All rows as a DataFrame: the split, figures, rank (empty when refused), reasons."""
+        import pandas as pd
+
+        splits = pd.DataFrame([self.estimates.candidate(i) for i in range(len(self))])
+        rank = pd.array([None] * len(self), dtype="Int64")
+        rank[self.ranked] = np.arange(1, len(self.ranked) + 1)
+        reasons = ["; ".join(self.reasons(i)) for i in range(len(self))]
+        return splits.assign(**self.columns, rank=rank, reasons=reasons)
 
     def view(self, top: int | None = None) -> dict[str, Any]:
         """The plan as the contract writes it."""
