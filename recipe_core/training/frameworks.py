@@ -51,7 +51,6 @@ class Framework(_Data):
     """
 
     title: str
-    version: str
     states: States
     sharding: Literal["fsdp", "optimizer"]
     fused_norm: bool
@@ -111,7 +110,7 @@ class RunFigures(_Data):
 
 
 class Band(_Data):
-    """Factors around an estimate that held 80 % of measured runs."""
+    """p10 and p90 of measured / estimated over the runs that the figures were fitted to."""
 
     low: Amount
     high: Amount

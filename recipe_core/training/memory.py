@@ -25,7 +25,7 @@ ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 """Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA, arXiv:2305.14314)."""
 LOSS_CHUNKS = 8.0
-"""Into how many pieces a fused loss cuts the tokens (Liger kernel, torchtune: 8)."""
+"""Into how many pieces a fused loss cuts the tokens (torchtune's default)."""
 
 
 @dataclass(frozen=True, slots=True)
