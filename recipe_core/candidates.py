@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.errors import InputError
-from recipe_core.estimate.cases import WIDE, Cases, Setting, cases, stack
+from recipe_core.estimate.cases import WIDE, Bool, Cases, Setting, cases, stack
 from recipe_core.estimate.simulate import TYPICAL, Spread
 from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
@@ -208,9 +208,7 @@ def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None
     loads = tuple(dict.fromkeys((load_of(found.workload), *map(float, options.loads)))) if options.loads else ()
     if not (drafts or steps or loads):
         return splits
-    legal = np.ones(len(splits), dtype=np.bool_)
-    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
-        legal &= ~rule.broken if rule.code != "idle-replicas" else True  # that depends on the load
+    legal = _worth_a_look(chosen, splits)
     rows = np.flatnonzero(legal)
     variants = [{}, *(_draft_columns(draft, found.model) for draft in drafts)]
     grid = [(draft, tokens, load) for draft in variants for tokens in steps or (None,) for load in loads or (None,)]
@@ -221,12 +219,18 @@ def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None
     return stack(parts)
 
 
+def _worth_a_look(chosen: Setting, splits: Cases) -> Bool:
+    """Splits that no rule refuses, whatever the load."""
+    legal = np.ones(len(splits), dtype=np.bool_)
+    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
+        legal &= ~rule.broken
+    return legal
+
+
 def every_pair_of_pools(found: Resolved, chosen: Setting) -> Cases:
     """All deployments with a prefill pool beside the decoding one: any legal split in each, copied as often as the cluster holds."""
     splits = every_split(found, chosen)
-    legal = np.ones(len(splits), dtype=np.bool_)
-    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
-        legal &= ~rule.broken if rule.code != "idle-replicas" else True
+    legal = _worth_a_look(chosen, splits)
     units = splits.take(np.flatnonzero(legal & ((splits.dp == 1) | splits.shares_experts)))
     size = units.devices
     rows = []

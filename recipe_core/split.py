@@ -67,23 +67,29 @@ def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
 
 
 def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
-    """Splits that run, but that a search need not look at: a shorter pipeline, or fewer replicas, do the same."""
+    """Splits that run under any load, but that a search need not look at: a shorter pipeline does the same."""
     layers = len(setting.model.layers)
     fullest = np.ceil(layers / cases.pp)
     enough = np.ceil(layers / fullest).astype(np.int64)
-    counted = setting.mode in ("closed", "static")
-    idle = np.where(cases.disaggregated | (not counted), 0.0, cases.replicas - cases.load)
     return [
         Refusal(
             "idle-stages",
             (cases.pp <= layers) & (cases.pp > enough),
             lambda i: f"{layers} layers over {cases.pp[i]} stages are {fullest[i]:.0f} in the fullest, as over {enough[i]} stages",
-        ),
+        )
+    ]
+
+
+def load_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Splits that run, but that a search need not look at under their load: fewer replicas do the same."""
+    counted = setting.mode in ("closed", "static")
+    idle = np.where(cases.disaggregated | cases.shares_experts | (not counted), 0.0, cases.replicas - cases.load)
+    return [
         Refusal(
             "idle-replicas",
-            (idle > 0) & ~cases.shares_experts,
+            idle > 0,
             lambda i: f"{idle[i]:.0f} of {cases.replicas[i]} replicas have nothing to do with {cases.load[i]:.0f} requests at once",
-        ),
+        )
     ]
 
 
