@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from recipe_core.engines.spec import Engine, default_engine, engine
-from recipe_core.errors import InputError
+from recipe_core.errors import HardwareError, InputError
 from recipe_core.estimate.cases import WIDE, Bool, Cases, Setting, cases, stack
 from recipe_core.estimate.simulate import TYPICAL, Spread
 from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request import CandidateRequest, PlanRequest, PoolRequest, ServingWorkload, Speculative
+from recipe_core.request import CandidateRequest, HardwareRequest, PlanRequest, PoolRequest, ServingWorkload, Speculative
 from recipe_core.split import enumerate_splits, refusals, search_rules
 
 MAX_DEVICES = 4096
@@ -53,11 +53,7 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
         raise InputError(
             "training is not planned here.", field="workload.kind", hint="Use recipe plan or recipe estimate, or kind: serving."
         )
-    for hardware in (request.hardware, *request.options.hardware):
-        if hardware.devices > MAX_DEVICES:
-            said = f"per_node × nodes = {hardware.devices:,}; at most {MAX_DEVICES:,} devices are planned."
-            raise InputError(said, field="hardware.nodes")
-    clusters = tuple(cluster(hardware) for hardware in (request.hardware, *request.options.hardware))
+    clusters = tuple(_cluster(hardware, k) for k, hardware in enumerate((request.hardware, *request.options.hardware)))
     found = Resolved(request, workload, load_model(request.model, folders=folders), clusters)
     _check_draft(found, workload.speculative, "workload.speculative")
     for k, draft in enumerate(request.options.speculative):
@@ -67,6 +63,18 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Resolved:
     if workload.mode != "open" and any(load != int(load) for load in request.options.loads):
         raise InputError(f"mode {workload.mode} counts whole requests.", field="options.loads", hint="Give whole numbers.")
     return found
+
+
+def _cluster(hardware: HardwareRequest, k: int) -> Cluster:
+    """The cluster of the request (the first) or of its options; errors name the field that it stands in."""
+    where = f"options.hardware.{k - 1}" if k else "hardware"
+    if hardware.devices > MAX_DEVICES:
+        said = f"per_node × nodes = {hardware.devices:,}; at most {MAX_DEVICES:,} devices are planned."
+        raise InputError(said, field=f"{where}.nodes")
+    try:
+        return cluster(hardware)
+    except HardwareError as error:
+        raise HardwareError(error.message, field=(error.field or "hardware").replace("hardware", where, 1), hint=error.hint) from None
 
 
 def _check_draft(found: Resolved, wanted: Speculative | None, field: str) -> None:

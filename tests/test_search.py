@@ -125,6 +125,12 @@ def test_devices_are_compared_side_by_side():
     assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][row]
 
 
+def test_an_unknown_device_beside_is_named_where_it_stands():
+    with pytest.raises(InputError) as caught:
+        plan(make_request(options={"hardware": [{"device": "mi300x"}, {"device": "nope"}]}))
+    assert caught.value.field == "options.hardware.1.device"
+
+
 def test_a_recipe_is_of_the_device_and_load_that_won():
     options = {"hardware": [{"device": "mi300x", "per_node": 8}], "loads": [8], "engines": ["vllm"]}
     request = make_request(options=options, objective={"optimize": "gpus"})
