@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from recipe_core.estimate.cases import Setting
 
@@ -54,20 +54,41 @@ class Deployment:
         return DTYPE_WORDS[weights if weights in DTYPE_WORDS else self.setting.model.dtype]
 
 
+Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
+"""``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and ``decode``: pools behind a ``router``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One server: argv words (``${model}``, ``${host}``, ``${port}`` are filled at launch), environment, device indices."""
+    """One process: argv words, environment, device indices within its ``node``.
+
+    Words and environment may hold ``${model}``, ``${host}``, ``${port}``, ``${head}`` (the address of node 0), ``${root}`` (the bundle) and
+    ``${run}`` (its run folder), filled at launch. ``group``: processes of one group are one engine spread over nodes (all but the first
+    are workers); groups are replicas or pools.
+    """
 
     name: str
     argv: tuple[str, ...]
     env: dict[str, str]
     port_offset: int
     devices: tuple[int, ...]
+    node: int = 0
+    role: Role = "server"
+    group: int = 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether it answers requests of its own (and has a health path)."""
+        return self.role not in ("worker", "trainer")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All servers of a deployment and how to ask them. ``options`` are the engine's own, by name, as the recipe records them."""
+    """All processes of a deployment and how to ask them. ``options`` are the engine's own, by name, as the recipe records them.
+
+    ``files``: what the engine reads from the bundle, by path below ``${root}`` (a file of options, a model repository). A training run
+    has no ``health`` path and no API.
+    """
 
     processes: tuple[Process, ...]
     options: dict[str, Any]
@@ -77,6 +98,13 @@ class Launch:
     api_model: str
     api_body: dict[str, Any] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    kind: Literal["serving", "training"] = "serving"
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that processes run on."""
+        return 1 + max(process.node for process in self.processes)
 
 
 def device_groups(candidate: Candidate, processes: int) -> list[tuple[int, ...]]:

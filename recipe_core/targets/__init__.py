@@ -1,0 +1,1 @@
+"""Where a launch is started: one module a target, each a function from a Context to files."""
