@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.documents import to_json, to_yaml, write_whole
+from recipe_core.engines.deployment import Launch
 from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.readme import bundle_readme
-from recipe_core.recipe import DEFAULT_HOST, DEFAULT_PORT, Recipe, relaunch
+from recipe_core.recipe import Recipe, relaunch
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 
@@ -40,7 +41,7 @@ def bundle_files(recipe: Recipe) -> dict[str, bytes]:
     """Every file of the bundle, by path, the manifest last."""
     launch = launch_document(recipe)
     files = {
-        "README.md": bundle_readme(recipe, launch).encode(),
+        "README.md": bundle_readme(recipe, launch, {}).encode(),
         "expected.json": to_json(recipe.estimate).encode(),
         "launch.json": to_json(launch).encode(),
         "launch.py": LAUNCH_PY.encode(),
@@ -54,19 +55,12 @@ def bundle_files(recipe: Recipe) -> dict[str, bytes]:
 
 def launch_document(recipe: Recipe) -> dict[str, Any]:
     """``launch.json``: the processes with their parameters still open (model, host, port)."""
-    started = relaunch(recipe)
-    device, spec = recipe.device, engine(recipe.engine.name)
+    started, device = relaunch(recipe), recipe.device
     return {
         "schema_version": 1,
+        "kind": recipe.kind,
         "name": recipe.name,
-        "engine": {
-            "name": spec.name,
-            "version": spec.version,
-            "program": spec.program,
-            "module": spec.module,
-            "install": spec.install,
-            "requires": list(started.requires),
-        },
+        "engine": _engine(recipe, started),
         "needs": {
             "runtime": device.runtime,
             "device": device.name,
@@ -76,16 +70,41 @@ def launch_document(recipe: Recipe) -> dict[str, Any]:
             "memory_bytes": device.memory_bytes,
             "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
         },
-        "parameters": {"model": recipe.model.id, "host": DEFAULT_HOST, "port": DEFAULT_PORT},
+        "parameters": {
+            "model": recipe.parameters.model or recipe.model.id,
+            "host": recipe.parameters.host,
+            "port": recipe.parameters.port,
+        },
         "processes": [
-            {"name": p.name, "argv": list(p.argv), "env": p.env, "port_offset": p.port_offset, "devices": list(p.devices)}
+            {
+                "name": p.name,
+                "argv": list(p.argv),
+                "env": p.env,
+                "port_offset": p.port_offset,
+                "devices": list(p.devices),
+                "node": p.node,
+                "role": p.role,
+                "group": p.group,
+            }
             for p in started.processes
         ],
         "health": started.health,
         "startup_timeout_s": started.startup_timeout_s,
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
-        "workload": _traffic(recipe.request["workload"]),
+        "workload": _traffic(recipe.request["workload"]) if recipe.kind == "serving" else recipe.request["workload"],
     }
+
+
+def _engine(recipe: Recipe, started: Launch) -> dict[str, Any]:
+    """The program that is started, the module whose version is looked up, and how to install it."""
+    facts = recipe.engine
+    if recipe.kind == "serving":
+        spec = engine(facts.name)
+        program, module, install = spec.program, spec.module, spec.install
+    else:
+        program, module, install = started.processes[0].argv[0], "torch", recipe.lock.engine.install if recipe.lock else ""
+    named = {"name": facts.name, "version": facts.version, "program": program, "module": module, "install": install}
+    return named | {"requires": list(started.requires)}
 
 
 def _traffic(workload: dict[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.units import duration, gib, rate, usd
+from recipe_core.units import duration, gib, per_second, rate, usd
 
 SERVING = {
     "ttft_s": ("Time to first token", duration),
     "tpot_s": ("Time per output token", duration),
     "request_latency_s": ("Request latency", duration),
     "output_tokens_per_s": ("Output tokens per second", rate),
+}
+TRAINING = {
+    "step_s": ("Time of a step", duration),
+    "tokens_per_s_per_gpu": ("Tokens per second and device", rate),
+    "flops_per_s_per_gpu": ("Model FLOP per second and device", lambda value: per_second(value, "FLOP")),
+    "peak_memory_bytes": ("Memory of the fullest device", gib),
 }
 MEMORY = {
     "weights_bytes": "Weights",
@@ -34,9 +40,21 @@ class FigureRow:
 
 def serving_rows(estimate: dict[str, Any]) -> list[FigureRow]:
     """Latency and throughput of a feasible estimate."""
-    serving, bands, basis = estimate["serving"], estimate["bands"], estimate["basis"]
+    return _rows(estimate, "serving", SERVING)
+
+
+def training_rows(estimate: dict[str, Any]) -> list[FigureRow]:
+    """Step time, rates and memory of a feasible training estimate."""
+    return _rows(estimate, "training", TRAINING)
+
+
+def _rows(estimate: dict[str, Any], part: str, shown: dict[str, tuple[str, Any]]) -> list[FigureRow]:
+    """The figures that have a band."""
+    values, bands, basis = estimate[part], estimate["bands"], estimate["basis"]
     return [
-        FigureRow(label, show(serving[key]), show(bands[key][0]), show(bands[key][1]), basis[key]) for key, (label, show) in SERVING.items()
+        FigureRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
+        for key, (label, show) in shown.items()
+        if key in bands
     ]
 
 

@@ -3,72 +3,129 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.figures import cost_text, serving_rows
+from recipe_core.figures import cost_text, serving_rows, training_rows
 from recipe_core.recipe import Recipe
+from recipe_core.training.text import training_split
 from recipe_core.units import gib
 
 
-def bundle_readme(recipe: Recipe, launch: dict[str, Any]) -> str:
-    """Markdown for people who have only this folder."""
-    return "\n\n".join([_head(recipe, launch), _run(launch), _expected(recipe), _notes(recipe), _files()]) + "\n"
+def bundle_readme(recipe: Recipe, launch: dict[str, Any], targets: Mapping[str, str]) -> str:
+    """Markdown for people who have only this folder; ``targets`` are other ways to start it: a title and a command each."""
+    parts = [_head(recipe, launch), _run(recipe, launch), _targets(targets), _expected(recipe), _elsewhere(recipe), _notes(recipe)]
+    return "\n\n".join(part for part in [*parts, _verify(recipe), _files(recipe)] if part) + "\n"
 
 
 def _head(recipe: Recipe, launch: dict[str, Any]) -> str:
-    c, d = recipe.candidate, recipe.device
-    split = f"tensor parallel {c['tp']} × pipeline parallel {c['pp']} × data parallel {c['dp']}"
-    if c["ep"] > 1:
-        split += f", experts shared by {c['ep']} ranks"
+    d, lock = recipe.device, recipe.lock
     plural = "s" if d.count > 1 else ""
+    weights = recipe.candidate.get("weight_dtype", recipe.candidate.get("precision"))
+    image = f" or the container image `{lock.image.reference}`" if lock and lock.image else ""
+    version = f" {recipe.engine.version}" if recipe.engine.version else ""
     return (
-        f"# {recipe.name}\n\n{recipe.model.id} ({recipe.model.parameters / 1e9:.3g} B parameters, {c['weight_dtype']} weights) on "
-        f"{d.count} × {d.title}, {split}, with {recipe.engine.title} {recipe.engine.version}.\n\n"
+        f"# {recipe.name}\n\n{recipe.model.id} ({recipe.model.parameters / 1e9:.3g} B parameters, {weights}) on "
+        f"{d.count} × {d.title}, {_split(recipe)}, with {recipe.engine.title}{version}.\n\n"
         f"Needs: {d.count} {d.vendor.upper()} device{plural} of this kind "
         f"({gib(recipe.estimate['memory']['total_bytes'])} used on each), Python 3.10 or newer, and the engine "
-        f"(`{launch['engine']['install']}`)."
+        f"(`{launch['engine']['install']}`{image})."
     )
 
 
-def _run(launch: dict[str, Any]) -> str:
-    first = launch["processes"][0]
-    addresses = [f"http://{launch['parameters']['host']}:{launch['parameters']['port'] + p['port_offset']}" for p in launch["processes"]]
-    shown = shlex.join(first["argv"])
-    many = "es" if len(launch["processes"]) > 1 else ""
+def _split(recipe: Recipe) -> str:
+    c = recipe.candidate
+    if recipe.kind == "training":
+        return training_split(c)
+    split = f"tensor parallel {c['tp']} × pipeline parallel {c['pp']} × data parallel {c['dp']}"
+    return split + (f", experts shared by {c['ep']} ranks" if c["ep"] > 1 else "")
+
+
+def _run(recipe: Recipe, launch: dict[str, Any]) -> str:
+    bench = "measure, compare with what was predicted"
     return f"""## Run
 
 ```
 python launch.py preflight   # is this the machine the recipe needs?
-python launch.py up          # start, wait until healthy
-python launch.py bench       # measure, compare with what was predicted
+python launch.py up          # start{", wait until healthy" if recipe.kind == "serving" else " the run"}
+python launch.py bench       # {bench}
 python launch.py status
 python launch.py down        # stop
 ```
 
-Options: `--model FOLDER_OR_ID`, `--host`, `--port`. It listens on {", ".join(addresses)}
-(OpenAI-compatible, model name `{launch["api"]["model"]}`). What is started, {len(launch["processes"])} process{many}:
+{_addresses(launch) if recipe.kind == "serving" else "Options: `--model FOLDER_OR_ID`."} What is started:
 
 ```
-{shown}
+{_commands(launch)}
 ```"""
+
+
+def _addresses(launch: dict[str, Any]) -> str:
+    parameters, answering = launch["parameters"], [p for p in launch["processes"] if p["role"] != "worker"]
+    addresses = [f"http://{parameters['host']}:{parameters['port'] + p['port_offset']}" for p in answering]
+    return (
+        f"Options: `--model FOLDER_OR_ID`, `--host`, `--port`. It listens on {', '.join(addresses)}\n"
+        f"(OpenAI-compatible, model name `{launch['api']['model']}`)."
+    )
+
+
+def _commands(launch: dict[str, Any]) -> str:
+    """Each command once, with how many processes run it."""
+    counts: dict[str, int] = {}
+    for process in launch["processes"]:
+        shown = shlex.join(process["argv"])
+        counts[shown] = counts.get(shown, 0) + 1
+    return "\n".join(f"{shown}{f'   # {n} times, each on devices of its own' if n > 1 else ''}" for shown, n in counts.items())
+
+
+def _targets(targets: Mapping[str, str]) -> str:
+    if not targets:
+        return ""
+    return "\n".join(["## Elsewhere than on this machine", "", *(f"- {title}: `{command}`" for title, command in targets.items())])
 
 
 def _expected(recipe: Recipe) -> str:
     load = ", ".join(f"{name} {value}" for name, value in recipe.request["workload"].items() if name != "kind" and value)
-    rows = [f"| {row.label} | {row.value} | {row.low} – {row.high} | {row.basis} |" for row in serving_rows(recipe.estimate)]
-    price = cost_text(recipe.estimate)
+    figures = serving_rows(recipe.estimate) if recipe.kind == "serving" else training_rows(recipe.estimate)
+    rows = [f"| {row.label} | {row.value} | {row.low} – {row.high} | {row.basis} |" for row in figures]
+    price = cost_text(recipe.estimate) if recipe.kind == "serving" else None
+    measured = [f"Measured {claim.date}, valid until {claim.expires}: {_metrics(claim.metrics)}." for claim in recipe.claims]
     table = ["| | predicted | band | basis |", "|---|---|---|---|", *rows]
-    return "\n".join(["## Expected", "", f"For the workload {load}:", "", *table, *(["", f"Cost: {price}."] if price else [])])
+    more = [line for each in [*([f"Cost: {price}."] if price else []), *measured] for line in ("", each)]
+    return "\n".join(["## Expected", "", f"For the workload {load}:", "", *table, *more])
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _elsewhere(recipe: Recipe) -> str:
+    """The fallbacks, one line each."""
+    if not recipe.fallbacks:
+        return ""
+    lines = []
+    for each in recipe.fallbacks:
+        split = " × ".join(f"{name} {each.candidate[name]}" for name in ("tp", "pp", "cp", "dp", "ep") if each.candidate.get(name, 1) > 1)
+        figures = _metrics({name: value for name, value in list(each.figures.items())[:3] if value is not None})
+        lines.append(f"- {each.kind.replace('-', ' ')}: {each.gpus} × {each.device}, {split or 'one device'} ({figures})")
+    return "\n".join(["## Where it cannot run", "", *lines])
 
 
 def _notes(recipe: Recipe) -> str:
-    notes = recipe.estimate["notes"]
-    return "## Notes\n\n" + ("\n".join(f"- {note}" for note in notes) if notes else "None.")
+    return "## Notes\n\n" + ("\n".join(f"- {note}" for note in recipe.notes) if recipe.notes else "None.")
 
 
-def _files() -> str:
-    return """## Files
+def _verify(recipe: Recipe) -> str:
+    return f"""## Verify
+
+`recipe check .` (files, digests, signature, whether this version still agrees) or `python launch.py preflight`;
+`recipe lock . --verify` holds what is installed against the lock. The recipe's digest is `{recipe.digest}`."""
+
+
+def _files(recipe: Recipe) -> str:
+    trainer = "`trainer/` the training program; " if recipe.kind == "training" else ""
+    return f"""## Files
 
 `recipe.yaml` the decision and the request it came from; `expected.json` the estimate; `launch.json` what is started;
-`launcher/` the program (standard library only); `MANIFEST.json` digests of all of it; `run/` logs and measurements of your runs.
-Verify with `recipe check` or `python launch.py preflight`."""
+`launcher/` the program (standard library only); {trainer}`sbom.json` what is pulled; `MANIFEST.json` digests of all of it; `run/` logs and
+measurements of your runs."""

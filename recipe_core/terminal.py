@@ -18,6 +18,7 @@ from recipe_core.figures import cost_text, memory_rows, serving_rows
 from recipe_core.plan import PlanTable
 from recipe_core.recipe import Recipe, advice
 from recipe_core.sensitivity import Change
+from recipe_core.training.text import training_text
 from recipe_core.units import GIB, duration, rate, significant, usd
 
 REFUSALS_SHOWN = 12
@@ -154,4 +155,6 @@ def check_text(answer: dict[str, Any]) -> str:
 
 def build_text(recipe: Recipe, output: Path) -> str:
     """What was built and what comes next."""
-    return f"{estimate_text(recipe.candidate, recipe.estimate)}\nwrote {output}\nnext: recipe up {output} && recipe bench {output}"
+    answer = {"candidate": recipe.candidate} | recipe.estimate
+    said = training_text(answer) if recipe.kind == "training" else estimate_text(recipe.candidate, recipe.estimate)
+    return f"{said}\nwrote {output}\nnext: recipe up {output} && recipe bench {output}"

@@ -13,10 +13,13 @@ from pathlib import Path, PurePosixPath
 
 from recipe_core.bundle import MANIFEST, RUN_FOLDER, replace_folder
 from recipe_core.documents import parse_json, parse_yaml
-from recipe_core.errors import BundleError, InputError, RecipeError
-from recipe_core.plan import chosen_plan
+from recipe_core.errors import BundleError, InputError, NoAnswer, RecipeError
 from recipe_core.recipe import Recipe, recipe_request
+from recipe_core.recipe.decision import decide
 
+DRIFT = 0.01
+"""A share by which estimates of two versions may differ without a word."""
+_HEADLINE = {"serving": ("serving", "output_tokens_per_s", "output tokens/s"), "training": ("training", "tokens_per_s", "tokens/s")}
 MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200, 4 << 20, 16 << 20
 
 
@@ -79,16 +82,14 @@ def _verify(files: dict[str, bytes]) -> None:
 def _drift(recipe: Recipe) -> list[str]:
     """What this version estimates differently from the bundle."""
     try:
-        table, row = chosen_plan(recipe_request(recipe))
+        decision = decide(recipe_request(recipe))
+    except NoAnswer as error:
+        return [f"This version refuses the split: {error.message}"]
     except RecipeError as error:
         return [f"This version cannot estimate the recipe again: {error}"]
-    reasons = table.reasons(row)
-    if reasons:
-        return [f"This version refuses the split: {reason}" for reason in reasons]
-    then, now = (e["serving"]["output_tokens_per_s"] for e in (recipe.estimate, table.estimate(row)))
-    if abs(now / then - 1) > 0.01:
-        return [f"This version estimates {now:,.0f} output tokens/s; the bundle says {then:,.0f}."]
-    return []
+    part, name, what = _HEADLINE[recipe.kind]
+    then, now = (estimate[part][name] for estimate in (recipe.estimate, decision.estimate))
+    return [f"This version estimates {now:,.0f} {what}; the bundle says {then:,.0f}."] if abs(now / then - 1) > DRIFT else []
 
 
 def _zip_files(path: Path) -> dict[str, bytes]:

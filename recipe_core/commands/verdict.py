@@ -23,7 +23,7 @@ from recipe_core.estimate import Cases, Estimates, Setting, estimate
 from recipe_core.estimate.cases import Int
 from recipe_core.many import setting_key
 from recipe_core.plan import PlanTable
-from recipe_core.recipe import short_name
+from recipe_core.recipe.names import short_name
 from recipe_core.request import Goal
 
 WORTHWHILE = 0.02

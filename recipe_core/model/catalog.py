@@ -21,6 +21,7 @@ from recipe_core.hardware.profile import Source
 from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config import read_config
 from recipe_core.model.hub import hub_config
+from recipe_core.model.revision import split_revision
 from recipe_core.model.shape import shape_config
 from recipe_core.model.spec import ModelSpec
 from recipe_core.units import gib
@@ -107,8 +108,8 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     """The model a request names.
 
     Args:
-        model: a catalog id, an id on the Hugging Face Hub, a folder with a ``config.json`` (or that file), the dimensions in short
-            (``shape_config``), or the parsed config itself.
+        model: a catalog id, an id on the Hugging Face Hub (either may name a revision: ``owner/name@revision``), a folder with a
+            ``config.json`` (or that file), the dimensions in short (``shape_config``), or the parsed config itself.
         folders: whether paths may be read and the hub asked; a server that strangers can reach says no.
 
     Raises:
@@ -138,13 +139,14 @@ def _path(text: str) -> Path:
 
 def _named(model: str, *, online: bool) -> ModelSpec:
     """A model of the catalog, else (for ``owner/name``) of the hub; the error says what was tried."""
+    model, revision = split_revision(model)
     try:
         return catalog_model(model)
     except ModelError as unlisted:
         if not online or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
             raise
         try:
-            return read_config(hub_config(model), model)
+            return read_config(hub_config(model, revision), model)
         except ModelError as error:
             raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint} ({error.message})") from None
 

@@ -1,13 +1,17 @@
-"""What a checkpoint on disk really holds: bytes of its tensors, from the index or the headers of its safetensors files."""
+"""What a checkpoint on disk really holds: bytes of its tensors, from the index or the headers of its safetensors files, and its digest."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 MAX_HEADER_BYTES = 64 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def checkpoint_bytes(folder: Path) -> int | None:
@@ -28,10 +32,46 @@ def checkpoint_bytes(folder: Path) -> int | None:
 
 
 def _tensor_bytes(file: Path) -> int:
-    """Bytes of the tensors of one file: the last offset in its header (format: 8-byte length, JSON, data)."""
+    """Bytes of the tensors of one file: the last offset in its header."""
     with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > MAX_HEADER_BYTES:
-            raise ValueError("header too long")
-        header: dict[str, Any] = json.loads(stream.read(length))
+        header: dict[str, Any] = json.loads(_header(stream))
     return max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+
+
+def _header(stream: BinaryIO) -> bytes:
+    """The header of a safetensors file (format: 8-byte length, JSON, data)."""
+    (length,) = struct.unpack("<Q", stream.read(8))
+    if length > MAX_HEADER_BYTES:
+        raise ValueError("header too long")
+    return stream.read(length)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What identifies the weights of a folder: ``sha256:…`` over ``files`` files.
+
+    ``of``: "content" (the hub's cache names files by the SHA-256 of what they hold, so nothing is read), or "headers" (name, size, and the
+    header of each safetensors file: every tensor's name, format, shape and place, but not its values).
+    """
+
+    digest: str
+    of: Literal["content", "headers"]
+    files: int
+
+
+def checkpoint_digest(folder: Path) -> Fingerprint | None:
+    """The fingerprint of a model folder's weights; None where it holds no readable safetensors files."""
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        blobs = {file.name: file.resolve().name for file in files if file.is_symlink()}
+        content = bool(files) and len(blobs) == len(files) and all(_SHA256.fullmatch(blob) for blob in blobs.values())
+        rows = [[file.name, blobs[file.name]] if content else [file.name, file.stat().st_size, _header_digest(file)] for file in files]
+    except (OSError, ValueError, struct.error):
+        return None
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    return Fingerprint(f"sha256:{digest}", "content" if content else "headers", len(files)) if files else None
+
+
+def _header_digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.sha256(_header(stream)).hexdigest()

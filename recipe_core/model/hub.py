@@ -13,7 +13,7 @@ TIMEOUT_S = 5.0
 
 
 @cache
-def hub_config(model_id: str) -> dict[str, Any]:
+def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
     """The configuration of a model on the hub, from the local cache or downloaded (a few kB, never weights or code).
 
     Raises:
@@ -23,7 +23,7 @@ def hub_config(model_id: str) -> dict[str, Any]:
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        file = hf_hub_download(model_id, "config.json", etag_timeout=TIMEOUT_S, local_files_only=not _reachable())
+        file = hf_hub_download(model_id, "config.json", revision=revision, etag_timeout=TIMEOUT_S, local_files_only=not _reachable())
     except GatedRepoError:
         raise ModelError(f"{model_id} is gated.", field="model", hint="Accept its licence on the hub and set HF_TOKEN.") from None
     except LocalEntryNotFoundError:

@@ -1,0 +1,152 @@
+"""From a request to a recipe, and from a recipe back to a request and a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipe_core import __version__
+from recipe_core.engines.deployment import Launch
+from recipe_core.engines.spec import engine
+from recipe_core.errors import InputError
+from recipe_core.model.catalog import in_catalog
+from recipe_core.model.revision import split_revision
+from recipe_core.recipe.claims import Claim
+from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.extras import typed_options, with_extras
+from recipe_core.recipe.fallbacks import fallbacks
+from recipe_core.recipe.layers import option_layers
+from recipe_core.recipe.locking import make_lock
+from recipe_core.recipe.names import recipe_name
+from recipe_core.recipe.schema import DeviceFacts, EngineFacts, Layer, ModelFacts, Recipe
+from recipe_core.recipe.variants import Variant
+from recipe_core.request import PlanRequest
+from recipe_core.targets.context import Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Additions:
+    """What a user adds to what is computed.
+
+    ``options`` and ``environment`` are passed on to the engine; ``parameters`` fill what differs between places; ``variants`` and
+    ``claims`` travel with the recipe.
+    """
+
+    parameters: Parameters = field(default_factory=Parameters)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+def make_recipe(request: PlanRequest, additions: Additions | None = None, *, folders: bool = True) -> Recipe:
+    """The recipe of a request: its candidate, or the best split when it leaves that open.
+
+    Raises:
+        InputError: for a request or an addition that cannot be read.
+        NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
+    """
+    additions = additions or Additions()
+    decision = decide(request, folders=folders)
+    added = _added_options(decision, additions)
+    started = started_with(decision, added, additions.environment)
+    recipe = Recipe(
+        kind=started.kind,
+        name=recipe_name(decision.model.name, decision.cluster.device.name, decision.candidate),
+        built_by=f"recipe-builder {__version__}",
+        request=decision.request.to_json(),
+        model=_model_facts(decision),
+        device=_device_facts(decision),
+        engine=_engine_facts(decision, started, added, request),
+        environment=shared_environment(started),
+        candidate=decision.candidate,
+        max_context=decision.max_context,
+        estimate=decision.estimate,
+        fallbacks=fallbacks(decision, request, folders=folders),
+        variants=additions.variants,
+        parameters=additions.parameters,
+        claims=additions.claims,
+        notes=tuple(decision.estimate["notes"]),
+    )
+    return recipe.model_copy(update={"lock": make_lock(decision, started, recipe.digest, folders=folders)})
+
+
+def recipe_request(recipe: Recipe) -> PlanRequest:
+    """The request with the chosen split, readable on any machine: a model folder is replaced by the config it held."""
+    model = recipe.request["model"] if recipe.model.config is None else recipe.model.config | {"_name_or_path": recipe.model.id}
+    return PlanRequest.parse(recipe.request | {"model": model, "candidate": recipe.candidate})
+
+
+def relaunch(recipe: Recipe) -> Launch:
+    """How a recipe is started: its split, and whatever options and variables it has beyond."""
+    decision = decide(recipe_request(recipe))
+    computed = decision.started()
+    options = {name: value for name, value in recipe.engine.options.items() if name not in computed.options}
+    environment = {name: value for name, value in recipe.environment.items() if name not in shared_environment(computed)}
+    return _extended(computed, decision, options, environment)
+
+
+def started_with(decision: Decision, options: Mapping[str, Any], environment: Mapping[str, str]) -> Launch:
+    """The launch of a decision with what a user adds."""
+    return _extended(decision.started(), decision, options, environment)
+
+
+def _extended(started: Launch, decision: Decision, options: Mapping[str, Any], environment: Mapping[str, str]) -> Launch:
+    return with_extras(started, engine(decision.engine), options, environment) if options or environment else started
+
+
+def shared_environment(started: Launch) -> dict[str, str]:
+    """The variables that all processes have alike."""
+    first, *others = started.processes
+    return {name: value for name, value in first.env.items() if all(process.env.get(name) == value for process in others)}
+
+
+def _added_options(decision: Decision, additions: Additions) -> dict[str, Any]:
+    """The user's options in their types, and the model's revision where one is asked for."""
+    options, asked = dict(additions.options), decision.request.model
+    revision = split_revision(asked)[1] if isinstance(asked, str) else None
+    if not (options or revision) or decision.table is None:
+        return {}
+    spec = engine(decision.engine)
+    if revision and "revision" not in spec.options.by_name:
+        raise InputError(
+            f"{spec.title} cannot be told a revision ({revision}).", field="model", hint="Download it and give the snapshot's folder."
+        )
+    return typed_options(spec, options | ({"revision": revision} if revision else {}))
+
+
+def _model_facts(decision: Decision) -> ModelFacts:
+    model = decision.model
+    return ModelFacts(
+        id=model.name,
+        digest=model.digest,
+        parameters=model.parameters,
+        active_parameters=model.active_parameters,
+        weight_dtype=model.weight_dtype,
+        max_context=model.max_context,
+        config=None if in_catalog(model.name) else model.config,
+    )
+
+
+def _device_facts(decision: Decision) -> DeviceFacts:
+    device = decision.cluster.device
+    return DeviceFacts(
+        name=device.name,
+        title=device.title,
+        vendor=device.vendor,
+        runtime=device.runtime,
+        architecture=device.architecture,
+        names=device.aliases,
+        memory_bytes=int(device.memory_bytes.value),
+        count=decision.gpus,
+        per_node=min(decision.gpus, decision.cluster.per_node),
+    )
+
+
+def _engine_facts(decision: Decision, started: Launch, added: Mapping[str, Any], asked: PlanRequest) -> EngineFacts:
+    layers = option_layers(decision.engine, started.options, asked) | dict.fromkeys(added, _USER)
+    return EngineFacts(name=decision.engine, title=decision.title, version=decision.version, options=started.options, layers=layers)
+
+
+_USER: Layer = "user"

@@ -1,0 +1,143 @@
+"""A judged split of either kind, serving or training, with all that a recipe and its files are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from recipe_core.advice import remedies
+from recipe_core.candidates import served_context
+from recipe_core.engines.deployment import Candidate, Deployment, Launch
+from recipe_core.engines.launch import launch
+from recipe_core.errors import InputError, NoAnswer
+from recipe_core.hardware.catalog import Cluster
+from recipe_core.model.spec import ModelSpec
+from recipe_core.plan import PlanTable, chosen_plan
+from recipe_core.recipe.names import short_name
+from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.training.plan import TrainingTable, chosen_training, is_training, resolve_training
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One split that can run. ``request`` is the row's own: on its hardware, under its load, with the split as candidate.
+
+    ``started`` renders the launch, which raises NoAnswer where the engine cannot be started this way. ``table`` is what the split was
+    chosen from (None: a training split). ``gpus``: devices used.
+    """
+
+    request: PlanRequest
+    model: ModelSpec
+    cluster: Cluster
+    engine: str
+    title: str
+    version: str
+    install: str
+    candidate: dict[str, Any]
+    estimate: dict[str, Any]
+    gpus: int
+    max_context: int | None
+    started: Callable[[], Launch]
+    table: PlanTable | None = None
+
+
+def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
+    """The request's candidate, or the best split when it leaves that open.
+
+    Raises:
+        InputError: for a request that cannot be read.
+        NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
+    """
+    return _training(request, folders) if is_training(request) else _serving(request, folders)
+
+
+def _serving(request: PlanRequest, folders: bool) -> Decision:
+    _check_buildable(request)
+    table, row = chosen_plan(request, folders=folders)
+    if not table.columns["feasible"][row]:
+        raise _refused(table, row)
+    if len(table) > 1:  # the row alone: on its own hardware, under its own load
+        request = table.asked(row)
+        table, row = chosen_plan(request, folders=folders)
+    deployment = deployment_of(table, row)
+    setting = deployment.setting
+    return Decision(
+        request=request,
+        model=table.found.model,
+        cluster=setting.cluster,
+        engine=setting.engine.name,
+        title=setting.engine.title,
+        version=setting.engine.version,
+        install=setting.engine.install,
+        candidate=table.candidate(row),
+        estimate=table.estimate(row),
+        gpus=int(table.columns["gpus"][row]),
+        max_context=deployment.max_context,
+        started=lambda: launch(deployment),
+        table=table,
+    )
+
+
+def _training(request: PlanRequest, folders: bool) -> Decision:
+    asked = resolve_training(request, folders=folders)
+    estimates, row = chosen_training(request, folders=folders)
+    table = TrainingTable(asked, estimates)
+    candidate = estimates.candidate(row)
+    if not table.columns["feasible"][row]:
+        which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits can run; the nearest"
+        raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
+    return Decision(
+        request=request.model_copy(update={"candidate": CandidateRequest.model_validate(candidate)}),
+        model=asked.model,
+        cluster=asked.cluster,
+        engine=estimates.setting.engine,
+        title=estimates.setting.framework.title,
+        version="",
+        install="",
+        candidate=candidate,
+        estimate=estimates.row(row),
+        gpus=int(table.columns["gpus"][row]),
+        max_context=None,
+        started=_not_yet,
+    )
+
+
+def _not_yet() -> Launch:
+    raise NoAnswer("training is planned but not launched by this version.", field="workload.kind", hint="Use recipe plan.")
+
+
+def _check_buildable(request: PlanRequest) -> None:
+    """Raise InputError for what is estimated but not launched."""
+    candidate = request.candidate
+    if candidate is not None and candidate.prefill is not None:
+        raise InputError("disaggregated pools are estimated, not built by this version.", field="candidate.prefill", hint="Leave it out.")
+    for name, part in (("candidate", candidate), ("workload", request.workload)):
+        if getattr(part, "speculative", None) is not None:
+            message = "speculative decoding is estimated, not built by this version."
+            raise InputError(message, field=f"{name}.speculative", hint="Leave it out.")
+
+
+def deployment_of(table: PlanTable, row: int) -> Deployment:
+    """A row of a plan as an engine module takes it."""
+    return Deployment(
+        setting=table.setting(row),
+        candidate=Candidate(**{f.name: value for f in fields(Candidate) if (value := table.candidate(row).get(f.name)) is not None}),
+        max_context=served_context(table.found.workload, table.found.model),
+        cache_tokens=table.cache_tokens(row),
+        served_name=short_name(table.found.model.name),
+    )
+
+
+def _refused(table: PlanTable, row: int) -> NoAnswer:
+    which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits"
+    verb = "cannot run" if len(table) == 1 else "can run; the nearest"
+    split = table.candidate(row)
+    shown = f"tp {split['tp']} × pp {split['pp']} × dp {split['dp']}, {split['weight_dtype']} weights"
+    return NoAnswer(f"{which} {verb} ({shown}): {'; '.join(table.reasons(row))}.", field="candidate", hint=advice(table))
+
+
+def advice(table: PlanTable) -> str | None:
+    """The changes after which something fits, as a sentence."""
+    found = remedies(table)
+    return f"It works with {'; or '.join(map(str, found))}." if found else None

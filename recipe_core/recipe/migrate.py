@@ -1,0 +1,61 @@
+"""Recipes of older forms, step by step to the present one; newer ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from recipe_core.errors import BundleError
+
+SCHEMA_VERSION: Final[Literal[1]] = 1
+
+
+def version_of(value: Any) -> int:
+    """The schema version of a recipe's plain values; the form before ``kind`` existed counts as 0, though it said 1.
+
+    Raises:
+        BundleError: when it is not a recipe, or newer than this version reads.
+    """
+    stated = value.get("schema_version") if isinstance(value, Mapping) else None
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
+        raise BundleError(
+            f"recipe.yaml: schema_version: {stated!r} is no version of a recipe.", hint="Build the bundle again with `recipe build`."
+        )
+    if stated > SCHEMA_VERSION:
+        raise BundleError(
+            f"recipe.yaml has schema_version {stated}; this version reads up to {SCHEMA_VERSION}.",
+            hint="Use the version of Recipe Builder that wrote it, or a newer one.",
+        )
+    return stated if "kind" in value else 0
+
+
+def migrate(value: Any) -> tuple[dict[str, Any], list[str]]:
+    """The values in the present form, and a sentence for each step that changed them."""
+    version = version_of(value)
+    migrated, said = dict(value), []
+    for step in range(version, SCHEMA_VERSION):
+        change, what = _STEPS[step]
+        migrated = change(migrated)
+        said.append(what)
+    return migrated, said
+
+
+def _add_kind(value: dict[str, Any]) -> dict[str, Any]:
+    """Other splits become fallbacks of that kind."""
+    device, others = value.get("device"), value.pop("alternatives", ())
+    name = device.get("name") if isinstance(device, Mapping) else None
+    value["fallbacks"] = [_other_split(each, name) for each in others] if isinstance(others, list | tuple) else others
+    return value | {"kind": "serving"}
+
+
+def _other_split(value: Any, device: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value  # refused by the schema, which names it
+    figures = {name: value[name] for name in ("output_tokens_per_s", "tpot_s") if name in value}
+    rest = {name: item for name, item in value.items() if name not in figures}
+    return rest | {"kind": "other-split", "changes": {}, "device": device, "figures": figures}
+
+
+_STEPS: dict[int, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    0: (_add_kind, "recipe.yaml is of the form before recipes had a kind; it is read as serving, and holds no lock."),
+}

@@ -1,0 +1,122 @@
+"""The Recipe, schema_version 1: what was decided, why, what it should do, and what pins it. ``recipe.yaml`` is this object."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.documents import to_json
+from recipe_core.errors import BundleError
+from recipe_core.recipe.claims import Claim
+from recipe_core.recipe.lock import Lock
+from recipe_core.recipe.migrate import SCHEMA_VERSION, migrate
+from recipe_core.recipe.variants import Variant
+from recipe_core.targets.context import Parameters
+
+Kind = Literal["serving", "training"]
+Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
+"""What an option was set by; a later one goes before an earlier one."""
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelFacts(_Part):
+    """The model as it was counted; ``digest`` identifies the architecture, ``config`` is kept of models outside the catalog."""
+
+    id: str
+    digest: str
+    parameters: int
+    active_parameters: int
+    weight_dtype: str
+    max_context: int
+    config: dict[str, Any] | None = None
+
+
+class EngineFacts(_Part):
+    """The engine at its pinned version, every option it is started with, and the layer that set each."""
+
+    name: str
+    title: str
+    version: str
+    options: dict[str, Any]
+    layers: dict[str, Layer] = {}
+
+
+class DeviceFacts(_Part):
+    """The device the recipe was computed for and how many of them it uses, in nodes of ``per_node``."""
+
+    name: str
+    title: str
+    vendor: str
+    runtime: str
+    architecture: str
+    names: tuple[str, ...]
+    memory_bytes: int
+    count: int
+    per_node: int | None = None
+
+
+class Fallback(_Part):
+    """What to do where the recipe cannot run: ``changes`` to its request (dotted fields), and the ``candidate`` that is best then."""
+
+    kind: Literal["other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"]
+    changes: dict[str, Any]
+    device: str
+    gpus: int
+    candidate: dict[str, Any]
+    figures: dict[str, float | None] = {}
+
+
+class Recipe(_Part):
+    """Everything a bundle is made from.
+
+    ``environment``: variables that all processes share. ``max_context`` and, in the estimate, serving figures are a serving recipe's;
+    a training recipe has a step and a run.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: Kind
+    name: str
+    built_by: str
+    request: dict[str, Any]
+    model: ModelFacts
+    device: DeviceFacts
+    engine: EngineFacts
+    environment: dict[str, str] = {}
+    candidate: dict[str, Any]
+    max_context: int | None = None
+    estimate: dict[str, Any]
+    fallbacks: tuple[Fallback, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    parameters: Parameters = Parameters()
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    lock: Annotated[Lock | None, Field(description="None in recipes of older forms.")] = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of the recipe's content; the lock is left out, which holds it."""
+        return content_digest(self.model_dump(mode="json"))
+
+    @classmethod
+    def parse(cls, value: Any) -> Recipe:
+        """A recipe from plain values, of this schema version or an older one; raises BundleError naming what is wrong."""
+        migrated, _ = migrate(value)
+        try:
+            return cls.model_validate(migrated)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(step) for step in first["loc"])
+            said = "is not a known field" if first["type"] == "extra_forbidden" else first["msg"]
+            raise BundleError(f"recipe.yaml: {where}: {said}.", hint="Build the bundle again.") from None
+
+
+def content_digest(values: dict[str, Any]) -> str:
+    """SHA-256 over a recipe's plain values without its lock."""
+    content = {name: value for name, value in values.items() if name != "lock"}
+    return hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()
