@@ -1,0 +1,137 @@
+"""Plans and estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from recipe_core.cli.app import Json, RequestFile, app, emit, read_lines, read_request, working
+from recipe_core.documents import to_json
+from recipe_core.errors import InputError
+
+
+@app.command("plan")
+def plan_command(
+    request: RequestFile,
+    top: Annotated[int | None, typer.Option(min=0, help="How many of the ranked splits to print.")] = None,
+    everything: Annotated[Path | None, typer.Option("--all", metavar="FILE", help="Write every row, as .csv, .parquet or .json.")] = None,
+    flips: Annotated[bool, typer.Option("--sensitivity", help="Also say what would flip the decision: price, lengths, load.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every split of the cluster, judged and ranked."""
+    from recipe_core.plan import plan
+    from recipe_core.request import PlanRequest
+    from recipe_core.sensitivity import sensitivity
+    from recipe_core.terminal import plan_text
+    from recipe_core.views import plan_view
+
+    asked = PlanRequest.parse(read_request(request))
+    if asked.workload.kind == "training":
+        _training_plan(asked, top, everything, flips, as_json)
+    with working("Judging every split …"):
+        table = plan(asked)
+        if everything is not None:
+            _write_rows(table, everything)
+        changes = sensitivity(table) if flips else None
+    if as_json:
+        emit(plan_view(table, top) | ({} if changes is None else {"sensitivity": [change.to_json() for change in changes]}))
+    else:
+        typer.echo(plan_text(table, 10 if top is None else top, changes))
+    raise typer.Exit(0 if len(table.ranked) else 1)
+
+
+def _training_plan(asked: Any, top: int | None, everything: Path | None, flips: bool, as_json: bool) -> NoReturn:
+    from recipe_core.training.plan import training_plan
+    from recipe_core.training.text import training_plan_text
+
+    if flips:
+        raise InputError("what would flip a training plan is not computed by this version.", field="sensitivity", hint="Leave it out.")
+    with working("Judging every split …"):
+        table = training_plan(asked)
+    if everything is not None:
+        _write_rows(table, everything)
+    emit(table.view(top)) if as_json else typer.echo(training_plan_text(table, 10 if top is None else top))
+    raise typer.Exit(0 if len(table.ranked) else 1)
+
+
+def _write_rows(table: Any, path: Path) -> None:
+    import io
+
+    from recipe_core.documents import write_whole
+
+    writers: dict[str, Callable[[Any, io.BytesIO], Any]] = {
+        ".csv": lambda frame, buffer: frame.to_csv(buffer, index=False),
+        ".parquet": lambda frame, buffer: frame.to_parquet(buffer, index=False),
+        ".json": lambda frame, buffer: frame.to_json(buffer, orient="records"),
+    }
+    if path.suffix not in writers:
+        raise InputError(f"{path.name!r} has no known suffix.", field="all", hint=f"Use {', '.join(writers)}.")
+    buffer = io.BytesIO()
+    writers[path.suffix](table.frame(), buffer)
+    write_whole(path, buffer.getvalue())
+
+
+@app.command()
+def estimate(
+    request: RequestFile,
+    traced: Annotated[bool, typer.Option("--trace", help="Also build the real model without data and compare (torch extra).")] = False,
+    as_json: Json = False,
+) -> None:
+    """Exactly the split in REQUEST.candidate (or the best that agrees with it); a .jsonl file answers line by line."""
+    from recipe_core.plan import chosen_plan
+    from recipe_core.request import PlanRequest
+    from recipe_core.terminal import estimate_text
+
+    if request.endswith(".jsonl"):
+        if traced:
+            raise InputError("--trace takes one request, not a .jsonl file.", field="trace", hint="Trace its lines one by one.")
+        _each_line(Path(request))
+        return
+    asked = PlanRequest.parse(read_request(request))
+    if asked.workload.kind == "training":
+        _training_estimate(asked, traced, as_json)
+    with working("Estimating …"):
+        table, row = chosen_plan(asked)
+        answer = table.detailed(row)
+    found = _trace(table, row) if traced else None
+    if as_json:
+        emit({"candidate": table.candidate(row)} | answer | ({"trace": found} if found else {}))
+    else:
+        typer.echo(estimate_text(table.candidate(row), answer))
+    if found and not as_json:
+        from recipe_core.trace.text import trace_text
+
+        typer.echo(f"\n{trace_text(found)}")
+    raise typer.Exit(0 if answer["feasible"] else 1)
+
+
+def _training_estimate(asked: Any, traced: bool, as_json: bool) -> NoReturn:
+    from recipe_core.training.plan import chosen_training
+    from recipe_core.training.text import training_text
+
+    if traced:
+        raise InputError("--trace takes serving requests.", field="trace", hint="Leave it out.")
+    estimates, row = chosen_training(asked)
+    answer = {"candidate": estimates.candidate(row)} | estimates.row(row)
+    emit(answer) if as_json else typer.echo(training_text(answer))
+    raise typer.Exit(0 if answer["feasible"] else 1)
+
+
+def _trace(table: Any, row: int) -> dict[str, Any]:
+    from recipe_core.trace import trace
+
+    with working("Tracing the model …"):
+        return trace(table, row)
+
+
+def _each_line(path: Path) -> None:
+    from recipe_core.many import estimate_many
+
+    values = read_lines(path)
+    with working(f"Estimating {len(values):,} requests …"):
+        answers = estimate_many(values)
+    for answer in answers:
+        typer.echo(to_json(answer, indent=None))
