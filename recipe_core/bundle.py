@@ -1,7 +1,8 @@
 """A recipe as files that start: written deterministically, whole or not at all. ``verify.py`` reads them.
 
 ``recipe.yaml`` (the decision), ``expected.json`` (what it should do), ``launch.json`` (what to start), ``launch.py`` and
-``launcher/`` (standard library only), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other file).
+``launcher/`` (standard library only), ``sbom.json`` (what is pulled), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other file) and,
+where a key was given, ``SIGNATURE`` over the manifest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from recipe_core.confidential import refuse_planted
 from recipe_core.documents import to_json, to_yaml, write_whole
 from recipe_core.engines.deployment import Launch
 from recipe_core.engines.spec import engine
@@ -23,6 +25,8 @@ from recipe_core.readme import bundle_readme
 from recipe_core.recipe import Recipe, relaunch
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
+from recipe_core.sbom import sbom
+from recipe_core.signing import SIGNATURE, sign
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 MANIFEST = "MANIFEST.json"
@@ -37,8 +41,12 @@ if __name__ == "__main__":
 '''
 
 
-def bundle_files(recipe: Recipe) -> dict[str, bytes]:
-    """Every file of the bundle, by path, the manifest last."""
+def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
+    """Every file of the bundle, by path, the manifest last; with a private ``key`` (PEM) also its signature.
+
+    Raises:
+        InputError: for a key that is none, and when a file would hold a secret of this machine.
+    """
     launch = launch_document(recipe)
     files = {
         "README.md": bundle_readme(recipe, launch, {}).encode(),
@@ -46,11 +54,14 @@ def bundle_files(recipe: Recipe) -> dict[str, bytes]:
         "launch.json": to_json(launch).encode(),
         "launch.py": LAUNCH_PY.encode(),
         "recipe.yaml": to_yaml(recipe.model_dump(mode="json")).encode(),
+        "sbom.json": to_json(sbom(recipe)).encode(),
     }
     files |= {f"launcher/{path.name}": path.read_bytes() for path in sorted((PACKAGE / "launcher").glob("*.py"))}
+    refuse_planted(files)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
     manifest = {"schema_version": 1, "recipe": recipe.name, "recipe_digest": recipe.digest, "files": digests}
-    return dict(sorted(files.items())) | {MANIFEST: to_json(manifest).encode()}
+    whole = dict(sorted(files.items())) | {MANIFEST: to_json(manifest).encode()}
+    return whole | ({SIGNATURE: sign(whole[MANIFEST], key)} if key else {})
 
 
 def launch_document(recipe: Recipe) -> dict[str, Any]:
@@ -115,29 +126,33 @@ def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def zip_bytes(recipe: Recipe) -> bytes:
-    """The bundle as a zip; the same recipe gives the same bytes."""
+def zip_bytes(recipe: Recipe, key: bytes | None = None) -> bytes:
+    """The bundle as a zip; the same recipe (and key) gives the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in bundle_files(recipe).items():
+        for name, data in bundle_files(recipe, key).items():
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3  # Unix, wherever it is built, so that the permissions below mean something
-            info.external_attr = (stat.S_IFREG | (0o755 if name == "launch.py" else 0o644)) << 16
+            info.external_attr = (stat.S_IFREG | _mode(name)) << 16
             archive.writestr(info, data)
     return buffer.getvalue()
 
 
-def write_bundle(recipe: Recipe, target: Path) -> Path:
+def _mode(name: str) -> int:
+    return 0o755 if name == "launch.py" or name.endswith(".sh") else 0o644
+
+
+def write_bundle(recipe: Recipe, target: Path, key: bytes | None = None) -> Path:
     """Write the bundle as ``target``: a zip by its suffix, else a folder. Nothing is left behind when it fails.
 
     Raises:
         InputError: when the place is not writable, or a folder of that name has other content.
     """
     if target.suffix == ".zip":
-        write_whole(target, zip_bytes(recipe))
+        write_whole(target, zip_bytes(recipe, key))
         return target
-    replace_folder(target, bundle_files(recipe))
+    replace_folder(target, bundle_files(recipe, key))
     return target
 
 
@@ -156,9 +171,9 @@ def replace_folder(target: Path, files: dict[str, bytes]) -> None:
     try:
         for name, data in files.items():
             path = fresh / name
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        (fresh / "launch.py").chmod(0o755)
+            path.chmod(_mode(name))
         fresh.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)

@@ -16,28 +16,33 @@ from recipe_core.documents import parse_json, parse_yaml
 from recipe_core.errors import BundleError, InputError, NoAnswer, RecipeError
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
+from recipe_core.recipe.migrate import migrate
+from recipe_core.signing import SIGNATURE, Signed, check_signature
 
 DRIFT = 0.01
 """A share by which estimates of two versions may differ without a word."""
 _HEADLINE = {"serving": ("serving", "output_tokens_per_s", "output tokens/s"), "training": ("training", "tokens_per_s", "tokens/s")}
-MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200, 4 << 20, 16 << 20
+MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A bundle whose files are all there and unchanged."""
+    """A bundle whose files are all there and unchanged; ``signed`` is None where nobody signed it."""
 
     recipe: Recipe
     files: dict[str, bytes]
     warnings: tuple[str, ...]
+    signed: Signed | None = None
 
 
-def read_bundle(path: Path) -> Checked:
-    """Read a bundle (zip or folder), verify every digest and parse its recipe. Nothing is written or run.
+def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
+    """Read a bundle (zip or folder), verify every digest, its signature, and parse its recipe. Nothing is written or run.
+
+    With ``public_key`` (PEM) it must be signed by that key; else a signature is checked against the key it names.
 
     Raises:
         BundleError: for anything damaged, changed, foreign or dangerous.
-        InputError: when there is nothing at ``path``.
+        InputError: when there is nothing at ``path``, or the key is none.
     """
     if path.is_dir():
         files = _folder_files(path)
@@ -46,8 +51,18 @@ def read_bundle(path: Path) -> Checked:
     else:
         raise InputError(f"there is no bundle at {str(path)!r}.", field="bundle", hint="Give a zip or folder that `recipe build` wrote.")
     _verify(files)
-    recipe = Recipe.parse(parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml"))
-    return Checked(recipe, files, tuple(_drift(recipe)))
+    signed = _signed(files, public_key)
+    values = parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml")
+    recipe = Recipe.parse(values)
+    return Checked(recipe, files, (*migrate(values)[1], *_drift(recipe)), signed)
+
+
+def _signed(files: dict[str, bytes], public_key: bytes | None) -> Signed | None:
+    if SIGNATURE in files:
+        return check_signature(files[MANIFEST], files[SIGNATURE], public_key)
+    if public_key is not None:
+        raise BundleError("the bundle is not signed.", hint="Get a signed one from its author, or leave --public-key out.")
+    return None
 
 
 def _text(files: dict[str, bytes], name: str) -> str:
@@ -68,7 +83,7 @@ def _verify(files: dict[str, bytes]) -> None:
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict):
         raise BundleError(f"{MANIFEST} lists no files.", hint="Build the bundle again.")
-    found = set(files) - {MANIFEST}
+    found = set(files) - {MANIFEST, SIGNATURE}
     for what, names in (("is missing", set(listed) - found), ("is not in the manifest", found - set(listed))):
         if names:
             raise BundleError(f"{min(names)} {what}.", hint="The bundle was changed; build it again or get it from its author.")
@@ -135,6 +150,7 @@ def _is_safe(name: str) -> bool:
 def _folder_files(root: Path) -> dict[str, bytes]:
     """Files of a bundle folder, without what runs leave behind; links and outsized files are refused."""
     files: dict[str, bytes] = {}
+    total = 0
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = sorted(n for n in folders if n != "__pycache__" and not (here == root and n == RUN_FOLDER))
@@ -143,7 +159,8 @@ def _folder_files(root: Path) -> dict[str, bytes]:
             relative = path.relative_to(root).as_posix()
             if path.is_symlink() or not path.is_file():
                 raise BundleError(f"{relative} is not a plain file.", hint="Do not use this folder.")
-            if path.stat().st_size > MAX_FILE_BYTES or len(files) >= MAX_FILES:
+            total += path.stat().st_size
+            if path.stat().st_size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or len(files) >= MAX_FILES:
                 raise BundleError(f"{relative} makes the folder larger than a bundle can be.")
             files[relative] = path.read_bytes()
     return files

@@ -96,7 +96,7 @@ def test_preflight_refuses_a_machine_without_the_gpus(recipe, tmp_path):
         (lambda f: f.update({MANIFEST: b"[]"}), "lists no files"),
         (lambda f: f.update({MANIFEST: b"{"}), "not valid JSON"),
         (lambda f: f.update({"Launch.py": b"x"}), "twice"),
-        (lambda f: f.update({f"f{n}": b"" for n in range(300)}), "at most 200"),
+        (lambda f: f.update({f"f{n}": b"" for n in range(600)}), "at most 500"),
         (lambda f: f.update({"big": b"\0" * (5 << 20)}), "at most 4,194,304"),
     ],
 )

@@ -10,6 +10,7 @@ from .errors import LauncherError
 from .files import read_object, sha256
 
 NAME = "MANIFEST.json"
+SIGNATURE = "SIGNATURE"  # of the list; `recipe check` verifies it
 _CODE = (".py", ".so", ".pth", ".sh")
 
 
@@ -54,14 +55,14 @@ def digest(root: Path) -> str | None:
 
 
 def walk(root: Path) -> list[str]:
-    """Every file but the list itself, what runs leave in ``run/``, and Python's caches."""
+    """Every file but the list itself and its signature, what runs leave in ``run/``, and Python's caches."""
     found = []
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = [name for name in folders if name != "__pycache__" and not (name == "run" and here == root)]
         links = [name for name in folders if (here / name).is_symlink()]  # a linked folder is one entry, never followed
         found += [(here / name).relative_to(root).as_posix() for name in (*names, *links)]
-    return [name for name in found if name != NAME]
+    return [name for name in found if name not in (NAME, SIGNATURE)]
 
 
 def _inside(name: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe_core import __version__
+from recipe_core.confidential import refuse_secrets
 from recipe_core.engines.deployment import Launch
 from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
@@ -69,7 +70,15 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         claims=additions.claims,
         notes=tuple(decision.estimate["notes"]),
     )
+    _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe.digest, folders=folders)})
+
+
+def _refuse_secrets(recipe: Recipe) -> None:
+    values = recipe.model_dump(mode="json")
+    named = {"options": values["engine"]["options"], "environment": values["environment"], "parameters": values["parameters"]}
+    others = {name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")}
+    refuse_secrets(named | others, named=tuple(named))
 
 
 def recipe_request(recipe: Recipe) -> PlanRequest:
