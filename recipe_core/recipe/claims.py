@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from recipe_core.errors import InputError
+
+if TYPE_CHECKING:
+    from recipe_core.recipe.schema import Recipe
+
+VALID_DAYS = 180
+"""Days after which a measurement speaks for nothing: drivers, images and clocks have moved on."""
+
 
 class Claim(BaseModel):
-    """One measurement. It speaks for a recipe only while engine, version, device, count and split are the recipe's, until ``expires``."""
+    """One measurement. It speaks for a recipe while engine, version, device, count and split are the recipe's, until ``expires``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,3 +34,46 @@ class Claim(BaseModel):
     expires: datetime.date
     metrics: dict[str, float]
     bundle_digest: str | None = None
+
+    def doubts(self, recipe: Recipe, today: datetime.date) -> list[str]:
+        """Why it does not speak for a recipe today; none where it does."""
+        said = [] if today <= self.expires else [f"expired on {self.expires}"]
+        pairs = {
+            "engine": (f"{self.engine} {self.version}", f"{recipe.engine.name} {recipe.engine.version}"),
+            "device": (f"{self.count} × {self.device}", f"{recipe.device.count} × {recipe.device.name}"),
+            "split": (self.candidate, recipe.candidate),
+        }
+        return said + [f"of another {what}" for what, (mine, wanted) in pairs.items() if mine != wanted]
+
+
+def claim_of(recipe: Recipe, measurement: Mapping[str, Any], valid_days: int = VALID_DAYS) -> Claim:
+    """A claim from a ``measurement.json`` that the recipe's own bundle wrote.
+
+    Raises:
+        InputError: when it is no measurement, or of another machine or engine than the recipe's.
+    """
+    try:
+        found_version = measurement["engine"]["version"]
+        day = datetime.datetime.fromisoformat(measurement["started"]).date()
+        metrics = {name: float(value) for name, value in measurement["metrics"].items() if isinstance(value, int | float)}
+        workload, digest = dict(measurement["workload"]), measurement.get("bundle_digest")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        hint = "Give the run/measurement.json of a bundle."
+        raise InputError(f"is no measurement ({type(error).__name__}: {error}).", field="measured", hint=hint) from None
+    if found_version != recipe.engine.version:
+        message = f"was measured with {recipe.engine.name} {found_version}; the recipe pins {recipe.engine.version}."
+        raise InputError(message, field="measured", hint="Measure with the pinned version.")
+    return Claim(
+        engine=recipe.engine.name,
+        version=recipe.engine.version,
+        image_digest=recipe.lock.image.digest if recipe.lock and recipe.lock.image else None,
+        device=recipe.device.name,
+        count=recipe.device.count,
+        candidate=recipe.candidate,
+        max_context=recipe.max_context,
+        workload=workload,
+        date=day,
+        expires=day + datetime.timedelta(days=valid_days),
+        metrics=metrics,
+        bundle_digest=digest,
+    )

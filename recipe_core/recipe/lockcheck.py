@@ -1,0 +1,122 @@
+"""A lock held against what is here: the recipe itself, this version's data, and what is installed on this machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from recipe_core.model.checkpoint import checkpoint_digest
+from recipe_core.model.revision import snapshot_of
+from recipe_core.recipe.build import recipe_request
+from recipe_core.recipe.decision import decide
+from recipe_core.recipe.lock import Lock
+from recipe_core.recipe.locking import make_lock
+from recipe_core.recipe.schema import Recipe
+
+Level = Literal["same", "differs", "absent"]
+TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is pinned, what the lock says and what was found; ``absent``: nothing to compare with is here."""
+
+    what: str
+    locked: str
+    found: str | None
+    level: Level
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"what", "locked", "found", "level"}``."""
+        return {"what": self.what, "locked": self.locked, "found": self.found, "level": self.level}
+
+
+def verify_lock(recipe: Recipe, lock: Lock, model: Path | None = None) -> list[Difference]:
+    """Everything pinned against what is here; ``model``: a folder that should hold the model."""
+    return [*_recipe(recipe, lock), *_data(recipe, lock), *_installed(lock), *_floors(lock), *_model(lock, model)]
+
+
+def _compared(what: str, locked: str, found: str | None) -> Difference:
+    return Difference(what, locked, found, "absent" if found is None else "same" if found == locked else "differs")
+
+
+def _recipe(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
+    yield _compared("recipe", lock.recipe_digest, recipe.digest)
+
+
+def _data(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
+    """What this version of the builder would pin for the same split."""
+    decision = decide(recipe_request(recipe))
+    now = make_lock(decision, decision.started(), lock.recipe_digest, folders=False)
+    yield _compared(f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version)
+    yield _compared("model architecture", lock.model.architecture_digest, now.model.architecture_digest)
+    if lock.image:
+        yield _compared("image", _pinned(lock.image), _pinned(now.image) if now.image else None)
+
+
+def _pinned(image: Any) -> str:
+    return f"{image.reference}@{image.digest}" if image.digest else str(image.reference)
+
+
+def _installed(lock: Lock) -> Iterator[Difference]:
+    """Packages in this Python environment."""
+    for name, locked in lock.engine.packages.items():
+        try:
+            found: str | None = version(name)
+        except PackageNotFoundError:
+            found = None
+        yield _compared(f"package {name}", locked, found)
+
+
+_PROBES = {
+    "driver": (("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"), re.compile(r"^([\d.]+)", re.MULTILINE)),
+    "rocm": (("amd-smi", "version"), re.compile(r"ROCm version: ([\d.]+)")),
+}
+
+
+def _floors(lock: Lock) -> Iterator[Difference]:
+    """The driver or runtime of this machine, which may be newer."""
+    for what, floor in lock.floors.items():
+        found = _probe(what)
+        enough = found is not None and _at_least(found, floor)
+        yield Difference(f"{what} (at least)", floor, found, "absent" if found is None else "same" if enough else "differs")
+
+
+def _probe(what: str) -> str | None:
+    """A version as the vendor's own tool reports it; None where there is none."""
+    words, pattern = _PROBES.get(what, ((), None))
+    if pattern is None or shutil.which(words[0]) is None:
+        return None
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = pattern.search(done.stdout)
+    return found[1] if found else None
+
+
+def _at_least(found: str, floor: str) -> bool:
+    try:
+        return Version(found) >= Version(floor)
+    except InvalidVersion:
+        return False
+
+
+def _model(lock: Lock, folder: Path | None) -> Iterator[Difference]:
+    """The revision and the weights of a folder."""
+    folder = folder or (Path(lock.model.id) if lock.model.id.startswith("/") else None)
+    snapshot = snapshot_of(str(folder)) if folder else None
+    if lock.model.revision:
+        yield _compared("model revision", lock.model.revision, snapshot.revision if snapshot else None)
+    if lock.model.checkpoint:
+        found = checkpoint_digest(folder) if folder and folder.is_dir() else None
+        same_kind = found is not None and found.of == lock.model.checkpoint.of
+        yield _compared(f"checkpoint ({lock.model.checkpoint.of})", lock.model.checkpoint.digest, found.digest if found and same_kind else None)
