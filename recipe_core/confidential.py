@@ -32,12 +32,23 @@ def refuse_secrets(parts: Mapping[str, Any], *, named: tuple[str, ...] = ()) -> 
     """Raise InputError for the first text in ``parts`` that looks like a secret; in ``named`` parts also for what is called one."""
     for part, value in parts.items():
         for field, text in _texts(value, part):
-            what = next((what for what, pattern in _PATTERNS.items() if pattern.search(text)), None)
-            name = field.rpartition(".")[2]
-            if what is None and part in named and text and name not in _REFERENCES and _NAMES.search(name):
-                what = "a secret"
+            what = _form(text) or ("a secret" if part in named and _is_called_secret(field, text) else None)
             if what is not None:
                 raise InputError(f"looks like {what}; recipes and bundles keep none.", field=field, hint=_HINT)
+
+
+def is_secret(field: str, value: Any) -> bool:
+    """Whether a value looks like a secret or is called one by its dotted field."""
+    return any(_form(text) or _is_called_secret(where, text) for where, text in _texts(value, field))
+
+
+def _form(text: str) -> str | None:
+    return next((what for what, pattern in _PATTERNS.items() if pattern.search(text)), None)
+
+
+def _is_called_secret(field: str, text: str) -> bool:
+    name = field.rpartition(".")[2]
+    return bool(text) and name not in _REFERENCES and _NAMES.search(name) is not None
 
 
 def refuse_planted(files: Mapping[str, bytes]) -> None:

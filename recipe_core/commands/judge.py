@@ -70,6 +70,16 @@ def _without_split(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"options": options, "candidate": None})
 
 
+def read_command(command: str | Sequence[str]) -> Case:
+    """The first server that a command starts, read; raises InputError when it starts no known engine."""
+    return _first(command)
+
+
+def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
+    """What a command asks for, on its ground; raises InputError where something is missing or unknown."""
+    return _resolve(case, ground, _Models(folders))
+
+
 # Reading
 
 

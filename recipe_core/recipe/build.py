@@ -17,10 +17,10 @@ from recipe_core.recipe.claims import Claim
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.extras import typed_options, with_extras
 from recipe_core.recipe.fallbacks import fallbacks
-from recipe_core.recipe.layers import option_layers
+from recipe_core.recipe.layers import Layer, provenance
 from recipe_core.recipe.locking import make_lock
 from recipe_core.recipe.names import recipe_name
-from recipe_core.recipe.schema import DeviceFacts, EngineFacts, Layer, ModelFacts, Recipe
+from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
 from recipe_core.recipe.variants import Variant
 from recipe_core.request import PlanRequest
 from recipe_core.targets.context import Parameters
@@ -59,9 +59,10 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         request=decision.request.to_json(),
         model=_model_facts(decision),
         device=_device_facts(decision),
-        engine=_engine_facts(decision, started, added, request),
+        engine=EngineFacts(name=decision.engine, title=decision.title, version=decision.version, options=started.options),
         environment=shared_environment(started),
         candidate=decision.candidate,
+        provenance=provenance(decision.candidate, started.options, shared_environment(started), request) | _users(added, additions),
         max_context=decision.max_context,
         estimate=decision.estimate,
         fallbacks=fallbacks(decision, request, folders=folders),
@@ -72,6 +73,10 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe.digest, folders=folders)})
+
+
+def _users(options: Mapping[str, Any], additions: Additions) -> dict[str, Layer]:
+    return dict.fromkeys([*(f"options.{name}" for name in options), *(f"environment.{name}" for name in additions.environment)], "user")
 
 
 def _refuse_secrets(recipe: Recipe) -> None:
@@ -151,11 +156,3 @@ def _device_facts(decision: Decision) -> DeviceFacts:
         count=decision.gpus,
         per_node=min(decision.gpus, decision.cluster.per_node),
     )
-
-
-def _engine_facts(decision: Decision, started: Launch, added: Mapping[str, Any], asked: PlanRequest) -> EngineFacts:
-    layers = option_layers(decision.engine, started.options, asked) | dict.fromkeys(added, _USER)
-    return EngineFacts(name=decision.engine, title=decision.title, version=decision.version, options=started.options, layers=layers)
-
-
-_USER: Layer = "user"

@@ -6,54 +6,68 @@ model's, unless the request states it: then it is the user's. Options that say n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
 
 from recipe_core.commands.grammar import Meaning, grammars
-from recipe_core.recipe.schema import Layer
 from recipe_core.request import PlanRequest, ServingWorkload
 
-_CHOSEN: dict[Meaning, tuple[Layer, str]] = {
-    "tp": ("objective", "tp"),
-    "pp": ("objective", "pp"),
-    "dp": ("objective", "dp"),
-    "ep": ("objective", "ep"),
-    "cp": ("objective", "cp"),
-    "all_experts": ("objective", "ep"),
-    "attention_dp": ("objective", "dp"),
-    "attention_dp_switch": ("objective", "dp"),
-    "nodes": ("objective", "tp"),
-    "dtype": ("model", "weight_dtype"),
-    "quantization": ("model", "weight_dtype"),
-    "kv_dtype": ("model", "kv_dtype"),
-    "max_num_seqs": ("device", "max_num_seqs"),
-    "max_batched_tokens": ("device", "max_batched_tokens"),
-    "memory_fraction": ("base", "memory_fraction"),
-    "block_size": ("base", "block_size"),
-    "speculative": ("objective", "speculative"),
-    "draft_tokens": ("objective", "speculative"),
-    "draft_method": ("objective", "speculative"),
-}
-"""The layer that sets what an option means, and the field of a candidate by which a user would."""
+Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
+"""What a value was set by; a later one goes before an earlier one."""
+LAYERS: tuple[Layer, ...] = get_args(Layer)
 
-_VARIED = {"weight_dtype": "weight_dtypes", "kv_dtype": "kv_dtypes", "max_batched_tokens": "max_batched_tokens"}
+_FIELDS: dict[str, Layer] = {
+    "weight_dtype": "model",
+    "kv_dtype": "model",
+    "precision": "base",
+    "max_num_seqs": "device",
+    "max_batched_tokens": "device",
+    "engine": "base",
+    "memory_fraction": "base",
+    "block_size": "base",
+}
+"""What sets a field of a candidate where the user does not; the others are the objective's choice."""
+
+_MEANT: dict[Meaning, str] = {
+    "all_experts": "ep",
+    "attention_dp": "dp",
+    "attention_dp_switch": "dp",
+    "nodes": "tp",
+    "dtype": "weight_dtype",
+    "quantization": "weight_dtype",
+    "speculative": "speculative",
+    "draft_tokens": "speculative",
+    "draft_method": "speculative",
+}
+"""Fields of a candidate that options mean under another name."""
+
+_VARIED = {"engine": "engines", "weight_dtype": "weight_dtypes", "kv_dtype": "kv_dtypes", "max_batched_tokens": "max_batched_tokens"}
 """Fields that a search may vary: then they are the objective's choice."""
 
 
-def option_layers(engine: str, options: Iterable[str], asked: PlanRequest) -> dict[str, Layer]:
-    """The layer of each option; ``asked`` is the request as the user wrote it."""
-    grammar = grammars().get(engine)
+def provenance(candidate: Mapping[str, Any], options: Iterable[str], environment: Iterable[str], asked: PlanRequest) -> dict[str, Layer]:
+    """The layer of every field of a candidate, option and variable, by dotted name; ``asked`` is the request as the user wrote it."""
+    grammar = grammars().get(candidate["engine"])
     means = grammar.means if grammar else {}
-    return {name: _layer(means.get(name), asked) for name in options}
+    return (
+        {f"candidate.{field}": field_layer(field, asked) for field in candidate}
+        | {f"options.{name}": _option_layer(means.get(name), asked, candidate) for name in options}
+        | {f"environment.{name}": "base" for name in environment}
+    )
 
 
-def _layer(meaning: Meaning | None, asked: PlanRequest) -> Layer:
+def _option_layer(meaning: Meaning | None, asked: PlanRequest, candidate: Mapping[str, Any]) -> Layer:
     if meaning == "max_context":
         return "user" if isinstance(asked.workload, ServingWorkload) and asked.workload.max_context is not None else "objective"
-    if meaning not in _CHOSEN:
-        return "base"
-    layer, field = _CHOSEN[meaning]
-    stated = getattr(asked.candidate, field, None)
-    if stated not in (None, "auto"):
+    field = _MEANT.get(meaning, str(meaning)) if meaning else ""
+    return field_layer(field, asked) if field in candidate else "base"
+
+
+def field_layer(field: str, asked: PlanRequest) -> Layer:
+    """The layer that set a field of the candidate."""
+    if getattr(asked.candidate, field, None) not in (None, "auto"):
         return "user"
     tried = getattr(asked.options, _VARIED[field]) if field in _VARIED else ()
-    return "objective" if set(tried) - {"auto"} else layer
+    if field == "speculative" and getattr(asked.workload, field, None) is not None:
+        return "user"
+    return "objective" if set(tried) - {"auto"} else _FIELDS.get(field, "objective")

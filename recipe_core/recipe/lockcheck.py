@@ -119,4 +119,6 @@ def _model(lock: Lock, folder: Path | None) -> Iterator[Difference]:
     if lock.model.checkpoint:
         found = checkpoint_digest(folder) if folder and folder.is_dir() else None
         same_kind = found is not None and found.of == lock.model.checkpoint.of
-        yield _compared(f"checkpoint ({lock.model.checkpoint.of})", lock.model.checkpoint.digest, found.digest if found and same_kind else None)
+        yield _compared(
+            f"checkpoint ({lock.model.checkpoint.of})", lock.model.checkpoint.digest, found.digest if found and same_kind else None
+        )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.documents import to_json
 from recipe_core.errors import BundleError
 from recipe_core.recipe.claims import Claim
+from recipe_core.recipe.layers import Layer
 from recipe_core.recipe.lock import Lock
 from recipe_core.recipe.migrate import SCHEMA_VERSION, migrate
 from recipe_core.recipe.variants import Variant
 from recipe_core.targets.context import Parameters
 
 Kind = Literal["serving", "training"]
-Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
-"""What an option was set by; a later one goes before an earlier one."""
-LAYERS: tuple[Layer, ...] = get_args(Layer)
 
 
 class _Part(BaseModel):
@@ -38,13 +36,12 @@ class ModelFacts(_Part):
 
 
 class EngineFacts(_Part):
-    """The engine at its pinned version, every option it is started with, and the layer that set each."""
+    """The engine at its pinned version, and every option it is started with."""
 
     name: str
     title: str
     version: str
     options: dict[str, Any]
-    layers: dict[str, Layer] = {}
 
 
 class DeviceFacts(_Part):
@@ -75,7 +72,8 @@ class Fallback(_Part):
 class Recipe(_Part):
     """Everything a bundle is made from.
 
-    ``environment``: variables that all processes share. ``max_context`` and, in the estimate, serving figures are a serving recipe's;
+    ``environment``: variables that all processes share. ``provenance``: the layer that set a field of the candidate, an option or a
+    variable, by its dotted name (``options.max_num_seqs``). ``max_context`` and, in the estimate, serving figures are a serving recipe's;
     a training recipe has a step and a run.
     """
 
@@ -89,6 +87,7 @@ class Recipe(_Part):
     engine: EngineFacts
     environment: dict[str, str] = {}
     candidate: dict[str, Any]
+    provenance: dict[str, Layer] = {}
     max_context: int | None = None
     estimate: dict[str, Any]
     fallbacks: tuple[Fallback, ...] = ()
@@ -102,6 +101,10 @@ class Recipe(_Part):
     def digest(self) -> str:
         """Hash of the recipe's content; the lock is left out, which holds it."""
         return content_digest(self.model_dump(mode="json"))
+
+    def locked(self) -> Recipe:
+        """The recipe with its lock brought up to its content."""
+        return self.model_copy(update={"lock": self.lock.model_copy(update={"recipe_digest": self.digest})}) if self.lock else self
 
     @classmethod
     def parse(cls, value: Any) -> Recipe:

@@ -14,6 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from recipe_core.hardware.profile import Vendor
+from recipe_core.recipe.layers import Layer
 
 Whole = Annotated[int, Field(ge=1)]
 Names = tuple[str, ...]
@@ -171,7 +172,12 @@ class Variant(Change):
 
     name: str
     when: When = When()
-    layers: dict[str, str] = {}
+    layers: dict[str, Layer] = {}
+
+    def layer(self, field: str) -> Layer:
+        """The layer of a field that this sets or removes: as stated, else by how exact its conditions are."""
+        by_exactness: tuple[Layer, ...] = ("base", "architecture", "architecture", "device")
+        return self.layers.get(field, by_exactness[self.when.exactness])
 
 
 def matching(variants: Iterable[Variant], machine: Machine) -> list[Variant]:
@@ -179,8 +185,8 @@ def matching(variants: Iterable[Variant], machine: Machine) -> list[Variant]:
     return sorted((variant for variant in variants if variant.when.holds(machine)), key=lambda variant: variant.when.exactness)
 
 
-def difference(before: Settings, after: Settings) -> dict[str, dict[str, Any]]:
-    """What a change must say so that ``before`` becomes ``after``: the ``remove``, ``set`` and ``add`` of a variant."""
+def difference(before: Settings, after: Settings) -> Change:
+    """The change that makes ``after`` of ``before``."""
     sets, removed = {}, {}
     for name in MAPPINGS:
         old, new = getattr(before, name), getattr(after, name)
@@ -188,4 +194,4 @@ def difference(before: Settings, after: Settings) -> dict[str, dict[str, Any]]:
         removed[name] = tuple(key for key in old if key not in new)
     gone = tuple(note for note in before.notes if note not in after.notes)
     new_notes = tuple(note for note in after.notes if note not in before.notes)
-    return {"remove": removed | {"notes": gone}, "set": sets, "add": {"notes": new_notes}}
+    return Change(remove=_Remove(**removed, notes=gone), set=_Set(**sets), add=_Add(notes=new_notes))

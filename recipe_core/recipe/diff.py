@@ -1,0 +1,94 @@
+"""What differs between two recipes, and what that does to the estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from recipe_core.recipe.schema import Recipe
+
+SECTIONS = (
+    "kind",
+    "model",
+    "device",
+    "request",
+    "candidate",
+    "max_context",
+    "engine",
+    "environment",
+    "parameters",
+    "lock",
+    "variants",
+    "notes",
+)
+FIGURES = {
+    "memory": ("total_bytes",),
+    "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
+    "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
+    "cost": ("usd_per_hour", "usd_per_million_output_tokens", "usd_per_million_tokens"),
+    "energy": ("watts", "joules_per_token"),
+}
+
+
+def diff(before: Recipe, after: Recipe) -> dict[str, Any]:
+    """``{"same", "changed": {section: [{"field", "before", "after"}]}, "estimate": [{"figure", "before", "after", "ratio", "in_band"}]}``.
+
+    ``in_band``: whether the later figure lies within the band of the earlier one (None where that has no band).
+    """
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    changed = {section: list(_changes(section, old[section], new[section])) for section in SECTIONS}
+    return {
+        "same": before.digest == after.digest,
+        "before": before.name,
+        "after": after.name,
+        "changed": {section: rows for section, rows in changed.items() if rows},
+        "estimate": list(_figures(before.estimate, after.estimate)),
+    }
+
+
+def _changes(field: str, before: Any, after: Any) -> Iterator[dict[str, Any]]:
+    """Leaves that differ, by dotted field; a missing one is None. The digest over a recipe differs whenever anything does."""
+    if field == "lock.recipe_digest" or before == after:
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _changes(f"{field}.{key}", before.get(key), after.get(key))
+    else:
+        yield {"field": field, "before": before, "after": after}
+
+
+def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for part, names in FIGURES.items():
+        for name in names:
+            then, now = (each.get(part, {}).get(name) for each in (before, after))
+            if then is None and now is None:
+                continue
+            band = before.get("bands", {}).get(name)
+            ratio = now / then if now is not None and then and math.isfinite(then) else None
+            inside = band[0] <= now <= band[1] if band and now is not None else None
+            yield {"figure": f"{part}.{name}", "before": then, "after": now, "ratio": ratio, "in_band": inside}
+
+
+def diff_text(found: dict[str, Any]) -> str:
+    """The differences for a terminal."""
+    if found["same"]:
+        return f"{found['before']}: no difference"
+    lines = [f"{found['before']} → {found['after']}"]
+    for rows in found["changed"].values():
+        lines += [f"  {row['field']}: {_shown(row['before'])} → {_shown(row['after'])}" for row in rows]
+    moved = [row for row in found["estimate"] if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005]
+    lines += ["estimate:" if moved else "estimate: no difference", *map(_figure, moved)]
+    return "\n".join(lines)
+
+
+def _figure(row: dict[str, Any]) -> str:
+    ratio = f" ({row['ratio'] - 1:+.1%}{', within the band' if row['in_band'] else ''})" if row["ratio"] is not None else ""
+    return f"  {row['figure']}: {_shown(row['before'])} → {_shown(row['after'])}{ratio}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.4g}"
+    text = "–" if value is None else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}…"
