@@ -123,8 +123,8 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old content or all of the new, never a part.
+def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file so that a reader sees the old content or all of the new, never a part; a ``private`` one only its owner may read.
 
     Raises:
         InputError: when the folder is missing or not writable.
@@ -136,7 +136,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
+        temporary.chmod(0o600 if private else 0o666 & ~umask)
         temporary.replace(path)
     except OSError as error:
         if temporary is not None:

@@ -11,6 +11,8 @@ from recipe_core.recipe import Recipe
 from recipe_core.training.text import training_split
 from recipe_core.units import gib
 
+_FORMATS = ("weight_dtype", "kv_dtype", "precision")
+
 
 def bundle_readme(recipe: Recipe, launch: dict[str, Any], targets: Mapping[str, str]) -> str:
     """Markdown for people who have only this folder; ``targets`` are other ways to start it: a title and a command each."""
@@ -106,8 +108,11 @@ def _elsewhere(recipe: Recipe) -> str:
     lines = []
     for each in recipe.fallbacks:
         split = " × ".join(f"{name} {each.candidate[name]}" for name in ("tp", "pp", "cp", "dp", "ep") if each.candidate.get(name, 1) > 1)
+        other = [f"{name} {each.candidate[name]}" for name in _FORMATS if each.candidate.get(name) != recipe.candidate.get(name)]
+        other += [f"{name} {value}" for name, value in each.changes.items() if not isinstance(value, dict)]
         figures = _metrics({name: value for name, value in list(each.figures.items())[:3] if value is not None})
-        lines.append(f"- {each.kind.replace('-', ' ')}: {each.gpus} × {each.device}, {split or 'one device'} ({figures})")
+        shown = ", ".join([split or "one device", *other])
+        lines.append(f"- {each.kind.replace('-', ' ')}: {each.gpus} × {each.device}, {shown} ({figures})")
     return "\n".join(["## Where it cannot run", "", *lines])
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE
@@ -17,9 +17,14 @@ from recipe_core.advice import nearest, rule_rows
 from recipe_core.figures import cost_text, memory_rows, serving_rows
 from recipe_core.plan import PlanTable
 from recipe_core.recipe import Recipe, advice
+from recipe_core.recipe.lockcheck import Difference
+from recipe_core.recipe.resolve import Resolved
 from recipe_core.sensitivity import Change
 from recipe_core.training.text import training_text
 from recipe_core.units import GIB, duration, rate, significant, usd
+
+if TYPE_CHECKING:  # the converter reads commands, whose verdicts this module prints
+    from recipe_core.recipe.convert import Conversion
 
 REFUSALS_SHOWN = 12
 _NUMBER = re.compile(r"\d[\d.,]*")
@@ -158,3 +163,37 @@ def build_text(recipe: Recipe, output: Path) -> str:
     answer = {"candidate": recipe.candidate} | recipe.estimate
     said = training_text(answer) if recipe.kind == "training" else estimate_text(recipe.candidate, recipe.estimate)
     return f"{said}\nwrote {output}\nnext: recipe up {output} && recipe bench {output}"
+
+
+def lock_text(found: Sequence[Difference]) -> str:
+    """A lock against what is here, one line a thing."""
+    words = {"same": "ok", "differs": "DIFFERS", "absent": "not here"}
+    lines = []
+    for each in found:
+        here = "" if each.found in (None, each.locked) else f", here {each.found}"
+        lines.append(f"{words[each.level]:8}  {each.what}: {each.locked}{here}")
+    return "\n".join(lines)
+
+
+def resolved_text(recipe: Recipe, found: Resolved) -> str:
+    """What a recipe is on other hardware."""
+    where = f"{found.machine.count} × {found.machine.device}"
+    lines = [f"{recipe.name} on {where}: {', '.join(found.applied) or 'no variant applies'}"]
+    before = {"candidate": recipe.candidate, "options": recipe.engine.options, "environment": recipe.environment}
+    for part, old in before.items():
+        new = getattr(found.settings, part)
+        for name in dict.fromkeys([*old, *new]):
+            if old.get(name) != new.get(name):
+                layer = found.provenance.get(f"{part}.{name}", "")
+                lines.append(f"  {part}.{name}: {old.get(name, '–')} → {new.get(name, '–')}{f' ({layer})' if name in new else ''}")
+    return "\n".join([*lines, *(f"  note: {said}" for said in found.kept)])
+
+
+def conversion_text(found: Conversion, output: Path | None) -> str:
+    """The recipe that came out, and what was lost."""
+    recipe = found.recipe
+    lines = [f"{recipe.name}: {recipe.model.id} on {recipe.device.count} × {recipe.device.title}"]
+    lines.append(estimate_text(recipe.candidate, recipe.estimate))
+    lines += [f"taken over: {' '.join(found.carried)}"] if found.carried else []
+    lines += [f"not taken over: {each.what} ({each.why})" for each in found.lost]
+    return "\n".join([*lines, *([f"wrote {output}"] if output else [])])

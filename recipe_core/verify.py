@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import stat
@@ -10,10 +11,12 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from recipe_core.bundle import MANIFEST, RUN_FOLDER, replace_folder
 from recipe_core.documents import parse_json, parse_yaml
 from recipe_core.errors import BundleError, InputError, NoAnswer, RecipeError
+from recipe_core.fit import fit_here
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.migrate import migrate
@@ -55,6 +58,32 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
     values = parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml")
     recipe = Recipe.parse(values)
     return Checked(recipe, files, (*migrate(values)[1], *_drift(recipe)), signed)
+
+
+def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
+    """What `recipe check` says of a bundle that verifies; raises as ``read_bundle`` does."""
+    checked = read_bundle(path, public_key)
+    recipe, here = checked.recipe, fit_here(checked.recipe)
+    signed = {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted} if checked.signed else None
+    return {
+        "ok": True,
+        "recipe": recipe.name,
+        "kind": recipe.kind,
+        "digest": recipe.digest,
+        "files": len(checked.files),
+        "signed": signed,
+        "warnings": [*checked.warnings, *_lock_and_claims(recipe)],
+        "fits_here": here.ok,
+        "machine": [*here.reasons, *(f"variant {name} is for this machine: recipe resolve" for name in here.variants)],
+    }
+
+
+def _lock_and_claims(recipe: Recipe) -> list[str]:
+    """A lock of another content, and claims that speak for this recipe no more."""
+    lock = recipe.lock
+    said = ["The lock is of other content than the recipe."] if lock and lock.recipe_digest != recipe.digest else []
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    return said + [f"The measurement of {c.date} {', '.join(doubts)}." for c in recipe.claims if (doubts := c.doubts(recipe, today))]
 
 
 def _signed(files: dict[str, bytes], public_key: bytes | None) -> Signed | None:

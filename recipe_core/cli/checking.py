@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from recipe_core.cli.app import Json, app, emit, read_lines, read_request, working
+from recipe_core.cli.recipes import read_key
 from recipe_core.documents import to_json
 from recipe_core.errors import InputError
 
@@ -30,6 +31,7 @@ def check(
     optimize: Annotated[str | None, typer.Option(help="What a better command is better at: throughput, latency, cost …")] = None,
     model: Annotated[str | None, typer.Option(help="The model, where the command names a folder or leaves it open.")] = None,
     acceptance: Annotated[float | None, typer.Option(help="The share of drafted tokens that is accepted.")] = None,
+    public_key: Annotated[Path | None, typer.Option(metavar="KEY.pub.pem", help="The key that must have signed a bundle.")] = None,
     as_json: Json = False,
 ) -> None:
     """A verdict, the reasons, and a better split: on a request, a bundle, or engines' command lines."""
@@ -56,7 +58,7 @@ def check(
     elif str(what).endswith((".sh", ".bash", ".txt", ".md")):
         _check_folder(Path(str(what)), ground)
     elif Path(str(what)).is_dir() or str(what).endswith(".zip"):
-        _check_bundle(Path(str(what)), as_json)
+        _check_bundle(Path(str(what)), public_key, as_json)
     else:
         _check_request(str(what), as_json)
 
@@ -107,24 +109,18 @@ def _check_lines(path: Path, ground: dict[str, Any]) -> None:
         typer.echo(to_json(answer, indent=None))
 
 
-def _check_bundle(path: Path, as_json: bool) -> None:
-    from recipe_core.verify import read_bundle
+def _check_bundle(path: Path, public_key: Path | None, as_json: bool) -> None:
+    from recipe_core.verify import check_bundle
 
-    checked = read_bundle(path)
+    answer = check_bundle(path, read_key(public_key, "public_key"))
     if as_json:
-        emit(
-            {
-                "ok": True,
-                "recipe": checked.recipe.name,
-                "digest": checked.recipe.digest,
-                "files": len(checked.files),
-                "warnings": checked.warnings,
-            }
-        )
+        emit(answer)
         return
-    typer.echo(f"ok: {checked.recipe.name}, {len(checked.files)} files, every digest matches")
-    for warning in checked.warnings:
-        typer.echo(f"note: {warning}")
+    typer.echo(f"ok: {answer['recipe']}, {answer['files']} files, every digest matches")
+    if signed := answer["signed"]:
+        typer.echo(f"signed by {signed['key']}, {'the key given' if signed['trusted'] else 'which was not held against a key of yours'}")
+    for said in (*answer["warnings"], *answer["machine"]):
+        typer.echo(f"note: {said}")
 
 
 @app.command()

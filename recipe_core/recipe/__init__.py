@@ -1,8 +1,20 @@
 """The recipe: one decision with everything that pins it. Its schema, how it is made, and what can be asked of it."""
 
-from recipe_core.recipe.build import Additions, make_recipe, recipe_request, relaunch
+from recipe_core.recipe.build import Additions, make_recipe, recipe_request, relaunch, with_claims
 from recipe_core.recipe.decision import advice, deployment_of
 from recipe_core.recipe.names import short_name
+from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
 
-__all__ = ["Additions", "Recipe", "advice", "deployment_of", "make_recipe", "recipe_request", "relaunch", "short_name"]
+__all__ = [
+    "Additions",
+    "Recipe",
+    "advice",
+    "deployment_of",
+    "make_recipe",
+    "recipe_request",
+    "relaunch",
+    "short_name",
+    "with_claims",
+    "with_variants",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.model.catalog import in_catalog
 from recipe_core.model.revision import split_revision
-from recipe_core.recipe.claims import Claim
+from recipe_core.recipe.claims import Claim, claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.extras import typed_options, with_extras
 from recipe_core.recipe.fallbacks import fallbacks
@@ -84,6 +84,12 @@ def _refuse_secrets(recipe: Recipe) -> None:
     named = {"options": values["engine"]["options"], "environment": values["environment"], "parameters": values["parameters"]}
     others = {name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")}
     refuse_secrets(named | others, named=tuple(named))
+
+
+def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Recipe:
+    """The recipe with a claim for each measurement; raises InputError for one that is none, or of something else."""
+    claims = tuple(claim_of(recipe, each) for each in measurements)
+    return recipe.model_copy(update={"claims": (*recipe.claims, *claims)}).locked()
 
 
 def recipe_request(recipe: Recipe) -> PlanRequest:

@@ -22,6 +22,8 @@ SECTIONS = (
     "variants",
     "notes",
 )
+_REPEATED = ("lock.recipe_digest", "request.candidate", "device.names")
+"""Fields that differ whenever others do, and say no more than these."""
 FIGURES = {
     "memory": ("total_bytes",),
     "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
@@ -48,8 +50,8 @@ def diff(before: Recipe, after: Recipe) -> dict[str, Any]:
 
 
 def _changes(field: str, before: Any, after: Any) -> Iterator[dict[str, Any]]:
-    """Leaves that differ, by dotted field; a missing one is None. The digest over a recipe differs whenever anything does."""
-    if field == "lock.recipe_digest" or before == after:
+    """Leaves that differ, by dotted field; a missing one is None."""
+    if field in _REPEATED or before == after:
         return
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
