@@ -7,7 +7,6 @@ where a key was given, ``SIGNATURE`` over the manifest.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import shutil
 import stat
@@ -21,6 +20,7 @@ from recipe_core.documents import to_json, to_yaml, write_whole
 from recipe_core.engines.deployment import Launch
 from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
+from recipe_core.manifest import MANIFEST, Manifest
 from recipe_core.readme import bundle_readme
 from recipe_core.recipe import Recipe, relaunch
 from recipe_core.request import ServingWorkload
@@ -29,7 +29,6 @@ from recipe_core.sbom import sbom
 from recipe_core.signing import SIGNATURE, sign
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
-MANIFEST = "MANIFEST.json"
 RUN_FOLDER = "run"
 LAUNCH_PY = '''#!/usr/bin/env python3
 """Start, measure and stop what this bundle describes: python launch.py preflight | up | bench | status | down."""
@@ -58,9 +57,8 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     }
     files |= {f"launcher/{path.name}": path.read_bytes() for path in sorted((PACKAGE / "launcher").glob("*.py"))}
     refuse_planted(files)
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
-    manifest = {"schema_version": 1, "recipe": recipe.name, "recipe_digest": recipe.digest, "files": digests}
-    whole = dict(sorted(files.items())) | {MANIFEST: to_json(manifest).encode()}
+    manifest = Manifest.of(recipe.name, recipe.digest, files)
+    whole = dict(sorted(files.items())) | {MANIFEST: to_json(manifest.model_dump()).encode()}
     return whole | ({SIGNATURE: sign(whole[MANIFEST], key)} if key else {})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import stat
 import struct
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipe_core.bundle import MANIFEST, RUN_FOLDER, replace_folder
-from recipe_core.documents import parse_json, parse_yaml
+from recipe_core.bundle import RUN_FOLDER, replace_folder
+from recipe_core.documents import parse_yaml
 from recipe_core.errors import BundleError, InputError, NoAnswer, RecipeError
 from recipe_core.fit import fit_here
+from recipe_core.manifest import MANIFEST, Manifest
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.migrate import migrate
@@ -53,7 +53,8 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
         files = _zip_files(path)
     else:
         raise InputError(f"there is no bundle at {str(path)!r}.", field="bundle", hint="Give a zip or folder that `recipe build` wrote.")
-    _verify(files)
+    manifest = Manifest.parse(_text(files, MANIFEST))
+    manifest.verify({name: data for name, data in files.items() if name not in (MANIFEST, SIGNATURE)})
     signed = _signed(files, public_key)
     values = parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml")
     recipe = Recipe.parse(values)
@@ -101,26 +102,6 @@ def _text(files: dict[str, bytes], name: str) -> str:
         raise BundleError(f"{name} is missing: this is not a recipe bundle.", hint="Build one with `recipe build`.") from None
     except UnicodeDecodeError:
         raise BundleError(f"{name} is not UTF-8 text.", hint="Build the bundle again.") from None
-
-
-def _verify(files: dict[str, bytes]) -> None:
-    """Compare with the manifest; raises BundleError for the first file that is missing, added or changed."""
-    try:
-        manifest = parse_json(_text(files, MANIFEST), MANIFEST)
-    except InputError as error:
-        raise BundleError(error.message, hint="Build the bundle again.") from None
-    listed = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(listed, dict):
-        raise BundleError(f"{MANIFEST} lists no files.", hint="Build the bundle again.")
-    found = set(files) - {MANIFEST, SIGNATURE}
-    for what, names in (("is missing", set(listed) - found), ("is not in the manifest", found - set(listed))):
-        if names:
-            raise BundleError(f"{min(names)} {what}.", hint="The bundle was changed; build it again or get it from its author.")
-    for name in sorted(found):
-        if hashlib.sha256(files[name]).hexdigest() != listed[name]:
-            raise BundleError(
-                f"{name} differs from its digest in the manifest.", hint="The bundle was changed; build it again or get it from its author."
-            )
 
 
 def _drift(recipe: Recipe) -> list[str]:

@@ -84,9 +84,14 @@ def test_the_surface_is_frozen(client):
         "GET /models",
         "GET /models/{name}",
         "GET /schema",
+        "GET /schema/{name}",
         "POST /build",
         "POST /check",
+        "POST /convert",
+        "POST /diff",
         "POST /estimate",
         "POST /plan",
+        "POST /recipe",
+        "POST /resolve",
     ]
     assert "NaN" not in json.dumps(document)

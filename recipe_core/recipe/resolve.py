@@ -116,7 +116,9 @@ def recipe_for(recipe: Recipe, hardware: HardwareRequest, *, folders: bool = Tru
     return make_recipe(request, additions, folders=folders), found
 
 
-def with_variants(recipe: Recipe, asked: PlanRequest, additions: Additions, elsewhere: Iterable[HardwareRequest]) -> Recipe:
+def with_variants(
+    recipe: Recipe, asked: PlanRequest, additions: Additions, elsewhere: Iterable[HardwareRequest], *, folders: bool = True
+) -> Recipe:
     """The recipe with a variant for each other hardware: how it differs from the recipe that is best there with the same engine.
 
     Variants of one device hold from their number of devices up to the next one's.
@@ -125,7 +127,7 @@ def with_variants(recipe: Recipe, asked: PlanRequest, additions: Additions, else
         NoAnswer: when nothing can run on one of them.
     """
     others = sorted(
-        (_elsewhere(recipe, asked, additions, hardware) for hardware in elsewhere), key=lambda o: (o.device.name, o.device.count)
+        (_elsewhere(recipe, asked, additions, hardware, folders) for hardware in elsewhere), key=lambda o: (o.device.name, o.device.count)
     )
     variants = []
     for n, other in enumerate(others):
@@ -136,13 +138,13 @@ def with_variants(recipe: Recipe, asked: PlanRequest, additions: Additions, else
     return whole.locked()
 
 
-def _elsewhere(recipe: Recipe, asked: PlanRequest, additions: Additions, hardware: HardwareRequest) -> Recipe:
+def _elsewhere(recipe: Recipe, asked: PlanRequest, additions: Additions, hardware: HardwareRequest, folders: bool) -> Recipe:
     stated = asked.candidate.model_dump(exclude_none=True) if asked.candidate else {}
     request = changed(
         asked.to_json(),
         {"hardware": hardware.model_dump(mode="json", exclude_none=True), "candidate": stated | {"engine": recipe.engine.name}},
     )
-    return make_recipe(request, additions)
+    return make_recipe(request, additions, folders=folders)
 
 
 def _variant(recipe: Recipe, other: Recipe, at_most: int | None) -> Variant:

@@ -79,7 +79,7 @@ class Recipe(_Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     kind: Kind
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
     built_by: str
     request: dict[str, Any]
     model: ModelFacts
