@@ -113,7 +113,9 @@ def recipe_for(recipe: Recipe, hardware: HardwareRequest, *, folders: bool = Tru
     environment = {k: v for k, v in found.settings.environment.items() if recipe.provenance.get(f"environment.{k}") == "user"}
     environment |= {k: v for k, v in found.settings.environment.items() if before.environment.get(k) != v}
     additions = Additions(parameters=recipe.parameters, options=options, environment=environment, variants=recipe.variants)
-    return make_recipe(request, additions, folders=folders), found
+    there = make_recipe(request, additions, folders=folders)
+    layers = {name: found.provenance.get(name, layer) for name, layer in there.provenance.items()}
+    return there.model_copy(update={"provenance": layers}).locked(), found
 
 
 def with_variants(

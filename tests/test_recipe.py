@@ -1,0 +1,302 @@
+"""What a recipe holds, why each of its values is there, and that it comes back from what was written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe_core.documents import parse_yaml, to_yaml
+from recipe_core.errors import BundleError, InputError, NoAnswer
+from recipe_core.plan import chosen_plan
+from recipe_core.recipe import Additions, Recipe, make_recipe, relaunch, with_claims
+from recipe_core.recipe.decision import decide
+from recipe_core.recipe.fallbacks import fallback_request, fallbacks
+from recipe_core.recipe.migrate import migrate
+from recipe_core.recipe.parameters import read_parameters
+from recipe_core.training.plan import chosen_training
+from tests.conftest import make_request
+
+ROOT = Path(__file__).parent.parent
+OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
+TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64} | dict.fromkeys(
+    ("mode", "input_tokens", "output_tokens", "concurrency")
+)
+SHORT = {"input_tokens": 64, "output_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4))
+
+
+def test_a_recipe_comes_back_from_its_yaml(recipe):
+    assert Recipe.parse(parse_yaml(to_yaml(recipe.model_dump(mode="json")))) == recipe
+
+
+def test_the_fields_of_a_recipe_are_frozen():
+    """What version 1 holds; a change of it is a new version with a migration."""
+    fields = "schema_version kind name built_by request model device engine environment candidate provenance max_context estimate"
+    assert list(Recipe.model_fields) == [*fields.split(), "fallbacks", "variants", "parameters", "claims", "notes", "lock"]
+
+
+def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
+    code = (
+        "from tests.conftest import make_request\n"
+        "from recipe_core.recipe import make_recipe\n"
+        "print(make_recipe(make_request('Qwen/Qwen3-8B', 'h100-sxm', 4)).digest)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    assert done.stdout.strip() == recipe.digest
+
+
+# Fallbacks
+
+
+def test_every_fallback_is_what_its_changes_lead_to(recipe):
+    """The changed request has exactly this split, it can run, and it does what the fallback says."""
+    assert {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"} == {each.kind for each in recipe.fallbacks}
+    for fallback in recipe.fallbacks:
+        table, row = chosen_plan(fallback_request(recipe.request, fallback))
+        estimate = table.estimate(row)
+        assert estimate["feasible"], (fallback.kind, estimate["reasons"])
+        assert table.candidate(row) == fallback.candidate
+        assert estimate["serving"]["tpot_s"] == pytest.approx(fallback.figures["tpot_s"], rel=1e-9)
+
+
+def test_fallbacks_change_what_they_are_about(recipe):
+    by_kind = {each.kind: each for each in recipe.fallbacks}
+    assert by_kind["fewer-gpus"].gpus <= recipe.device.count // 2
+    assert by_kind["lower-context"].changes["workload.max_context"] == recipe.max_context // 2
+    dtypes = [(each.candidate["weight_dtype"], each.candidate["kv_dtype"]) for each in recipe.fallbacks if each.kind == "other-precision"]
+    assert (recipe.candidate["weight_dtype"], recipe.candidate["kv_dtype"]) not in dtypes
+    others = {each.device for each in recipe.fallbacks if each.kind == "other-device"}
+    assert recipe.device.name not in others
+    assert len(others) >= 2
+
+
+def test_a_request_that_names_hardware_falls_back_to_that():
+    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 2, options={"hardware": [{"device": "l40s", "per_node": 4}]})
+    found = make_recipe(request)
+    others = {each.device for each in found.fallbacks if each.kind == "other-device"}
+    assert {found.device.name} | others == {"h100-sxm", "l40s"}
+
+
+def test_training_has_fallbacks_too():
+    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 8, workload=TRAINING)
+    decision = decide(request)
+    found = fallbacks(decision, request)
+    assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
+    for each in found:
+        estimates, row = chosen_training(fallback_request(decision.request.to_json(), each))
+        assert estimates.row(row)["feasible"]
+        assert estimates.candidate(row) == each.candidate
+
+
+# Provenance
+
+
+@pytest.mark.parametrize(
+    ("parts", "option", "layer"),
+    [
+        ({}, "tensor_parallel_size", "objective"),
+        ({"candidate": {"tp": 2}}, "tensor_parallel_size", "user"),
+        ({}, "max_num_seqs", "device"),
+        ({"candidate": {"max_num_seqs": 64}}, "max_num_seqs", "user"),
+        ({}, "dtype", "model"),
+        ({"options": {"weight_dtypes": ["bf16", "fp8"]}}, "dtype", "objective"),
+        ({}, "gpu_memory_utilization", "base"),
+        ({}, "max_model_len", "objective"),
+        ({"workload": {"max_context": 4096}}, "max_model_len", "user"),
+        ({"options": {"max_batched_tokens": [4096]}}, "max_num_batched_tokens", "objective"),
+        ({}, "host", "base"),
+    ],
+)
+def test_every_option_says_what_set_it(parts, option, layer):
+    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, **parts))
+    assert found.provenance[f"options.{option}"] == layer
+    assert {name for name in found.provenance if name.startswith("options.")} == {f"options.{name}" for name in found.engine.options}
+
+
+def test_what_a_user_adds_is_the_users():
+    additions = Additions(
+        options={"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}, environment={"VLLM_LOGGING_LEVEL": "INFO"}
+    )
+    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), additions)
+    assert found.engine.options["enable_auto_tool_choice"] is True
+    assert {found.provenance["options.tool_call_parser"], found.provenance["environment.VLLM_LOGGING_LEVEL"]} == {"user"}
+    (process,) = relaunch(found).processes
+    assert process.argv[process.argv.index("--tool-call-parser") + 1] == "hermes"
+    assert process.env["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tensor_parallel_size": "4"}, "tensor_parallel_size"),
+        ({"tool_call_parsers": "hermes"}, "options"),
+        ({"seed": "soon"}, "seed"),
+        ({"enable_auto_tool_choice": "perhaps"}, "enable_auto_tool_choice"),
+    ],
+)
+def test_additions_do_not_change_what_was_estimated(options, field):
+    with pytest.raises(InputError) as error:
+        make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(options=options))
+    assert field in str(error.value.field)
+
+
+# Parameters
+
+
+def test_parameters_come_as_text():
+    found = read_parameters({"port": "9000", "namespace": "prod", "node_selector": '{"zone": "a"}'})
+    assert (found.port, found.namespace, found.node_selector) == (9000, "prod", {"zone": "a"})
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "says"),
+    [
+        ({"prot": "9000"}, "parameters.prot", "not known"),
+        ({"port": "99999"}, "parameters.port", "65535"),
+        ({"namespace": "Prod Uction"}, "parameters.namespace", "match"),
+        ({"host": "a; rm -rf /"}, "parameters.host", "match"),
+    ],
+)
+def test_wrong_parameters_are_named(values, field, says):
+    with pytest.raises(InputError, match=says) as error:
+        read_parameters(values)
+    assert error.value.field == field
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    "additions",
+    [
+        Additions(options={"api_key": "correct horse"}),
+        Additions(environment={"HF_TOKEN": "swordfish"}),
+        Additions(environment={"NOTE": "hf_" + "a1B2" * 8}),
+        Additions(environment={"PROXY": "http://me:mypassword@proxy:3128"}),
+    ],
+)
+def test_secrets_are_refused_and_not_repeated(additions):
+    with pytest.raises(InputError) as error:
+        make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), additions)
+    for secret in ("correct horse", "swordfish", "a1B2", "mypassword"):
+        assert secret not in str(error.value)
+
+
+def test_a_secret_in_a_models_config_is_refused(tiny_config):
+    with pytest.raises(InputError, match="Hugging Face token"):
+        make_recipe(
+            make_request(tiny_config | {"note": "hf_" + "x" * 34}, "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
+        )
+
+
+# Older and newer forms
+
+
+def test_a_recipe_of_the_form_before_kinds_is_read():
+    values = parse_yaml(OLD.read_text())
+    migrated, said = migrate(values)
+    found = Recipe.parse(values)
+    assert (found.kind, found.schema_version, found.lock) == ("serving", 1, None)
+    assert found.estimate == values["estimate"]
+    assert [each.candidate for each in found.fallbacks] == [each["candidate"] for each in values["alternatives"]]
+    assert found.fallbacks[0].figures["tpot_s"] == values["alternatives"][0]["tpot_s"]
+    assert "before recipes had a kind" in said[0]
+    assert migrate(migrated) == (migrated, [])
+
+
+def test_an_old_recipe_starts_as_it_did():
+    values = parse_yaml(OLD.read_text())
+    (process,) = relaunch(Recipe.parse(values)).processes
+    words = dict(zip(process.argv, process.argv[1:], strict=False))
+    for name in ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
+        assert words[f"--{name.replace('_', '-')}"] == str(values["engine"]["options"][name])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema_version": 2}, "reads up to 1"),
+        ({"schema_version": 0}, "no version of a recipe"),
+        ({"schema_version": "1"}, "no version of a recipe"),
+        ({"schema_version": True}, "no version of a recipe"),
+        ({"surprise": 1}, "surprise: is not a known field"),
+        ({"kind": "cooking"}, "kind"),
+        ({"name": "../etc\nx"}, "name"),
+        ({"candidate": 3}, "candidate"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_by_name(recipe, change, says):
+    with pytest.raises(BundleError, match=says):
+        Recipe.parse(recipe.model_dump(mode="json") | change)
+
+
+@pytest.mark.parametrize("value", [None, [], "recipe", 1, {}])
+def test_what_is_no_object_is_refused(value):
+    with pytest.raises(BundleError, match="schema_version"):
+        Recipe.parse(value)
+
+
+# Claims
+
+
+def _measurement(recipe: Recipe, parts: dict | None = None) -> dict:
+    return {
+        "created": "2026-10-01T12:00:00+00:00",
+        "recipe": recipe.name,
+        "recipe_digest": "ab" * 32,
+        "machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA H100 80GB HBM3"}] * 4},
+        "engine": {"name": "vllm", "version": recipe.engine.version},
+        "workload": {"mode": "closed", "concurrency": 64},
+        "metrics": {"tpot_s": 0.01, "requests": 256, "ttft_p95_s": None},
+    } | (parts or {})
+
+
+def test_a_measurement_becomes_a_claim_that_expires(recipe):
+    found = with_claims(recipe, [_measurement(recipe)])
+    (claim,) = found.claims
+    assert (claim.device, claim.count, claim.version, claim.metrics["tpot_s"]) == (
+        "h100-sxm",
+        recipe.device.count,
+        recipe.engine.version,
+        0.01,
+    )
+    assert claim.doubts(found, claim.date) == []
+    assert "expired" in claim.doubts(found, claim.expires.replace(year=claim.expires.year + 1))[0]
+    assert found.lock.recipe_digest == found.digest != recipe.digest
+
+
+def test_a_claim_speaks_for_its_own_recipe_only(recipe):
+    (claim,) = with_claims(recipe, [_measurement(recipe)]).claims
+    other = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate={"tp": 2, "pp": 1, "dp": 1}))
+    assert "of another split" in claim.doubts(other, claim.date)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"recipe": "another"}, "is of the recipe another"),
+        ({"engine": {"version": "0.1.0"}}, "pins"),
+        ({"machine": {"runtime": "rocm", "devices": []}}, "measured on rocm"),
+        ({"machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA L4"}]}}, "NVIDIA L4"),
+        ({"metrics": None}, "no measurement"),
+        ({"created": "yesterday"}, "no measurement"),
+    ],
+)
+def test_measurements_of_something_else_are_refused(recipe, parts, says):
+    with pytest.raises(InputError, match=says):
+        with_claims(recipe, [_measurement(recipe, parts)])
+
+
+# Training
+
+
+def test_training_is_decided_and_refused_in_words():
+    with pytest.raises(NoAnswer, match="cannot run"):
+        make_recipe(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING))

@@ -1,0 +1,185 @@
+"""Conditions and the merge: what applies where, in which order, and that changes compose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recipe_core.errors import InputError, NoAnswer
+from recipe_core.recipe import Additions, make_recipe, with_variants
+from recipe_core.recipe.parameters import read_variants
+from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve, settings_of
+from recipe_core.recipe.variants import Change, Machine, Settings, Variant, When, difference, matching
+from tests.conftest import make_request
+
+NAMES = st.sampled_from("abcdef")
+VALUES = st.dictionaries(NAMES, st.integers(0, 3), max_size=4)
+TEXTS = st.dictionaries(NAMES, st.sampled_from(["x", "y"]), max_size=4)
+NOTES = st.lists(NAMES, max_size=4, unique=True).map(tuple)
+SETTINGS = st.builds(Settings, candidate=VALUES, options=VALUES, environment=TEXTS, notes=NOTES)
+
+
+@st.composite
+def changes(draw) -> Change:
+    sets = {"candidate": draw(VALUES), "options": draw(VALUES), "environment": draw(TEXTS)}
+    removed = {name: tuple(sorted(draw(st.sets(NAMES, max_size=3)) - set(values))) for name, values in sets.items()}
+    return Change.model_validate({"set": sets, "remove": removed | {"notes": draw(NOTES)}, "add": {"notes": draw(NOTES)}})
+
+
+@given(SETTINGS, changes(), changes())
+def test_two_changes_are_one(settings, first, second):
+    assert first.then(second).applied(settings) == second.applied(first.applied(settings))
+
+
+@given(changes(), changes(), changes(), SETTINGS)
+def test_it_does_not_matter_how_changes_are_grouped(a, b, c, settings):
+    left, right = a.then(b).then(c), a.then(b.then(c))
+    assert left.applied(settings) == right.applied(settings)
+
+
+@given(SETTINGS, changes())
+def test_nothing_is_the_identity_and_a_change_twice_is_once(settings, change):
+    nothing = Change()
+    assert nothing.applied(settings) == settings
+    assert nothing.then(change).applied(settings) == change.then(nothing).applied(settings) == change.applied(settings)
+    again = change.applied(change.applied(settings))
+    assert again.model_dump(exclude={"notes"}) == change.applied(settings).model_dump(exclude={"notes"})
+    assert set(again.notes) == set(change.applied(settings).notes)
+
+
+@given(SETTINGS, changes())
+def test_what_is_removed_is_gone_and_what_is_set_is_there(settings, change):
+    after = change.applied(settings)
+    for name in ("candidate", "options", "environment"):
+        assert not set(getattr(change.remove, name)) & set(getattr(after, name))
+        assert getattr(change.set, name).items() <= getattr(after, name).items()
+        untouched = set(getattr(settings, name)) - set(getattr(change.remove, name)) - set(getattr(change.set, name))
+        assert all(getattr(after, name)[key] == getattr(settings, name)[key] for key in untouched)
+
+
+@given(SETTINGS, SETTINGS)
+def test_a_difference_makes_one_of_the_other(before, after):
+    found = difference(before, after).applied(before)
+    assert found.model_dump(exclude={"notes"}) == after.model_dump(exclude={"notes"})
+    assert set(found.notes) == set(after.notes)
+
+
+@given(SETTINGS)
+def test_there_is_no_difference_to_itself(settings):
+    assert difference(settings, settings) == Change()
+
+
+def test_a_field_is_either_set_or_removed():
+    with pytest.raises(ValidationError, match=r"options\.a is both set and removed"):
+        Change.model_validate({"set": {"options": {"a": 1}}, "remove": {"options": ["a"]}})
+
+
+# Conditions
+
+MI300X = Machine(vendor="amd", architecture="gfx942", device="mi300x", count=8, memory_bytes=206 << 30, engine="vllm", version="0.32.0")
+
+
+@pytest.mark.parametrize(
+    ("when", "holds"),
+    [
+        ({}, True),
+        ({"vendor": "amd"}, True),
+        ({"vendor": "nvidia"}, False),
+        ({"architecture": "gfx942", "count": {"at_least": 8}}, True),
+        ({"architecture": "gfx942", "count": {"at_least": 9}}, False),
+        ({"device": "mi300x", "count": {"at_most": 8}, "memory_bytes": {"at_least": 1 << 30}}, True),
+        ({"device": "mi325x"}, False),
+        ({"memory_bytes": {"at_most": 1 << 30}}, False),
+        ({"engine": "vllm"}, True),
+        ({"engine": "vllm>=0.30,<0.33"}, True),
+        ({"engine": "vllm<0.32"}, False),
+        ({"engine": "sglang"}, False),
+    ],
+)
+def test_all_conditions_must_hold(when, holds):
+    assert When.model_validate(when).holds(MI300X) is holds
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ([{"name": "x", "when": {"vendors": "amd"}}], "variants.0.when.vendors"),
+        ([{"name": "x", "when": {"vendor": "voodoo"}}], "variants.0.when.vendor"),
+        ([{"name": "x", "when": {"engine": "vllm >> 3"}}], "variants.0.when.engine"),
+        ([{"name": "x", "when": {"count": {"at_least": 4, "at_most": 2}}}], "variants.0.when.count"),
+        ([{"name": "x", "set": {"flags": {}}}], "variants.0.set.flags"),
+        ([{"when": {}}], "variants.0.name"),
+    ],
+)
+def test_wrong_variants_are_named(value, field):
+    with pytest.raises(InputError) as error:
+        read_variants(value)
+    assert error.value.field == field
+
+
+def test_the_exact_device_goes_before_architecture_vendor_and_default():
+    names = ["device", "default", "architecture", "vendor"]
+    conditions = [{"device": "mi300x"}, {}, {"architecture": "gfx942"}, {"vendor": "amd"}]
+    variants = [Variant(name=name, when=When(**when)) for name, when in zip(names, conditions, strict=True)]
+    assert [each.name for each in matching(variants, MI300X)] == ["default", "vendor", "architecture", "device"]
+
+
+# Of a recipe
+
+
+@pytest.fixture(scope="module")
+def computed():
+    request = make_request()
+    recipe = make_recipe(request)
+    return with_variants(recipe, request, Additions(), [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")])
+
+
+@pytest.mark.parametrize(("hardware", "applied"), [("mi300x:8", "mi300x-8"), ("mi300x:4", "mi300x-2"), ("l40s:8", "l40s-8")])
+def test_a_variant_is_the_recipe_of_that_hardware(computed, hardware, applied):
+    """What the variant resolves to is what is built there, option for option."""
+    there, found = recipe_for(computed, hardware_named(hardware))
+    assert found.applied == (applied,)
+    assert found.settings == settings_of(there)
+    assert all(found.provenance[name] == layer for name, layer in there.provenance.items() if name.startswith("options."))
+
+
+def test_its_own_hardware_is_left_alone(computed):
+    found = resolve(computed, machine_of(hardware_named("h100-sxm:8"), computed))
+    assert (found.applied, found.settings) == ((), settings_of(computed))
+
+
+def test_a_variant_for_hardware_that_is_too_small_is_refused():
+    request = make_request()
+    with pytest.raises(NoAnswer, match="cannot run"):
+        with_variants(make_recipe(request), request, Additions(), [hardware_named("l4:1")])
+
+
+def test_what_the_user_set_stays(computed):
+    written = read_variants([{"name": "mine", "when": {"vendor": "amd"}, "set": {"options": {"max_num_seqs": 8, "tool_call_parser": "x"}}}])
+    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1, candidate={"max_num_seqs": 64})
+    recipe = make_recipe(request, Additions(variants=written, options={"tool_call_parser": "hermes"}))
+    found = resolve(recipe, machine_of(hardware_named("mi300x:1"), recipe))
+    assert found.settings.options["max_num_seqs"] == 64
+    assert found.settings.options["tool_call_parser"] == "hermes"
+    assert len(found.kept) == 2
+    assert "set by" not in found.kept[0]
+    assert "user set it; mine would change it" in found.kept[0]
+
+
+def test_a_written_variant_travels_into_the_bundle_of_its_hardware():
+    written = read_variants(
+        [{"name": "quiet", "when": {"architecture": "gfx942"}, "set": {"environment": {"VLLM_LOGGING_LEVEL": "ERROR"}}}]
+    )
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(variants=written))
+    there, found = recipe_for(recipe, hardware_named("mi300x:1"))
+    assert found.applied == ("quiet",)
+    assert there.environment["VLLM_LOGGING_LEVEL"] == "ERROR"
+    assert "VLLM_LOGGING_LEVEL" not in recipe_for(recipe, hardware_named("h200-sxm:1"))[0].environment
+
+
+@pytest.mark.parametrize("text", ["mi300x:", "mi300x:0", "mi300x:many", "nosuch:8"])
+def test_hardware_that_is_none_is_named(text):
+    with pytest.raises(InputError):
+        hardware_named(text)
