@@ -39,9 +39,51 @@ def test_a_bundle_comes_as_a_zip(client):
     assert "MANIFEST.json" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
 
 
+def test_a_recipe_is_asked_for_and_asked_of(client):
+    body = {"request": request_values(), "parameters": {"port": 9000}, "for": ["mi300x:8"]}
+    recipe = client.post("/recipe", json=body).json()
+    assert recipe["parameters"]["port"] == 9000
+    found = client.post("/resolve", json={"recipe": recipe, "hardware": "mi300x:8"}).json()
+    assert found["applied"] == ["mi300x-8"]
+    assert found["options"]["max_num_batched_tokens"] != recipe["engine"]["options"]["max_num_batched_tokens"]
+    changed = client.post("/diff", json={"before": recipe, "after": request_values(candidate={"tp": 4, "pp": 1, "dp": 2})}).json()
+    assert {"field": "candidate.tp", "before": 8, "after": 4} in changed["changed"]["candidate"]
+    answer = client.post("/build", json=recipe)
+    assert "recipe.yaml" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
+
+
+def test_a_command_is_converted(client):
+    body = {"command": "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1", "hardware": "h100-sxm:2"}
+    answer = client.post("/convert", json=body).json()
+    assert answer["recipe"]["candidate"]["tp"] == 2
+    assert answer["lost"][0]["what"] == "--nope 1"
+    document = {"argv": ["vllm", "serve", "Qwen/Qwen3-8B"], "hardware": "h200"}
+    assert client.post("/convert", json={"document": document}).json()["recipe"]["device"]["name"] == "h200-sxm"
+
+
+def test_schemas_are_served(client):
+    assert "provenance" in client.get("/schema/recipe").json()["properties"]
+    assert client.get("/schema/request").json().items() >= client.get("/schema").json().items()
+    assert client.get("/schema/nothing").status_code == 422
+
+
+def test_a_recipe_that_names_a_path_is_not_followed(client):
+    recipe = client.post("/recipe", json=request_values()).json()
+    answer = client.post("/build", json=recipe | {"request": recipe["request"] | {"model": "/etc"}})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "model")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
+        ("/recipe", {"request": request_values(), "surprise": 1}, 422, "surprise"),
+        ("/recipe", {"request": request_values(), "parameters": {"prot": 1}}, 422, "parameters.prot"),
+        ("/recipe", {"request": request_values(), "for": ["mi300x:0"]}, 422, "for"),
+        ("/recipe", {"schema_version": 9, "lock": None}, 400, None),
+        ("/resolve", {"recipe": request_values()}, 422, "hardware"),
+        ("/diff", {"before": request_values()}, 422, "after"),
+        ("/convert", {"hardware": "h100-sxm"}, 422, "command"),
+        ("/convert", {"document": {"a": 1}, "hardware": "h100-sxm"}, 422, "convert"),
         ("/plan", {"model": "x"}, 422, "hardware"),
         ("/plan", request_values(device="nope"), 422, "hardware.device"),
         ("/plan", request_values(model="/etc"), 422, "model"),

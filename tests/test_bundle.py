@@ -7,14 +7,17 @@ import stat
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from recipe_core.bundle import EPOCH, MANIFEST, bundle_files, write_bundle, zip_bytes
+from recipe_core.bundle import EPOCH, bundle_files, write_bundle, zip_bytes
 from recipe_core.documents import parse_yaml
 from recipe_core.errors import BundleError, InputError, NoAnswer
+from recipe_core.launcher.machine import Device, Machine
+from recipe_core.manifest import MANIFEST
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from recipe_core.verify import read_bundle, unpack
+from recipe_core.verify import check_bundle, read_bundle, unpack
 from tests.conftest import make_request
 
 
@@ -207,6 +210,43 @@ def test_nothing_secret_gets_in(recipe, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
     assert b"planted" not in b"".join(bundle_files(make_recipe(make_request())).values())
+
+
+def test_a_secret_of_this_machine_is_found_wherever_it_hides(tiny_config, monkeypatch):
+    """Even where it has no form of a secret: its value is in a variable that is called one."""
+    monkeypatch.setenv("REGISTRY_PASSWORD", "tr0ub4dor-and-3")
+    found = make_recipe(
+        make_request(tiny_config | {"note": "tr0ub4dor-and-3"}, "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
+    )
+    with pytest.raises(InputError, match="REGISTRY_PASSWORD") as error:
+        bundle_files(found)
+    assert "tr0ub4dor" not in str(error.value)
+
+
+def test_an_old_bundle_is_read_and_says_so(recipe, tmp_path):
+    old = (Path(__file__).parent / "data" / "recipe-before-kind.yaml").read_bytes()
+
+    def edit(files):
+        files["recipe.yaml"] = old
+        manifest = json.loads(files[MANIFEST])
+        manifest["files"]["recipe.yaml"] = hashlib.sha256(old).hexdigest()
+        files[MANIFEST] = json.dumps(manifest).encode()
+
+    path = tmp_path / "b.zip"
+    path.write_bytes(repack(recipe, edit))
+    checked = read_bundle(path)
+    assert checked.recipe.name == "qwen3-8b-h100-sxm-tp2-vllm"
+    assert "before recipes had a kind" in checked.warnings[0]
+
+
+def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
+    path = write_bundle(recipe, tmp_path / "b.zip")
+    names = ["NVIDIA H100 80GB HBM3"] * 8
+    for devices, ok in ((names, True), (names[:4], False), (["NVIDIA L4"] * 8, False), ([], False)):
+        here = Machine("cuda" if devices else "cpu", tuple(Device(n, name, 80 << 30) for n, name in enumerate(devices)), "x", 8, 1, 1)
+        monkeypatch.setattr("recipe_core.fit.machine.detect", lambda here=here: here)
+        answer = check_bundle(path)
+        assert (answer["ok"], answer["fits_here"], bool(answer["machine"])) == (True, ok, not ok)
 
 
 @pytest.mark.parametrize(

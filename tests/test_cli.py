@@ -137,6 +137,58 @@ def test_build_check_and_a_tampered_bundle(request_file, tmp_path):
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
+def test_a_signed_bundle_for_two_kinds_of_devices(request_file, tmp_path):
+    """From a key to a bundle for other hardware, and what differs between the two."""
+    pytest.importorskip("cryptography", reason="needs cryptography (the extra 'sign')")
+    key, bundle, other = (str(tmp_path / name) for name in ("k.pem", "b.zip", "other.zip"))
+    assert recipe("keygen", key).returncode == 0
+    assert recipe("keygen", key).returncode == 2  # never overwritten
+    words = ("--sign", key, "--set", "port=9000", "--option", "seed=1", "--env", "VLLM_LOGGING_LEVEL=INFO", "--for", "mi300x:8")
+    assert recipe("build", request_file(), "-o", bundle, *words).returncode == 0
+    checked = json.loads(recipe("check", bundle, "--public-key", str(tmp_path / "k.pub.pem"), "--json").stdout)
+    assert checked["signed"]["trusted"]
+    assert json.loads(recipe("lock", bundle, "--json").stdout)["seeds"]["seed"] == 1
+    resolved = recipe("resolve", bundle, "--hardware", "mi300x:8", "-o", other)
+    assert "mi300x-8" in resolved.stdout
+    rows = json.loads(recipe("diff", bundle, other, "--json").stdout)["changed"]["device"]
+    assert {"field": "device.vendor", "before": "nvidia", "after": "amd"} in rows
+
+
+def test_a_lock_says_what_is_not_as_it_was(request_file, tmp_path):
+    bundle = str(tmp_path / "b.zip")
+    recipe("build", request_file(), "-o", bundle)
+    done = recipe("lock", bundle, "--verify", "--json")
+    found = {each["what"]: each["level"] for each in json.loads(done.stdout)["found"]}
+    assert found["recipe"] == "same"
+    assert done.returncode == (1 if "differs" in found.values() else 0)
+
+
+def test_a_command_is_converted_into_a_bundle(tmp_path):
+    bundle = str(tmp_path / "b.zip")
+    done = recipe("convert", "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1", "--hardware", "h100-sxm:2", "-o", bundle)
+    assert "not taken over: --nope 1" in done.stdout
+    assert recipe("check", bundle).returncode == 0
+    assert recipe("convert", "vllm serve Qwen/Qwen3-32B").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--set", "port"), "NAME=VALUE"),
+        (("--set", "prot=1"), "parameters.prot"),
+        (("--option", "tensor_parallel_size=2"), "tensor_parallel_size"),
+        (("--env", "HF_TOKEN=x"), "HF_TOKEN"),
+        (("--for", "nosuch"), "nosuch"),
+        (("--sign", "missing.pem"), "missing.pem"),
+    ],
+)
+def test_wrong_additions_write_nothing(request_file, tmp_path, words, says):
+    done = recipe("build", request_file(), "-o", str(tmp_path / "b.zip"), *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "b.zip").exists()
+
+
 def test_what_does_not_fit_is_not_built(request_file, tmp_path):
     done = recipe("build", request_file(per_node=1), "-o", str(tmp_path / "b.zip"))
     assert done.returncode == 1

@@ -72,6 +72,11 @@ def read_request(source: str) -> Any:
     return read_document(Path(source), field="request")
 
 
+def read_key(path: Path | None, field: str) -> bytes | None:
+    """A PEM file."""
+    return read_text(path, field=field, limit=64 << 10).encode() if path else None
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"recipe {__version__}")

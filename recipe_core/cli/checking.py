@@ -7,8 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from recipe_core.cli.app import Json, app, emit, read_lines, read_request, working
-from recipe_core.cli.recipes import read_key
+from recipe_core.cli.app import Json, app, emit, read_key, read_lines, read_request, working
 from recipe_core.documents import to_json
 from recipe_core.errors import InputError
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recipe_core.cli.app import Bundle, Json, RequestFile, app, emit, read_request, working
+from recipe_core.cli.app import Bundle, Json, RequestFile, app, emit, read_key, read_request, working
 from recipe_core.documents import parse_json, read_document, read_text, to_yaml, write_whole
 from recipe_core.errors import BundleError, InputError
 
@@ -25,11 +25,6 @@ def _pairs(words: Pairs, flag: str) -> dict[str, str]:
             raise InputError(f"{word!r} is not NAME=VALUE.", field=flag, hint=f"For example --{flag} port=9000.")
         out[name] = value
     return out
-
-
-def read_key(path: Path | None, field: str) -> bytes | None:
-    """A PEM file."""
-    return read_text(path, field=field, limit=64 << 10).encode() if path else None
 
 
 @app.command()

@@ -134,6 +134,6 @@ def _title(case: Case) -> str:
 def _changed(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
     for name, value in case.arguments.values.items():
-        now = recipe.engine.options.get(name)
-        if now is not None and name not in _PLACED and now != value and str(now) != str(value):
-            yield Lost(f"--{name.replace('_', '-')} {value}", f"is {now} in the recipe")
+        now, said = recipe.engine.options.get(name), value[0] if isinstance(value, list) and len(value) == 1 else value
+        if now is not None and name not in _PLACED and str(now) != str(said):
+            yield Lost(f"--{name.replace('_', '-')} {said}", f"is {now} in the recipe")

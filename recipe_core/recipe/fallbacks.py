@@ -179,13 +179,13 @@ def hardware_of(other: Device, gpus: int) -> HardwareRequest:
     return HardwareRequest(device=other.name, per_node=per_node, nodes=math.ceil(gpus / per_node))
 
 
-# Training: every fallback is the same split with one thing changed (fewer devices may also need less of a micro-batch kept)
+# Training: every fallback is the same split with one thing changed (fewer devices may have to keep less)
 
 
 def _training(decision: Decision) -> Iterator[Fallback]:
     split = decision.candidate
     halved = split | {"dp": split["dp"] // 2, "shard": max(split["shard"] // 2, 1)}
-    for smaller in (halved, halved | {"micro_batch": 1, "recompute": "full"}) if split["dp"] > 1 else ():
+    for smaller in (halved, halved | {"zero_stage": 3, "micro_batch": 1, "recompute": "full"}) if split["dp"] > 1 else ():
         if found := list(_trained(decision, "fewer-gpus", {}, smaller)):
             yield from found
             break

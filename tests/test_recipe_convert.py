@@ -1,0 +1,157 @@
+"""Existing commands and published recipes as recipes: the same server, and nothing lost in silence."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from recipe_core.commands.ground import Ground
+from recipe_core.errors import InputError, NoAnswer
+from recipe_core.recipe import make_recipe, relaunch
+from recipe_core.recipe.convert import convert
+from recipe_core.recipe.published import read_published
+from tests.conftest import make_request
+
+H100 = Ground.of(hardware="h100-sxm:8")
+
+
+def lost(found) -> str:
+    return "\n".join(f"{each.what}: {each.why}" for each in found.lost)
+
+
+def test_a_command_becomes_the_recipe_that_starts_it():
+    command = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 16384 --max-num-seqs 64 --gpu-memory-utilization 0.9 --port 9000"
+    command += " --tool-call-parser hermes --enable-auto-tool-choice"
+    found = convert(command, H100)
+    options = found.recipe.engine.options
+    wanted = {
+        "tensor_parallel_size": 2,
+        "max_model_len": 16384,
+        "max_num_seqs": 64,
+        "gpu_memory_utilization": 0.9,
+        "tool_call_parser": "hermes",
+    }
+    assert wanted.items() <= options.items()
+    assert found.recipe.parameters.port == 9000
+    assert set(found.carried) == {"--tool-call-parser", "--enable-auto-tool-choice"}
+    assert found.lost == ()
+
+
+@pytest.mark.parametrize("split", [{"tp": 2, "pp": 1, "dp": 1}, {"tp": 4, "pp": 2, "dp": 1}, {"tp": 2, "pp": 1, "dp": 4}])
+@pytest.mark.parametrize("more", [{}, {"kv_dtype": "fp8", "max_num_seqs": 32}, {"weight_dtype": "fp8", "memory_fraction": 0.8}])
+def test_a_recipes_own_command_converts_to_the_same_launch(split, more):
+    """Round trip: what is rendered from a recipe is read back into one that renders the same."""
+    recipe = make_recipe(make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate=split | more))
+    (process,) = relaunch(recipe).processes
+    filled = {"${model}": recipe.model.id, "${host}": "127.0.0.1", "${port}": "8000"}
+    words = [filled.get(word, word) for word in process.argv]
+    found = convert(shlex.join(words), H100)
+    assert found.recipe.candidate == recipe.candidate
+    assert relaunch(found.recipe).processes[0].argv == process.argv
+    assert found.lost == ()
+
+
+def test_what_cannot_be_carried_over_is_said():
+    command = "HF_TOKEN=hf_secret FOO=1 CUDA_VISIBLE_DEVICES=0,1 VLLM_LOGGING_LEVEL=INFO "
+    command += "vllm serve Qwen/Qwen3-8B --api-key k --no-such-flag 3 --seed 7"
+    found = convert(command, H100)
+    said = lost(found)
+    for part in ("--no-such-flag 3", "HF_TOKEN", "FOO", "CUDA_VISIBLE_DEVICES", "--api-key"):
+        assert part in said
+    assert "hf_secret" not in said
+    assert found.recipe.environment["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert found.recipe.lock.seeds["seed"] == 7
+
+
+@pytest.mark.parametrize(("tag", "kept"), [("v0.32.0", "vllm/vllm-openai:v0.32.0"), ("latest", None)])
+def test_an_image_is_taken_over_unless_it_changes_without_notice(tag, kept):
+    found = convert(f"docker run --gpus all --ipc=host vllm/vllm-openai:{tag} --model Qwen/Qwen3-8B", H100)
+    assert found.recipe.parameters.image == kept
+    assert ("without notice" in lost(found)) is (kept is None)
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "says"),
+    [
+        ("nginx -g daemon", InputError, "known engine"),
+        ("vllm serve Qwen/Qwen3-8B -tp many", InputError, "takes int"),
+        ("vllm serve nobody/nothing", InputError, "unknown model"),
+        ("vllm serve meta-llama/Llama-3.1-70B-Instruct", NoAnswer, "too much"),
+    ],
+)
+def test_what_starts_nothing_is_no_recipe(command, error, says):
+    with pytest.raises(error, match=says):
+        convert(command, H100)
+
+
+# Published recipes
+
+RENDERED = {
+    "hf_id": "Qwen/Qwen3-8B",
+    "recommended_command": {
+        "hardware": "h200",
+        "node_count": 1,
+        "deploy_type": "single_node",
+        "env": {"VLLM_LOGGING_LEVEL": "INFO"},
+        "docker_image": "vllm/vllm-openai:latest",
+        "argv": ["vllm", "serve", "Qwen/Qwen3-8B", "--tensor-parallel-size", "2", "--reasoning-parser", "qwen3"],
+        "companions": [{"command": "lmcache server"}],
+    },
+}
+OPTIONS = {"model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2, "enable_auto_tool_choice": True, "tool_call_parser": "hermes", "seed": None}
+
+
+def test_a_published_rendering_is_read():
+    source = read_published(RENDERED)
+    assert source.hardware == "h200"
+    found = convert(source, Ground.of(hardware="h200:2"))
+    assert found.recipe.candidate["tp"] == 2
+    assert found.recipe.engine.options["reasoning_parser"] == "qwen3"
+    assert found.recipe.environment["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert "companions: not read" in lost(found)
+
+
+def test_a_file_of_options_is_read():
+    found = convert(read_published(OPTIONS), H100)
+    assert found.recipe.engine.options["tool_call_parser"] == "hermes"
+    assert found.recipe.engine.options["enable_auto_tool_choice"] is True
+
+
+def test_a_cookbook_is_read_for_a_device():
+    engine = {
+        "env_vars": {"SGLANG_LOG": "1"},
+        "tp": 4,
+        "dp": None,
+        "ep": None,
+        "enable_dp_attention": None,
+        "extra_args": ["--reasoning-parser", "qwen3"],
+    }
+    fast = {"name": "fast", "engine": engine | {"tp": 8}}
+    hardware = {"H100": {"configurations": [{"name": "default", "engine": engine}, fast]}, "MI300X": {"configurations": [fast]}}
+    book = {"families": [{"models": [{"model_path": "Qwen/Qwen3-32B", "hardware": hardware}]}]}
+    assert "4" in read_published(book, "h100-sxm").command
+    assert "8" in read_published(book, "mi300x").command
+    assert read_published(book, "h100-sxm", "fast").command[-3] == "8"
+    assert len(read_published(book, "h100-sxm").left) == 2
+    with pytest.raises(InputError, match="no configuration"):
+        read_published(book, "b200-sxm")
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ([], "is an object"),
+        ({}, "no form that is known"),
+        ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
+        ({"families": []}, "no configuration"),
+    ],
+)
+def test_other_documents_are_refused(document, says):
+    with pytest.raises(InputError, match=says):
+        read_published(document)
+
+
+@pytest.mark.parametrize("env", [{"A": 1}, ["A=1"], [{"name": "A", "value": 1}]])
+def test_variables_come_in_three_shapes(env):
+    assert read_published({"argv": ["vllm", "serve", "x"], "env": env}).env == {"A": "1"}

@@ -1,0 +1,162 @@
+"""What a lock pins, and what it says when something else is here."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from pydantic import ValidationError
+
+from recipe_core.errors import InputError
+from recipe_core.model.catalog import load_model
+from recipe_core.model.checkpoint import checkpoint_digest
+from recipe_core.model.revision import snapshot_of, split_revision
+from recipe_core.recipe import Additions, make_recipe
+from recipe_core.recipe.lock import ImageLock, pinned_packages
+from recipe_core.recipe.lockcheck import verify_lock
+from tests.conftest import make_request
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_safetensors(path, shape=(4, 4)) -> None:
+    """A file with one tensor of zeros."""
+    size = 2 * shape[0] * shape[1]
+    header = json.dumps({"w": {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+
+
+@pytest.fixture
+def snapshot(tmp_path, tiny_config):
+    """A folder as the hub's cache has them: links to files named by what they hold."""
+    root = tmp_path / "models--org--tiny"
+    folder, blobs = root / "snapshots" / COMMIT, root / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny_config))
+    write_safetensors(blobs / ("ab" * 32))
+    (folder / "model.safetensors").symlink_to(blobs / ("ab" * 32))
+    return folder
+
+
+def recipe_of(folder):
+    return make_recipe(make_request(str(folder), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}))
+
+
+def test_a_lock_pins_what_is_started():
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1))
+    lock = recipe.lock
+    assert lock.recipe_digest == recipe.digest
+    assert (lock.engine.name, lock.engine.version) == (recipe.engine.name, recipe.engine.version)
+    assert lock.engine.packages == {"vllm": recipe.engine.version}
+    assert lock.model.architecture_digest == load_model("Qwen/Qwen3-8B").digest
+    assert lock.seeds["bench"] == 1
+
+
+def test_a_stated_seed_is_in_the_lock():
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(options={"seed": "42"}))
+    assert recipe.lock.seeds["seed"] == 42
+
+
+@pytest.mark.parametrize("image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"])
+def test_an_image_that_may_change_is_no_pin(image):
+    with pytest.raises(ValidationError, match="latest"):
+        ImageLock(reference=image)
+
+
+def test_packages_are_read_off_the_install():
+    assert pinned_packages("pip install vllm==0.32.0 'transformers[serving]==5.23.0' torch") == {"vllm": "0.32.0", "transformers": "5.23.0"}
+
+
+# Revisions and checkpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("org/name@main", ("org/name", "main")),
+        (f"org/name@{COMMIT}", ("org/name", COMMIT)),
+        ("org/name", ("org/name", None)),
+        ("/models/a@b", ("/models/a@b", None)),
+        ("org/name@--flag", ("org/name@--flag", None)),
+    ],
+)
+def test_a_revision_follows_an_at_sign(text, parts):
+    assert split_revision(text) == parts
+
+
+def test_a_revision_is_locked_and_started():
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B@v1.0", "h100-sxm", 1))
+    assert (recipe.lock.model.id, recipe.lock.model.revision) == ("Qwen/Qwen3-8B", "v1.0")
+    assert recipe.engine.options["revision"] == "v1.0"
+    assert recipe.model.id == "Qwen/Qwen3-8B"
+
+
+def test_an_engine_that_cannot_be_told_a_revision_says_so():
+    with pytest.raises(InputError, match="cannot be told a revision"):
+        make_recipe(make_request("Qwen/Qwen3-0.6B@v1", "h100-sxm", 1, candidate={"engine": "transformers"}))
+
+
+def test_a_snapshot_names_its_model_and_revision(snapshot):
+    lock = recipe_of(snapshot).lock
+    assert (lock.model.id, lock.model.revision) == ("org/tiny", COMMIT)
+    assert lock.model.checkpoint.of == "content"
+    assert snapshot_of("/models/tiny") is None
+
+
+def test_other_weights_are_another_checkpoint(snapshot):
+    before = checkpoint_digest(snapshot)
+    blobs = snapshot.parent.parent / "blobs"
+    write_safetensors(blobs / ("cd" * 32))
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(blobs / ("cd" * 32))
+    assert checkpoint_digest(snapshot).digest != before.digest
+
+
+def test_a_plain_folder_is_known_by_its_headers(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors")
+    first = checkpoint_digest(tmp_path)
+    assert (first.of, first.files) == ("headers", 1)
+    write_safetensors(tmp_path / "a.safetensors", shape=(2, 8))
+    assert checkpoint_digest(tmp_path).digest != first.digest
+
+
+def test_no_weights_or_damaged_ones_have_no_digest(tmp_path):
+    assert checkpoint_digest(tmp_path) is None
+    (tmp_path / "a.safetensors").write_bytes(b"no")
+    assert checkpoint_digest(tmp_path) is None
+
+
+# Verifying
+
+
+def levels(found) -> dict[str, str]:
+    return {each.what: each.level for each in found}
+
+
+def test_nothing_differs_from_a_fresh_lock(snapshot, monkeypatch):
+    recipe = recipe_of(snapshot)
+    monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: recipe.engine.version)
+    found = levels(verify_lock(recipe, recipe.lock, snapshot))
+    assert found["recipe"] == found["package vllm"] == found["model revision"] == found["checkpoint (content)"] == "same"
+    assert "differs" not in found.values()
+
+
+def test_what_differs_is_named(snapshot, monkeypatch, tmp_path):
+    recipe = recipe_of(snapshot)
+    monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: "0.1.0")
+    write_safetensors(tmp_path / "other.safetensors")
+    changed = recipe.model_copy(update={"notes": ("another",)})
+    found = levels(verify_lock(changed, recipe.lock, snapshot))
+    assert found["recipe"] == found["package vllm"] == "differs"
+    lock = recipe.lock.model_copy(update={"engine": recipe.lock.engine.model_copy(update={"version": "0.1.0"})})
+    assert levels(verify_lock(recipe, lock))["vllm of this builder"] == "differs"
+
+
+@pytest.mark.parametrize(("driver", "level"), [("550.54.15", "same"), ("470.1", "differs"), (None, "absent")])
+def test_a_floor_may_be_passed_but_not_missed(monkeypatch, driver, level):
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1))
+    lock = recipe.lock.model_copy(update={"floors": {"driver": "525.60.13"}})
+    monkeypatch.setattr("recipe_core.recipe.lockcheck._probe", lambda what: driver)
+    assert levels(verify_lock(recipe, lock))["driver (at least)"] == level

@@ -1,0 +1,50 @@
+"""The published schemas are those of the code, and say what the code says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe_core.bundle import bundle_files
+from recipe_core.errors import InputError
+from recipe_core.manifest import MANIFEST
+from recipe_core.recipe import make_recipe
+from recipe_core.schemas import NAMES, schema
+from tests.conftest import make_request, request_values
+
+ROOT = Path(__file__).parent.parent
+jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema to hold documents against the schemas")
+
+
+def test_the_files_are_not_stale():
+    done = subprocess.run([sys.executable, "scripts/schemas.py", "--check"], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, f"run python scripts/schemas.py: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_a_schema_with_no_room_for_unknown_fields(name):
+    found = json.loads((ROOT / "docs" / "schema" / f"{name}.schema.json").read_text())
+    jsonschema.validators.validator_for(found).check_schema(found)
+    assert found["additionalProperties"] is False
+
+
+def test_documents_pass_and_changed_ones_do_not():
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 2))
+    documents = {
+        "request": request_values(),
+        "recipe": recipe.model_dump(mode="json"),
+        "manifest": json.loads(bundle_files(recipe)[MANIFEST]),
+    }
+    for name, document in documents.items():
+        jsonschema.validate(document, schema(name))
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document | {"surprise": 1}, schema(name))
+
+
+def test_an_unknown_schema_is_named():
+    with pytest.raises(InputError, match="unknown schema 'recipes'"):
+        schema("recipes")
