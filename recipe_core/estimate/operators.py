@@ -13,7 +13,7 @@ import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting, add
 from recipe_core.estimate.memory import expert_ranks, kv_token_bytes, padded_vocabulary, state_bytes
-from recipe_core.estimate.network import all_gather_s, all_reduce_s, dispatch_s, group, send_s
+from recipe_core.estimate.network import Group, all_gather_s, all_reduce_s, dispatch_s, group, send_s
 from recipe_core.estimate.roofline import experts_s, operator_s
 from recipe_core.estimate.routing import crowding, distinct_experts
 from recipe_core.model.compressed import STATE_VALUE_BYTES
@@ -25,7 +25,7 @@ Parts = dict[str, Float]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one scheduler runs in one step (arrays over cases).
+    """What one scheduler runs in one step: arrays over cases, or over several steps of each (the last axis is that of the cases).
 
     prefill_tokens: prompt tokens, each seeing ``prefill_context`` tokens on average. sequences: requests that decode
     ``queries`` tokens each (more than one verifies a draft) at ``context`` tokens. sampled: rows that need logits.
@@ -47,12 +47,14 @@ class Step:
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by cause, through all pipeline stages; the values add up to the step."""
     parts: Parts = {}
+    tp = group(setting.cluster, cases, cases.tp)
+    reduce_s = all_reduce_s(setting.cluster, tp, step.rows * setting.model.hidden * setting.activation_bytes)
     for layer, count in setting.model.kinds:
-        for name, seconds in _layer_parts(setting, cases, step, layer).items():
+        for name, seconds in _layer_parts(setting, cases, step, layer, reduce_s).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
     balance = _stage_imbalance(setting, cases)
     parts = {name: seconds * balance for name, seconds in parts.items()}
-    parts |= _ends(setting, cases, step)
+    parts |= _ends(setting, cases, step, tp, reduce_s)
     overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(setting.model.layers)
     unhidden = np.maximum(overhead.launch_s * layers - total(parts), 0.0)  # the host launches ahead of a device that is busy
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
@@ -77,11 +79,9 @@ def _matmul(setting: Setting, role: Role, rows: Float, inputs: Float | float, ou
     return operator_s(setting.cluster.device, "gemm", setting.stored_dtype(role), 2 * rows * inputs * outputs, moved, kernels)
 
 
-def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Parts:
-    """One layer: its mixer, its feed-forward (either may be missing) and the norms around them."""
+def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer, reduce_s: Float) -> Parts:
+    """One layer: its mixer, its feed-forward (either may be missing), the norms around them and the sum of each over tp."""
     hidden, b, rows = setting.model.hidden, setting.activation_bytes, step.rows
-    tp = group(setting.cluster, cases, cases.tp)
-    reduce_s = all_reduce_s(setting.cluster, tp, rows * hidden * b)
     parts: Parts = {}
     wide: Float | float = 4 * hidden
     if layer.attention is not None:
@@ -297,18 +297,17 @@ def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Flo
     return quickest * (1.0 - (how.overlap if how else 0.0))
 
 
-def _ends(setting: Setting, cases: Cases, step: Step) -> Parts:
+def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
     """Embedding, head, and hand-over between pipeline stages."""
     hidden, b, dtype = setting.model.hidden, setting.activation_bytes, setting.model.dtype
     vocabulary = padded_vocabulary(setting.model.vocabulary) / cases.tp
-    tp = group(setting.cluster, cases, cases.tp)
     logits = all_gather_s(setting.cluster, tp, step.sampled * vocabulary * cases.tp * b)
     piece = step.rows * hidden * b / cases.tp
     crossed = np.minimum(group(setting.cluster, cases, cases.tp * cases.pp).remote, cases.pp) - 1  # boundaries that are between islands
     hand_over = crossed * send_s(setting.cluster, True, piece) + (cases.pp - 1 - crossed) * send_s(setting.cluster, False, piece)
     lookup = operator_s(setting.cluster.device, "elementwise", dtype, 0 * step.rows, 2 * step.rows * hidden * b)
     return {
-        "embedding": lookup + np.where(cases.tp > 1, all_reduce_s(setting.cluster, tp, step.rows * hidden * b), 0.0),
+        "embedding": lookup + np.where(cases.tp > 1, reduce_s, 0.0),
         "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + np.where(cases.tp > 1, logits, 0.0),
         "pipeline": np.where(cases.pp > 1, hand_over, 0.0),
     }
