@@ -7,7 +7,8 @@ on the latent); prefill expands it. Which experts a step touches: `routing`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -44,8 +45,15 @@ class Step:
         return self.prefill_tokens + self.sequences * self.queries
 
 
+def side_by_side(steps: Sequence[Step]) -> Step:
+    """Several steps of each case as one with an axis more, in front: what follows from the case alone is computed once for all."""
+    columns = [[getattr(step, field.name) for step in steps] for field in fields(Step)]
+    shape = np.broadcast_shapes(*(np.shape(value) for column in columns for value in column))
+    return Step(*(np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns))
+
+
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
-    """Seconds of one step by cause, through all pipeline stages; the values add up to the step."""
+    """Seconds of one step by cause, through all pipeline stages; the values have its shape and add up to it."""
     parts: Parts = {}
     tp = group(setting.cluster, cases, cases.tp)
     reduce_s = all_reduce_s(setting.cluster, tp, step.rows * setting.model.hidden * setting.activation_bytes)

@@ -20,7 +20,7 @@ import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting
 from recipe_core.estimate.operators import Parts, Step, total
-from recipe_core.estimate.speculative import engine_step, tokens_per_step
+from recipe_core.estimate.speculative import engine_steps, tokens_per_step
 
 NODES = (1.0, 0.3, 0.05)
 """Shares of the resident requests at which steps are computed."""
@@ -69,6 +69,12 @@ def decode_step(cases: Cases, decoding: Float) -> Step:
     return Step(zero, zero, batch, cases.input_tokens + cases.output_tokens / 2, batch * queries, queries)
 
 
+def idle_step(cases: Cases) -> Step:
+    """A step in which nothing decodes."""
+    zero = np.zeros(len(cases))
+    return Step(zero, zero, zero, zero, zero)
+
+
 def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
     """Prompt tokens to compute, how many chunks they come in, and the context they see on average."""
     tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
@@ -87,20 +93,11 @@ def request_overhead_s(setting: Setting, cases: Cases) -> Float:
     return overhead.request_s + overhead.input_token_s * cases.input_tokens
 
 
-def prompt_parts(setting: Setting, cases: Cases, decoding: Step, decode_parts: Parts, together: Float) -> Parts:
-    """What one prompt adds to the steps it rides on, by cause, when ``together`` prompts share each step.
-
-    Where the engine does not mix them with decoding, prompts take steps of their own.
-    """
+def prompt_step(setting: Setting, cases: Cases, beside: Step, arriving: Float) -> tuple[Step, Float]:
+    """A step with prompts ``beside`` what else it has, and how many prompts it does, when so many arrive in a decode step."""
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    share = together / chunks
-    if not setting.engine.mixes_prompts:
-        zero = np.zeros(len(cases))
-        alone = engine_step(setting, cases, Step(share * tokens, context, zero, zero, share))
-        return {name: seconds / share for name, seconds in alone.items()}
-    mixed = replace(decoding, prefill_tokens=share * tokens, prefill_context=context, sampled=decoding.sampled + share)
-    parts = engine_step(setting, cases, mixed)
-    return {name: np.maximum(chunks / together * (parts[name] - decode_parts[name]), 0.0) for name in parts}
+    prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
+    return replace(beside, prefill_tokens=prompts * tokens, prefill_context=context, sampled=beside.sampled + prompts), prompts
 
 
 class Loop:
@@ -114,15 +111,18 @@ class Loop:
         self.chunks, self.per_step = prompt_chunks(cases, setting.engine.chunked_prefill)[1], prompts_a_step(cases)
         self.request_s = request_overhead_s(setting, cases)
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0  # a decode step goes along with each step of a prompt
-        self.nodes = [most * share for share in NODES]
-        self.times = [tuple(map(total, self.parts(node))) for node in self.nodes]
+        self.nodes = np.multiply.outer(NODES, most)
+        self.times = [total(parts) for parts in self.parts(self.nodes)]
 
     def parts(self, decoding: Float) -> tuple[Parts, Parts]:
-        """A decode step and what a prompt adds, by cause."""
-        step = decode_step(self.cases, decoding)
-        decode = engine_step(self.setting, self.cases, step)
-        together = np.clip(decoding / self.steps * self.chunks, 1.0, self.per_step)
-        return decode, prompt_parts(self.setting, self.cases, step, decode, together)
+        """A decode step, and what one prompt adds to those it rides on (an engine that does not mix them takes steps of its own for it)."""
+        step, mixes = decode_step(self.cases, decoding), self.setting.engine.mixes_prompts
+        beside = step if mixes else idle_step(self.cases)
+        with_prompts, prompts = prompt_step(self.setting, self.cases, beside, decoding / self.steps)
+        decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
+        if not mixes:
+            return decode, {name: seconds / prompts for name, seconds in both.items()}
+        return decode, {name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both}
 
     def near(self, decoding: Float) -> tuple[Float, Float]:
         """Seconds of both, read off lines between the nodes."""
@@ -131,8 +131,8 @@ class Loop:
             value = np.zeros(len(decoding))
             for above in range(len(self.nodes) - 1):
                 high, low = self.nodes[above], self.nodes[above + 1]
-                slope = (self.times[above][k] - self.times[above + 1][k]) / (high - low)
-                line = self.times[above + 1][k] + slope * (decoding - low)
+                slope = (self.times[k][above] - self.times[k][above + 1]) / (high - low)
+                line = self.times[k][above + 1] + slope * (decoding - low)
                 value = line if above == 0 else np.where(decoding < high, line, value)
             out.append(np.maximum(value, 1e-12))
         return out[0], out[1]
