@@ -407,7 +407,7 @@ def _stage(setting: Setting, cases: Cases, layers: Counted, fixed: _Fixed, seque
 
 
 def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
-    """Of several stages (the first axis, where a column has two) the fullest, with the cache bounded by the one that holds the fewest tokens."""
+    """Of several stages (the first of two axes) the fullest, with the cache bounded by the one that holds the fewest tokens."""
     total = columns["total_bytes"]
     fullest, rows = np.argmax(total, axis=0), np.arange(total.shape[1])
     out = {name: column[fullest, rows] if column.ndim > 1 else column for name, column in columns.items()}
@@ -418,9 +418,10 @@ def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
 
 
 def _context_limits(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> tuple[Float, Float]:
-    """Longest request (tokens) of which the pool holds one, and ``sequences``: windows and states cost a constant, other caches grow with it."""
+    """Longest request (tokens) of which the pool holds one, and ``sequences``: windows and states cost a constant, other caches grow."""
     if _packed(setting, layers) is not None:
-        return tuple(_longest_packed(setting, layers, cases, pool, held) for held in (np.ones(len(cases)), sequences))
+        one = np.ones(len(cases))
+        return _longest_packed(setting, layers, cases, pool, one), _longest_packed(setting, layers, cases, pool, sequences)
     unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]
     growing = add(n * kv_token_bytes(setting, layer, cases.tp) / cases.cp for layer, n in unbounded)
     windowed = tuple((layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is not None)

@@ -154,9 +154,9 @@ def dispatch_s(cluster: Cluster, members: Group, tokens: Float, top_k: int, toke
     return np.where(possible, np.minimum(bulk, EXCHANGE_STARTS * start + seconds), bulk)
 
 
-def send_s(cluster: Cluster, across: Bool | bool, data_bytes: Float) -> Float:
-    """Seconds to hand ``data_bytes`` to the next stage, over the network where it sits in another node."""
+def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:
+    """Seconds to hand ``data_bytes`` to the next stage, over the network where it sits in another node (or for a share of the stages)."""
     two = np.array([2.0])
-    far, near = _rounds(cluster.network, two, 1.0), _inside(cluster, two, 1.0)
-    start, rate = (np.where(across, *each) for each in zip(far, near, strict=True))
-    return start + data_bytes / rate
+    (start_inside, rate_inside), (start_outside, rate_outside) = _inside(cluster, two, 1.0), _rounds(cluster.network, two, 1.0)
+    near = 1.0 - across
+    return across * start_outside + near * start_inside + (across / rate_outside + near / rate_inside) * data_bytes

@@ -40,28 +40,41 @@ class Step:
     queries: Float | float = 1.0
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all columns together."""
+        return np.broadcast_shapes(*(np.shape(getattr(self, field.name)) for field in fields(self)))
+
+    @property
     def rows(self) -> Float:
         """Tokens that go through the matrices."""
         return self.prefill_tokens + self.sequences * self.queries
 
 
 def side_by_side(steps: Sequence[Step]) -> Step:
-    """Several steps of each case as one with an axis more, in front: what follows from the case alone is computed once for all."""
+    """Several steps of each case as one with an axis more, in front.
+
+    What follows from the case alone, or from a column that the steps share, is then computed once for all of them.
+    """
     columns = [[getattr(step, field.name) for step in steps] for field in fields(Step)]
-    shape = np.broadcast_shapes(*(np.shape(value) for column in columns for value in column))
-    return Step(*(np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns))
+    shape = np.broadcast_shapes(*(step.shape for step in steps))
+    return Step(
+        *(
+            column[0] if all(value is column[0] for value in column) else np.stack([np.broadcast_to(value, shape) for value in column])
+            for column in columns
+        )
+    )
 
 
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by cause, through all pipeline stages; the values have its shape and add up to it."""
     parts: Parts = {}
+    balance = _stage_imbalance(setting, cases)
     tp = group(setting.cluster, cases, cases.tp)
     reduce_s = all_reduce_s(setting.cluster, tp, step.rows * setting.model.hidden * setting.activation_bytes)
     for layer, count in setting.model.kinds:
         for name, seconds in _layer_parts(setting, cases, step, layer, reduce_s).items():
-            parts[name] = parts.get(name, 0.0) + count * seconds
-    balance = _stage_imbalance(setting, cases)
-    parts = {name: seconds * balance for name, seconds in parts.items()}
+            every = count * balance * seconds
+            parts[name] = parts[name] + every if name in parts else every
     parts |= _ends(setting, cases, step, tp, reduce_s)
     overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(setting.model.layers)
     unhidden = np.maximum(overhead.launch_s * layers - total(parts), 0.0)  # the host launches ahead of a device that is busy
@@ -83,8 +96,9 @@ def _stage_imbalance(setting: Setting, cases: Cases) -> Float:
 
 def _matmul(setting: Setting, role: Role, rows: Float, inputs: Float | float, outputs: Float | float, kernels: float = 1.0) -> Float:
     """A dense product of ``rows × inputs`` with ``inputs × outputs`` weights that are stored as their role is."""
-    moved = inputs * outputs * setting.stored_bytes(role) + rows * (inputs + outputs) * setting.activation_bytes
-    return operator_s(setting.cluster.device, "gemm", setting.stored_dtype(role), 2 * rows * inputs * outputs, moved, kernels)
+    weights, values = inputs * outputs, (inputs + outputs) * setting.activation_bytes
+    moved = weights * setting.stored_bytes(role) + values * rows
+    return operator_s(setting.cluster.device, "gemm", setting.stored_dtype(role), 2 * weights * rows, moved, kernels)
 
 
 def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer, reduce_s: Float) -> Parts:
@@ -107,7 +121,8 @@ def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer, reduc
     parts["all_reduce"] = blocks * reduce_s
     if layer.streams > 1:
         parts["hyper_connections"] = blocks * _hyper_connection(setting, rows, layer)
-    parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, rows * wide, rows * wide * b, 2.0 * blocks)
+    values = wide * rows
+    parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, values, values * b, 2.0 * blocks)
     return parts
 
 
@@ -158,8 +173,9 @@ def _attention(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Part
     io = wide * setting.activation_bytes
     pairs, seen = step.prefill_tokens * np.minimum(step.prefill_context, window), step.sequences * np.minimum(step.context, window)
     device, cache, q = setting.cluster.device, setting.kv_dtype, step.queries
-    prefill = operator_s(device, "attention_prefill", setting.model.dtype, 2 * pairs * wide, step.prefill_tokens * (io + 2 * token_bytes))
-    decode = operator_s(device, "attention_decode", cache, 2 * q * seen * wide, seen * token_bytes / cases.cp + q * step.sequences * io)
+    prefill = operator_s(device, "attention_prefill", setting.model.dtype, 2 * wide * pairs, (io + 2 * token_bytes) * step.prefill_tokens)
+    moved = token_bytes / cases.cp * seen + q * io * step.sequences
+    decode = operator_s(device, "attention_decode", cache, 2 * wide * q * seen, moved)
     parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
     return parts | _shared_context(setting, cases, step, wide)
 
@@ -309,13 +325,13 @@ def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float
     """Embedding, head, and hand-over between pipeline stages."""
     hidden, b, dtype = setting.model.hidden, setting.activation_bytes, setting.model.dtype
     vocabulary = padded_vocabulary(setting.model.vocabulary) / cases.tp
-    logits = all_gather_s(setting.cluster, tp, step.sampled * vocabulary * cases.tp * b)
-    piece = step.rows * hidden * b / cases.tp
+    rows_bytes = hidden * b * step.rows
     crossed = np.minimum(group(setting.cluster, cases, cases.tp * cases.pp).remote, cases.pp) - 1  # boundaries that are between islands
-    hand_over = crossed * send_s(setting.cluster, True, piece) + (cases.pp - 1 - crossed) * send_s(setting.cluster, False, piece)
-    lookup = operator_s(setting.cluster.device, "elementwise", dtype, 0 * step.rows, 2 * step.rows * hidden * b)
+    hand_over = send_s(setting.cluster, crossed / np.maximum(cases.pp - 1, 1), rows_bytes / cases.tp)
+    lookup = operator_s(setting.cluster.device, "elementwise", dtype, np.zeros(1), 2 * rows_bytes)
+    logits = all_gather_s(setting.cluster, tp, vocabulary * cases.tp * b * step.sampled)
     return {
-        "embedding": lookup + np.where(cases.tp > 1, reduce_s, 0.0),
-        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + np.where(cases.tp > 1, logits, 0.0),
-        "pipeline": np.where(cases.pp > 1, hand_over, 0.0),
+        "embedding": lookup + reduce_s,
+        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + logits,
+        "pipeline": (cases.pp - 1) * hand_over,
     }
