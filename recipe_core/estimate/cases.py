@@ -130,10 +130,6 @@ class Cases:
         """The chosen rows, in that order."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
-    def set(self, **columns: Any) -> Cases:
-        """The same with some columns of one value each."""
-        return replace(self, **{name: np.full_like(getattr(self, name), value) for name, value in columns.items()})
-
     @property
     def devices(self) -> Int:
         """Devices a case uses, those of a prefill pool included."""

@@ -217,19 +217,19 @@ def _notes(e: Estimates, i: int) -> list[str]:
 
 def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
     """Serving of the cases that fit; NaN for the others, which saves most of their time."""
-    fits = mem.shortfall_bytes <= 0
-    rows = np.flatnonzero(fits)
+    rows = np.flatnonzero(mem.shortfall_bytes <= 0)
     if len(rows) == len(cases):
         return serving(setting, cases, mem)
-    rows = rows if len(rows) else np.arange(len(cases))  # the names of the parts come from some case
+    known = len(rows)
+    rows = rows if known else np.zeros(1, dtype=np.int64)  # the names of the parts come from some case
     some = serving(setting, cases.take(rows), Memory(**{f.name: getattr(mem, f.name)[rows] for f in fields(Memory)}))
 
     def placed(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: placed(seconds) for name, seconds in value.items()}
         out = np.zeros(len(cases), dtype=bool) if value.dtype == bool else np.full(len(cases), np.nan)
-        out[rows] = value
-        return np.where(fits, out, np.zeros_like(out) if value.dtype == bool else np.nan)
+        out[rows[:known]] = value[:known]
+        return out
 
     return Serving(**{f.name: placed(getattr(some, f.name)) for f in fields(Serving)})
 
