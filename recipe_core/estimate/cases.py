@@ -128,7 +128,7 @@ class Cases:
 
     def take(self, rows: Any) -> Cases:
         """The chosen rows, in that order."""
-        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return Cases(*(getattr(self, name)[rows] for name in COLUMNS))
 
     @property
     def devices(self) -> Int:
@@ -161,6 +161,9 @@ class Cases:
     def shares_experts(self) -> Bool:
         """Where experts are spread over ranks instead of being cut by tensor parallelism."""
         return self.ep > 1
+
+
+COLUMNS = tuple(column.name for column in fields(Cases))
 
 
 def cases(n: int, **columns: Any) -> Cases:

@@ -277,7 +277,7 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
             for name, values in _fullest({name: np.stack([column[name] for column in columns]) for name in fields}).items():
                 fields[name][rows] = values
         return Memory(**fields)
-    held = [list(dict.fromkeys(_held(setting.model.order, int(stages)))) for stages in lengths]
+    held = [_held(setting.model.order, int(stages), distinct=True) for stages in lengths]
     padded = [[stages[min(k, len(stages) - 1)] for stages in held] for k in range(max(map(len, held)))]
     table = np.array([[(stage.first, stage.last, *stage.counts) for stage in row] for row in padded], dtype=np.float64)
     first, last, *counts = np.take(np.moveaxis(table, -1, 0), which, axis=-1)
@@ -294,11 +294,12 @@ class _Held:
 
 
 @lru_cache(4096)
-def _held(order: tuple[int, ...], stages: int) -> tuple[_Held, ...]:
-    """Every stage, first to last, of a model whose layers are of such kinds."""
+def _held(order: tuple[int, ...], stages: int, *, distinct: bool = False) -> tuple[_Held, ...]:
+    """Every stage, first to last, of a model whose layers are of such kinds; equal ones once where ``distinct``."""
     kinds, bounds = range(max(order) + 1), stage_layers(len(order), min(stages, len(order)))
     counts = [tuple(map(order[start:end].count, kinds)) for start, end in bounds]
-    return tuple(_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts))
+    every = [_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
+    return tuple(dict.fromkeys(every) if distinct else every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +348,8 @@ def _stage_column(
 def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float, *, distinct: bool = False) -> list[dict[str, Float]]:
     """The columns of ``Memory`` of every pipeline stage, first to last, of cases with so many; equal stages once where ``distinct``."""
     every, one = _every_stage(setting, cases), np.ones(len(cases))
-    held = _held(setting.model.order, stages)
-    chosen = dict.fromkeys(held) if distinct else held
-    return [_stage_column(setting, cases, every, stage.counts, stage.first * one, stage.last * one, sequences) for stage in chosen]
+    held = _held(setting.model.order, stages, distinct=distinct)
+    return [_stage_column(setting, cases, every, stage.counts, stage.first * one, stage.last * one, sequences) for stage in held]
 
 
 @dataclass(frozen=True, slots=True)

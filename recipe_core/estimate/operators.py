@@ -40,11 +40,6 @@ class Step:
     queries: Float | float = 1.0
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of all columns together."""
-        return np.broadcast_shapes(*(np.shape(getattr(self, field.name)) for field in fields(self)))
-
-    @property
     def rows(self) -> Float:
         """Tokens that go through the matrices."""
         return self.prefill_tokens + self.sequences * self.queries
@@ -56,17 +51,17 @@ def side_by_side(steps: Sequence[Step]) -> Step:
     What follows from the case alone, or from a column that the steps share, is then computed once for all of them.
     """
     columns = [[getattr(step, field.name) for step in steps] for field in fields(Step)]
-    shape = np.broadcast_shapes(*(step.shape for step in steps))
-    return Step(
-        *(
-            column[0] if all(value is column[0] for value in column) else np.stack([np.broadcast_to(value, shape) for value in column])
-            for column in columns
-        )
-    )
+    shape = np.broadcast_shapes(*(np.shape(value) for column in columns for value in column))
+
+    def joined(column: list[Float]) -> Float:
+        shared = all(value is column[0] for value in column)
+        return column[0] if shared else np.stack([np.broadcast_to(value, shape) for value in column])
+
+    return Step(*map(joined, columns))
 
 
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
-    """Seconds of one step by cause, through all pipeline stages; the values have its shape and add up to it."""
+    """Seconds of one step by cause, through all pipeline stages; the values add up to the step."""
     parts: Parts = {}
     balance = _stage_imbalance(setting, cases)
     tp = group(setting.cluster, cases, cases.tp)

@@ -33,9 +33,9 @@ def engine_step(setting: Setting, cases: Cases, step: Step) -> Parts:
 
 def engine_steps(setting: Setting, cases: Cases, *steps: Step) -> tuple[Parts, ...]:
     """The same of several steps at once."""
-    step = side_by_side(steps)
-    parts = {name: np.broadcast_to(seconds, step.shape) for name, seconds in engine_step(setting, cases, step).items()}
-    return tuple({name: seconds[k] for name, seconds in parts.items()} for k in range(len(steps)))
+    parts = engine_step(setting, cases, side_by_side(steps))
+    every = dict(zip(parts, np.broadcast_arrays(*parts.values()), strict=True))
+    return tuple({name: seconds[k] for name, seconds in every.items()} for k in range(len(steps)))
 
 
 def draft_s(setting: Setting, cases: Cases, step: Step) -> Float:
