@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
 from recipe_core.estimate.pages import Packing, packing
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor
+from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor
 
 Counted = tuple[tuple[Layer, int | Float], ...]
 """Layers and how often each is there."""
@@ -164,9 +164,8 @@ def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
     return np.asarray(rows_bytes / cases.tp, dtype=np.float64)
 
 
-def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
+def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
     """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; a latent or compressed past never is."""
-    attention = layer.attention
     if attention is None or attention.kv_values_per_head == 0:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
@@ -176,9 +175,8 @@ def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
     return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
 
 
-def state_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
+def state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
     """Bytes per request and layer on one rank that do not grow with the context: states, the window beside a compressed past."""
-    attention = layer.attention
     if attention is None or attention.state_values == 0:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
@@ -201,8 +199,8 @@ def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Floa
     parts = [
         n
         * (
-            kv_token_bytes(setting, layer, tp) * cached_tokens(layer, context, cases.block_tokens) / cases.cp
-            + state_bytes(setting, layer, tp)
+            kv_token_bytes(setting, layer.attention, tp) * cached_tokens(layer, context, cases.block_tokens) / cases.cp
+            + state_bytes(setting, layer.attention, tp)
         )
         for layer, n in layers
         if packed is None or not _in_blocks(layer, n)
@@ -423,10 +421,10 @@ def _context_limits(setting: Setting, layers: Counted, cases: Cases, pool: Float
         one = np.ones(len(cases))
         return _longest_packed(setting, layers, cases, pool, one), _longest_packed(setting, layers, cases, pool, sequences)
     unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]
-    growing = add(n * kv_token_bytes(setting, layer, cases.tp) / cases.cp for layer, n in unbounded)
+    growing = add(n * kv_token_bytes(setting, layer.attention, cases.tp) / cases.cp for layer, n in unbounded)
     windowed = tuple((layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is not None)
     fixed = context_bytes(setting, windowed, cases, cases.max_context)
-    fixed = fixed + add(n * state_bytes(setting, layer, cases.tp) for layer, n in unbounded)
+    fixed = fixed + add(n * state_bytes(setting, layer.attention, cases.tp) for layer, n in unbounded)
 
     def limit(share: Float) -> Float:
         tokens = np.where(growing > 0, np.maximum(share - fixed, 0) / np.maximum(growing, 1e-9), np.inf)

@@ -19,7 +19,7 @@ from recipe_core.estimate.roofline import experts_s, operator_s
 from recipe_core.estimate.routing import crowding, distinct_experts
 from recipe_core.model.compressed import STATE_VALUE_BYTES
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, LinearAttention, MoeMlp, Role
+from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, LinearAttention, Mlp, MoeMlp, Role
 
 Parts = dict[str, Float]
 
@@ -62,16 +62,19 @@ def side_by_side(steps: Sequence[Step]) -> Step:
 
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by cause, through all pipeline stages; the values add up to the step."""
+    model, tp = setting.model, group(setting.cluster, cases, cases.tp)
+    reduce_s = all_reduce_s(setting.cluster, tp, model.hidden * setting.activation_bytes * step.rows)
     parts: Parts = {}
-    balance = _stage_imbalance(setting, cases)
-    tp = group(setting.cluster, cases, cases.tp)
-    reduce_s = all_reduce_s(setting.cluster, tp, step.rows * setting.model.hidden * setting.activation_bytes)
-    for layer, count in setting.model.kinds:
-        for name, seconds in _layer_parts(setting, cases, step, layer, reduce_s).items():
-            every = count * balance * seconds
-            parts[name] = parts[name] + every if name in parts else every
+    for some, count in (
+        *((_mixer(setting, cases, step, attention), count) for attention, count in model.mixers),
+        *((_feed_forward(setting, cases, step.rows, mlp), count) for mlp, count in model.mlps),
+        *((_around(setting, cases, step.rows, layer, reduce_s), count) for layer, count in model.kinds),
+    ):
+        every = count * _stage_imbalance(setting, cases)
+        for name, seconds in some.items():
+            parts[name] = parts[name] + every * seconds if name in parts else every * seconds
     parts |= _ends(setting, cases, step, tp, reduce_s)
-    overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(setting.model.layers)
+    overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(model.layers)
     unhidden = np.maximum(overhead.launch_s * layers - total(parts), 0.0)  # the host launches ahead of a device that is busy
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
     parts["engine"] = overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * layers
@@ -96,28 +99,32 @@ def _matmul(setting: Setting, role: Role, rows: Float, inputs: Float | float, ou
     return operator_s(setting.cluster.device, "gemm", setting.stored_dtype(role), 2 * weights * rows, moved, kernels)
 
 
-def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer, reduce_s: Float) -> Parts:
-    """One layer: its mixer, its feed-forward (either may be missing), the norms around them and the sum of each over tp."""
-    hidden, b, rows = setting.model.hidden, setting.activation_bytes, step.rows
-    parts: Parts = {}
-    wide: Float | float = 4 * hidden
-    if layer.attention is not None:
-        parts |= _projections(setting, cases, rows, layer.attention) | _attention(setting, cases, step, layer)
-        wide = wide + 2 * hidden + 4 * layer.attention.heads * layer.attention.v_head_dim / cases.tp
-    if isinstance(layer.mlp, MoeMlp):
-        parts |= _experts(setting, cases, rows, layer.mlp)
-        wide = wide + 2 * hidden + 3 * layer.mlp.shared_intermediate / cases.tp
-    elif layer.mlp is not None:
-        width = layer.mlp.intermediate / cases.tp
-        up = _matmul(setting, "linear", rows, hidden, (layer.mlp.matrices - 1) * width)
-        parts["mlp"] = up + _matmul(setting, "linear", rows, width, hidden)
-        wide = wide + 2 * hidden + 3 * width
-    blocks = (layer.attention is not None) + (layer.mlp is not None)
-    parts["all_reduce"] = blocks * reduce_s
+def _mixer(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:
+    """The first half of a layer: projections and what mixes tokens."""
+    return _projections(setting, cases, step.rows, attention) | _attention(setting, cases, step, attention)
+
+
+def _feed_forward(setting: Setting, cases: Cases, rows: Float, mlp: Mlp) -> Parts:
+    """The second half of a layer."""
+    if isinstance(mlp, MoeMlp):
+        return _experts(setting, cases, rows, mlp)
+    hidden, width = float(setting.model.hidden), mlp.intermediate / cases.tp
+    up = _matmul(setting, "linear", rows, hidden, (mlp.matrices - 1) * width)
+    return {"mlp": up + _matmul(setting, "linear", rows, width, hidden)}
+
+
+def _around(setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s: Float) -> Parts:
+    """What goes along with the halves of a layer (either may be missing): the sum of each over tp, norms, residual streams."""
+    hidden, blocks = setting.model.hidden, (layer.attention is not None) + (layer.mlp is not None)
+    cut = 4 * layer.attention.heads * layer.attention.v_head_dim if layer.attention is not None else 0
+    if layer.mlp is not None:
+        cut += 3 * (layer.mlp.shared_intermediate if isinstance(layer.mlp, MoeMlp) else layer.mlp.intermediate)
+    values = ((4 + 2 * blocks) * hidden + cut / cases.tp) * rows
+    moved = values * setting.activation_bytes
+    parts = {"all_reduce": blocks * reduce_s}
     if layer.streams > 1:
         parts["hyper_connections"] = blocks * _hyper_connection(setting, rows, layer)
-    values = wide * rows
-    parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, values, values * b, 2.0 * blocks)
+    parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, values, moved, 2.0 * blocks)
     return parts
 
 
@@ -152,18 +159,15 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
     return {"qkv": qkv, "o": _matmul(setting, role, rows, heads * a.v_head_dim, hidden)}
 
 
-def _attention(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Parts:
+def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Parts:
     """What mixes tokens: attention over the prompt and over the cache (a window bounds both), or the update of a state."""
-    a = layer.attention
     if isinstance(a, LinearAttention):
-        return {"state": _state_update(setting, cases, step, layer)}
+        return {"state": _state_update(setting, cases, step, a)}
     if isinstance(a, LatentAttention):
-        return _latent_attention(setting, cases, step, layer, a)
+        return _latent_attention(setting, cases, step, a)
     if isinstance(a, CompressedAttention):
         return _compressed_attention(setting, cases, step, a)
-    if a is None:
-        return {}
-    heads, window, token_bytes = a.heads / cases.tp, a.window or np.inf, kv_token_bytes(setting, layer, cases.tp)
+    heads, window, token_bytes = a.heads / cases.tp, a.window or np.inf, kv_token_bytes(setting, a, cases.tp)
     wide = heads * (a.head_dim + a.v_head_dim)
     io = wide * setting.activation_bytes
     pairs, seen = step.prefill_tokens * np.minimum(step.prefill_context, window), step.sequences * np.minimum(step.context, window)
@@ -175,10 +179,10 @@ def _attention(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Part
     return parts | _shared_context(setting, cases, step, wide)
 
 
-def _latent_attention(setting: Setting, cases: Cases, step: Step, layer: Layer, a: LatentAttention) -> Parts:
+def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAttention) -> Parts:
     """MLA: a prompt's keys and values are expanded per head; decoding, and reading the chosen tokens only, works on the latent."""
     b, device, base = setting.activation_bytes, setting.cluster.device, setting.model.dtype
-    heads, attends, token_bytes = a.heads / cases.tp, a.attends or np.inf, kv_token_bytes(setting, layer, cases.tp)
+    heads, attends, token_bytes = a.heads / cases.tp, a.attends or np.inf, kv_token_bytes(setting, a, cases.tp)
     expanded, absorbed = heads * (a.head_dim + a.v_head_dim), heads * (a.kv_values_per_head + a.kv_lora_rank)
     context = np.minimum(step.prefill_context, attends)
     pairs = step.prefill_tokens * np.minimum(step.prefill_context * expanded, context * absorbed)
@@ -261,10 +265,9 @@ def _entry_scores(setting: Setting, step: Step, a: CompressedAttention) -> Float
     return project + choose + operator_s(device, "gemm", "fp8", 2 * queries * scores, moved)
 
 
-def _state_update(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Float:
+def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention) -> Float:
     """Reading and writing each sequence's state once a step, and about four operations per value and token on it."""
-    state = state_bytes(setting, layer, cases.tp)
-    values = layer.attention.state_values / cases.tp if layer.attention is not None else 0.0
+    state, values = state_bytes(setting, a, cases.tp), a.state_values / cases.tp
     moved = 2 * state * (step.sequences + np.minimum(step.prefill_tokens, 1.0))
     return operator_s(setting.cluster.device, "elementwise", setting.model.dtype, 4 * step.rows * values, moved, 2.0)
 

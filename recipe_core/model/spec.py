@@ -109,6 +109,16 @@ class ModelSpec:
         return layer_kinds(self.layers)
 
     @cached_property
+    def mixers(self) -> tuple[tuple[Attention, int], ...]:
+        """Distinct attention of all layers with its count: layers of several kinds may share it."""
+        return tuple(Counter(layer.attention for layer in self.layers if layer.attention is not None).items())
+
+    @cached_property
+    def mlps(self) -> tuple[tuple[Mlp, int], ...]:
+        """Distinct feed-forward blocks of all layers with their counts."""
+        return tuple(Counter(layer.mlp for layer in self.layers if layer.mlp is not None).items())
+
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """The kind of each layer, first to last, as its place in ``kinds``."""
         place = {kind: k for k, (kind, _) in enumerate(self.kinds)}
