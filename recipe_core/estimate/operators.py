@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
 
@@ -175,7 +176,7 @@ def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Part
     prefill = operator_s(device, "attention_prefill", setting.model.dtype, 2 * wide * pairs, (io + 2 * token_bytes) * step.prefill_tokens)
     moved = token_bytes / cases.cp * seen + q * io * step.sequences
     decode = operator_s(device, "attention_decode", cache, 2 * wide * q * seen, moved)
-    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    parts = {"attention": prefill + decode}
     return parts | _shared_context(setting, cases, step, wide)
 
 
@@ -190,7 +191,7 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAtten
     prefill = operator_s(device, "mla_prefill", base, 2 * pairs, step.prefill_tokens * (2 * expanded * b + token_bytes))
     moved = seen * token_bytes / cases.cp + step.queries * step.sequences * absorbed * b
     decode = operator_s(device, "mla_decode", setting.kv_dtype, 2 * step.queries * seen * absorbed, moved)
-    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    parts = {"attention": prefill + decode}
     parts |= _shared_context(setting, cases, step, absorbed)
     if a.index_heads:
         parts["indexer"] = _indexer(setting, step, a)
@@ -238,7 +239,7 @@ def _compressed_attention(setting: Setting, cases: Cases, step: Step, a: Compres
     prefill = operator_s(device, "mla_prefill", base, 2 * pairs * wide, step.prefill_tokens * (wide * b + entry_bytes))
     moved = seen * entry_bytes + step.queries * step.sequences * wide * b
     decode = operator_s(device, "mla_decode", setting.kv_dtype, 2 * step.queries * seen * wide, moved)
-    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    parts = {"attention": prefill + decode}
     if a.ratio:  # a token's values are kept until their entry is made, which reads those of all its tokens
         values = step.rows * (1 + a.series) * (a.state_values_per_token + a.index_state_values_per_token)
         parts["compressor"] = operator_s(device, "elementwise", base, 4 * values, values * STATE_VALUE_BYTES, 2.0 * a.series)
@@ -279,18 +280,17 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     scattered after the experts (vLLM's default all-gather/reduce-scatter backend); otherwise tensor parallelism's all-reduce.
     """
     hidden, b, device = setting.model.hidden, setting.activation_bytes, setting.cluster.device
-    shared = cases.shares_experts
     ranks = expert_ranks(cases)
-    tokens = np.where(shared, rows * cases.dp, rows)
-    fullest = np.where(shared, crowding(mlp, tokens, ranks), 1.0)
-    distinct = distinct_experts(mlp, tokens * fullest)
+    shared = np.where(cases.shares_experts, ranks, 1.0)
+    tokens = np.where(cases.shares_experts, cases.dp, 1) * rows
+    fullest = crowding(mlp, tokens, shared) * tokens
     inside = mlp.expert_hidden(hidden)
     per_expert = mlp.matrices * inside * mlp.intermediate
-    flops = 2 * fullest * tokens * mlp.top_k * per_expert / ranks
-    weights = distinct * per_expert * setting.stored_bytes("experts") / ranks
-    routed = fullest * tokens * mlp.top_k / np.where(shared, ranks, 1)
-    width = mlp.intermediate / np.where(shared, 1, ranks)
-    moved = (2 * tokens * inside + routed * (2 * inside + mlp.matrices * width)) * b  # read and summed; copied in and out, activated
+    flops = 2 * mlp.top_k * per_expert / ranks * fullest
+    weights = per_expert * setting.stored_bytes("experts") / ranks * distinct_experts(mlp, fullest)
+    width = mlp.intermediate / ranks * shared
+    routed = mlp.top_k / shared * (2 * inside + mlp.matrices * width)
+    moved = 2 * inside * b * tokens + routed * b * fullest  # read and summed; copied in and out, activated
     out = {
         "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts)),
         "experts": experts_s(device, setting.stored_dtype("experts"), flops, weights, moved, tokens),
@@ -299,24 +299,24 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
         width = mlp.shared_intermediate / cases.tp
         up = _matmul(setting, "shared", rows, float(hidden), (mlp.matrices - 1) * width)
         out["shared_experts"] = up + _matmul(setting, "shared", rows, width, float(hidden))
-    out["all_to_all"] = np.where(shared & (cases.dp > 1), _exchange_s(setting, cases, rows, mlp), 0.0)
+    out["all_to_all"] = _exchange_s(setting, cases, rows, mlp)
     return out
 
 
 def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
-    """Seconds to bring tokens to their experts and the sums back, by the quickest way the engine has."""
+    """Seconds to bring tokens to experts that replicas share and the sums back, by the quickest way the engine has."""
     hidden, b, cluster, how = setting.model.hidden, setting.activation_bytes, setting.cluster, setting.engine.split.exchange
+    replicas = np.where(cases.shares_experts, cases.dp, 1)
     ways = []
     if how is None or "gather" in how.ways:
-        everyone = group(cluster, cases, cases.dp, cases.tp)
-        ways.append(2 * all_gather_s(cluster, everyone, rows * cases.dp * hidden * b))
+        everyone = group(cluster, cases, replicas, cases.tp)
+        ways.append(2 * all_gather_s(cluster, everyone, cases.dp * hidden * b * rows))
     if how is not None and "dispatch" in how.ways:
-        members, width = group(cluster, cases, expert_ranks(cases)), mlp.expert_hidden(hidden)
+        members, width = group(cluster, cases, np.where(replicas > 1, expert_ranks(cases), 1.0)), mlp.expert_hidden(hidden)
         sent = bytes_per_value("fp8-block") if setting.stored_dtype("experts") in how.narrow else b
         share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
         ways.append(add(dispatch_s(cluster, members, share, mlp.top_k, width * size) for size in (sent, b)))
-    quickest: Float = np.min(ways, axis=0)
-    return quickest * (1.0 - (how.overlap if how else 0.0))
+    return (1.0 - (how.overlap if how else 0.0)) * reduce(np.minimum, ways)
 
 
 def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
