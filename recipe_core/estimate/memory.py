@@ -418,8 +418,8 @@ def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
 def _context_limits(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> tuple[Float, Float]:
     """Longest request (tokens) of which the pool holds one, and ``sequences``: windows and states cost a constant, other caches grow."""
     if _packed(setting, layers) is not None:
-        one = np.ones(len(cases))
-        return _longest_packed(setting, layers, cases, pool, one), _longest_packed(setting, layers, cases, pool, sequences)
+        one, several = _longest_packed(setting, layers, cases, pool, np.stack([np.ones(len(cases)), sequences]))
+        return one, several
     unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]
     growing = add(n * kv_token_bytes(setting, layer.attention, cases.tp) / cases.cp for layer, n in unbounded)
     windowed = tuple((layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is not None)
@@ -435,7 +435,7 @@ def _context_limits(setting: Setting, layers: Counted, cases: Cases, pool: Float
 
 def _longest_packed(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> Float:
     """The same where blocks are packed: what a request holds is a staircase, searched by halving."""
-    least, most = np.zeros(len(cases)), np.full(len(cases), float(setting.model.max_context))
+    least, most = np.zeros_like(sequences), np.full_like(sequences, setting.model.max_context)
     while (least < most).any():
         middle = np.ceil((least + most) / 2)
         needed = sequences * context_bytes(setting, layers, cases, middle) + in_flight_bytes(setting, layers, cases, middle)

@@ -180,7 +180,8 @@ class ModelSpec:
     @cached_property
     def digest(self) -> str:
         """Hash of everything that shapes an estimate; equal for equal architectures, whatever their name."""
-        shape = [[type(layer.attention).__name__, asdict(layer)] for layer in self.layers]
+        kinds = [[type(kind.attention).__name__, asdict(kind)] for kind, _ in self.kinds]
+        shape = [kinds[k] for k in self.order]
         quantization = None if self.quantization is None else self.quantization.fingerprint
         extras = [asdict(item) for item in self.extras]
         sizes = [self.hidden, self.vocabulary, self.tied_embeddings, self.max_context, self.draft_layers]
