@@ -175,7 +175,7 @@ def cases(n: int, **columns: Any) -> Cases:
     out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64
-        out[column.name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns[column.name], dtype=dtype), n))
+        out[column.name] = np.full(n, columns[column.name], dtype=dtype)
     return Cases(**out)
 
 

@@ -55,8 +55,12 @@ def side_by_side(steps: Sequence[Step]) -> Step:
     shape = np.broadcast_shapes(*(np.shape(value) for column in columns for value in column))
 
     def joined(column: list[Float]) -> Float:
-        shared = all(value is column[0] for value in column)
-        return column[0] if shared else np.stack([np.broadcast_to(value, shape) for value in column])
+        if all(value is column[0] for value in column):
+            return column[0]
+        out = np.empty((len(steps), *shape))
+        for k, value in enumerate(column):
+            out[k] = value
+        return out
 
     return Step(*map(joined, columns))
 

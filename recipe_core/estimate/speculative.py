@@ -34,8 +34,8 @@ def engine_step(setting: Setting, cases: Cases, step: Step) -> Parts:
 def engine_steps(setting: Setting, cases: Cases, *steps: Step) -> tuple[Parts, ...]:
     """The same of several steps at once."""
     parts = engine_step(setting, cases, side_by_side(steps))
-    every = dict(zip(parts, np.broadcast_arrays(*parts.values()), strict=True))
-    return tuple({name: seconds[k] for name, seconds in every.items()} for k in range(len(steps)))
+    axes = max(seconds.ndim for seconds in parts.values())  # a part with fewer follows from what the steps share
+    return tuple({name: seconds[k] if seconds.ndim == axes else seconds for name, seconds in parts.items()} for k in range(len(steps)))
 
 
 def draft_s(setting: Setting, cases: Cases, step: Step) -> Float:
