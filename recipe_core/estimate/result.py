@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from recipe_core.estimate.cost import ENERGY, MONEY, Cost, cost, watts_basis
 from recipe_core.estimate.disaggregated import Pools, disaggregated
 from recipe_core.estimate.memory import Memory, memory, stage_columns
 from recipe_core.estimate.serving import Serving, active_replicas, resident_limit, serving
-from recipe_core.estimate.simulate import PERCENTILES, TYPICAL, Simulation, Spread, simulate
+from recipe_core.estimate.simulate import NO_LIMITS, PERCENTILES, TYPICAL, Simulation, Spread, simulate
 from recipe_core.hardware.catalog import roofline
 from recipe_core.split import Refusal, refusals
 from recipe_core.units import gib, significant
@@ -69,13 +69,19 @@ class Estimates:
     simulation: Simulation | None = None
     pools: Pools | None = None
 
-    def simulated(self, rows: Int, spread: Spread = TYPICAL, percentiles: Sequence[float] = PERCENTILES) -> Estimates:
+    def simulated(
+        self,
+        rows: Int,
+        spread: Spread = TYPICAL,
+        percentiles: Sequence[float] = PERCENTILES,
+        limits: Mapping[str, float] = NO_LIMITS,
+    ) -> Estimates:
         """With percentiles of the chosen cases, which should be feasible; those of pools and of drafts are not simulated."""
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
         columns = {field.name: getattr(self.memory, field.name)[rows] for field in fields(Memory)}
-        ran = simulate(self.setting, self.cases.take(rows), Memory(**columns), spread=spread, percentiles=percentiles)
+        ran = simulate(self.setting, self.cases.take(rows), Memory(**columns), spread=spread, percentiles=percentiles, limits=limits)
         return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
     @property
@@ -143,6 +149,9 @@ class Estimates:
         factors = dict(bands().bands[grade(self.setting)])
         for name, figure, value in self._tails(i):  # the band of a mean is that of its percentiles: nothing tells them apart
             figures[name], factors[name] = value, factors[figure]
+        if self.simulation is not None and np.isfinite(self.simulation.goodput_per_s[i]):
+            figures["goodput_requests_per_s"] = float(self.simulation.goodput_per_s[i])
+            factors["goodput_requests_per_s"] = factors["output_tokens_per_s"]
         basis = dict.fromkeys(figures, "computed")
         return {
             "serving": figures,
