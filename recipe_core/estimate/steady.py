@@ -26,7 +26,7 @@ from recipe_core.estimate.speculative import engine_steps, tokens_per_step
 NODES = (1.0, 0.3, 0.05)
 """Shares of the resident requests at which steps are computed."""
 ROUNDS = 10
-"""Steps of the search for D: over models, devices and loads its relative error is then below 1e-9 (16 halvings leave up to 5e-3)."""
+"""Steps of the search for D; its relative error over models, devices and loads is then below 1e-9."""
 
 
 @dataclass(frozen=True, slots=True)
