@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -143,9 +143,9 @@ class Block:
             whole, j, rows = estimate(self.setting, self.cases.take([i])), 0, np.array([i])
         return (whole if self.simulation is None else replace(whole, simulation=self.simulation.take(rows))), j
 
-    def simulated(self, rows: Int, spread: Spread, percentiles: Sequence[float]) -> Block:
-        """With percentiles of the chosen rows, which should be feasible."""
-        chosen = estimate(self.setting, self.cases.take(rows)).simulated(np.arange(len(rows)), spread, percentiles)
+    def simulated(self, rows: Int, spread: Spread, percentiles: Sequence[float], limits: Mapping[str, float]) -> Block:
+        """With percentiles of the chosen rows, which should be feasible, and how many of their requests keep the limits (seconds)."""
+        chosen = estimate(self.setting, self.cases.take(rows)).simulated(np.arange(len(rows)), spread, percentiles, limits)
         return self if chosen.simulation is None else replace(self, simulation=chosen.simulation.scattered(rows, len(self)))
 
 

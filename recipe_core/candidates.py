@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.errors import HardwareError, InputError
-from recipe_core.estimate.cases import WIDE, Bool, Cases, Setting, cases, stack
+from recipe_core.estimate.cases import WIDE, Bool, Cases, Setting, cases
 from recipe_core.estimate.simulate import TYPICAL, Spread
 from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
@@ -217,14 +217,20 @@ def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None
     if not (drafts or steps or loads):
         return splits
     legal = _worth_a_look(chosen, splits)
-    rows = np.flatnonzero(legal)
+    rows, refused = np.flatnonzero(legal), np.flatnonzero(~legal)
     variants = [{}, *(_draft_columns(draft, found.model) for draft in drafts)]
-    grid = [(draft, tokens, load) for draft in variants for tokens in steps or (None,) for load in loads or (None,)]
-    parts = [splits.take(np.flatnonzero(~legal))]
-    for draft, tokens, load in grid:
-        changed = draft | ({} if tokens is None else {"max_batched_tokens": tokens}) | ({} if load is None else {"load": load})
-        parts.append(splits.take(rows).set(**changed))
-    return stack(parts)
+    grid = [
+        draft | ({} if tokens is None else {"max_batched_tokens": tokens}) | ({} if load is None else {"load": load})
+        for draft in variants
+        for tokens in steps or (None,)
+        for load in loads or (None,)
+    ]
+    out = splits.take(np.concatenate([refused, np.tile(rows, len(grid))]))  # a copy, so that its columns may be written to
+    for k, changed in enumerate(grid):
+        start = len(refused) + k * len(rows)
+        for name, value in changed.items():
+            getattr(out, name)[start : start + len(rows)] = value
+    return out
 
 
 def _worth_a_look(chosen: Setting, splits: Cases) -> Bool:

@@ -86,12 +86,16 @@ def _rule(code: str, rule: LimitRule, bound: float, block: Block, percentile: fl
     return Refusal(code, block.feasible & (value < bound if rule.least else value > bound), say)
 
 
+def time_bounds(limits: Limits) -> dict[str, float]:
+    """The stated limits on what every request has, in seconds by column."""
+    return {rule.column: bound for rule in LIMITS.values() if rule.timed and (bound := rule.bound(limits)) is not None}
+
+
 def mean_excess(block: Block, limits: Limits) -> Float:
     """How many times its limit the mean of a time is, at the worst of the stated limits; zero without any."""
-    stated = [(rule, bound) for rule in LIMITS.values() if rule.timed and (bound := rule.bound(limits)) is not None]
     excess = np.zeros(len(block))
-    for rule, bound in stated:
-        excess = np.maximum(excess, rule.value(block, None) / bound)
+    for column, bound in time_bounds(limits).items():
+        excess = np.maximum(excess, block.columns[column] / bound)
     return excess
 
 

@@ -16,7 +16,7 @@ from recipe_core.errors import InputError, RecipeError
 from recipe_core.estimate import Cases, Setting
 from recipe_core.estimate.cases import Bool, Float, Int, add
 from recipe_core.estimate.simulate import MOST, requests_each
-from recipe_core.limits import LIMITS, limited, mean_excess, unsimulated
+from recipe_core.limits import LIMITS, limited, mean_excess, time_bounds, unsimulated
 from recipe_core.request import LOADS, CandidateRequest, Goal, PlanRequest
 from recipe_core.units import rounded
 
@@ -173,9 +173,10 @@ class PlanTable:
     def detailed(self, row: int) -> dict[str, Any]:
         """The estimate of a row with times by cause, and percentiles unless simulating them takes long and the limits name none."""
         block, i = self.at(row)
-        asked = self.request.objective.limits.percentile
+        limits = self.request.objective.limits
+        asked, percentiles = limits.percentile, sorted({*TAILS, limits.percentile or TAILS[0]})
         if block.feasible[i] and requests_each(block.setting, block.cases.take([i]))[0] <= (MOST if asked else QUICK):
-            block = block.simulated(np.array([i]), spread_of(self.found.workload), sorted({*TAILS, asked or TAILS[0]}))
+            block = block.simulated(np.array([i]), spread_of(self.found.workload), percentiles, time_bounds(limits))
         return block.row(i, explained=True)
 
     def bounded(self, code: str) -> Float:
@@ -249,7 +250,7 @@ def _judged(found: Resolved, pairs: Sequence[tuple[Setting, Cases]], at_most: in
         mine = rows[(rows >= start) & (rows < start + len(block))] - start
         start += len(block)
         if len(mine):
-            block = block.simulated(mine, spread_of(found.workload), (limits.percentile,))
+            block = block.simulated(mine, spread_of(found.workload), (limits.percentile,), time_bounds(limits))
         out.append(limited(unsimulated(block, limits), limits, timed=True))
     return tuple(out)
 

@@ -255,6 +255,28 @@ def test_spread_lengths_spread_latency():
     assert wide[95.0] / wide[50.0] > 1.3 * narrow[95.0] / narrow[50.0]
 
 
+def test_goodput_is_the_share_of_requests_that_keep_every_limit():
+    block = case({"concurrency": 16})
+    plain = simulation(block, percentiles=(50.0, 80.0))
+    assert np.isnan(plain.goodput_per_s[0])
+    served = float(plain.output_tokens_per_s[0] / block.cases.output_tokens[0])
+    limits = {figure: float(plain.percentiles_s[figure][80.0][0]) for figure in ("ttft_s", "tpot_s")}
+    each = [float(simulation(block, limits={figure: most}).goodput_per_s[0]) for figure, most in limits.items()]
+    assert each == pytest.approx([0.8 * served] * 2, rel=0.02)
+    both = float(simulation(block, limits=limits).goodput_per_s[0])
+    assert 0.6 * served < both <= min(each)
+    assert float(simulation(block, limits={"ttft_s": 1e9}).goodput_per_s[0]) == pytest.approx(served, rel=0.02)
+
+
+def test_an_estimate_says_goodput_where_times_have_limits():
+    request = {"candidate": {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}, "per_node": 1}
+    assert "goodput_requests_per_s" not in chosen_plan(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
+    found = chosen_plan(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[0].detailed(0)
+    serving = found["serving"]
+    assert 0 < serving["goodput_requests_per_s"] < serving["output_tokens_per_s"] / 256
+    assert found["bands"]["goodput_requests_per_s"][0] < serving["goodput_requests_per_s"] < found["bands"]["goodput_requests_per_s"][1]
+
+
 def test_cases_are_independent_columns():
     block = plan(make_request(LLAMA_8B, per_node=4)).blocks[0].estimates
     rows = np.flatnonzero(block.feasible)

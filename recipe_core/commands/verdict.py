@@ -21,7 +21,6 @@ from recipe_core.engines.spec import engine
 from recipe_core.errors import RecipeError
 from recipe_core.estimate import Cases, Estimates, Setting, estimate
 from recipe_core.estimate.cases import Int
-from recipe_core.many import setting_key
 from recipe_core.plan import PlanTable
 from recipe_core.recipe.names import short_name
 from recipe_core.request import Goal
@@ -78,10 +77,10 @@ class Ready:
 
     @property
     def others_key(self) -> tuple[Any, ...]:
-        """Commands with the same key have the same other splits."""
+        """Commands of a group with the same key have the same other splits."""
         limits = tuple(self.case.meant.candidate.get(name) for name in KEPT)
         hardware = self.found.request.hardware
-        return (setting_key(self.found, self.setting), self.found.workload, hardware.per_node, hardware.nodes, limits)
+        return (self.found.workload, hardware.per_node, hardware.nodes, limits)
 
 
 @dataclass(frozen=True)

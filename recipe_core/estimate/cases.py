@@ -128,11 +128,7 @@ class Cases:
 
     def take(self, rows: Any) -> Cases:
         """The chosen rows, in that order."""
-        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-    def set(self, **columns: Any) -> Cases:
-        """The same with some columns of one value each."""
-        return replace(self, **{name: np.full_like(getattr(self, name), value) for name, value in columns.items()})
+        return Cases(*(getattr(self, name)[rows] for name in COLUMNS))
 
     @property
     def devices(self) -> Int:
@@ -167,6 +163,9 @@ class Cases:
         return self.ep > 1
 
 
+COLUMNS = tuple(column.name for column in fields(Cases))
+
+
 def cases(n: int, **columns: Any) -> Cases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
 
@@ -176,7 +175,7 @@ def cases(n: int, **columns: Any) -> Cases:
     out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64
-        out[column.name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns[column.name], dtype=dtype), n))
+        out[column.name] = np.full(n, columns[column.name], dtype=dtype)
     return Cases(**out)
 
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting
 from recipe_core.estimate.disaggregated import Pools
-from recipe_core.estimate.operators import Parts, Step, total
+from recipe_core.estimate.operators import total
 from recipe_core.estimate.serving import Serving, active_replicas
-from recipe_core.estimate.speculative import engine_step, tokens_per_step
-from recipe_core.estimate.steady import decode_step, prompt_chunks, prompts_a_step
+from recipe_core.estimate.speculative import engine_step, engine_steps, tokens_per_step
+from recipe_core.estimate.steady import decode_step, idle_step, prompt_step
 from recipe_core.hardware.catalog import Cluster, priors
 from recipe_core.hardware.profile import Device, Fabric, Figure
 from recipe_core.units import significant
@@ -148,25 +148,17 @@ def busy(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
     steps = np.maximum(cases.output_tokens - 1, 0.0) / tokens_per_step(cases.draft_tokens, cases.acceptance)
     decoding = served.decoding
     step = decode_step(cases, decoding)
-    step_parts = engine_step(setting, cases, step)
     rounds_per_s = rate * steps / np.maximum(decoding, 1.0)
     working = replicas / cases.replicas
-    decode = working * rounds_per_s * total(step_parts)
     if pool is None:
-        beside, alone = step, step_parts
-        prompt_s = _prompt_s(setting, cases, beside, alone, decoding / np.maximum(steps, 1e-6)) / cases.pp
-        return Busy(working * rate * prompt_s, decode)
-    nothing = Step(*(np.zeros(len(cases)) for _ in range(5)))
-    prompt_s = _prompt_s(setting, pool, nothing, {}, np.ones(len(cases))) / pool.pp
+        mixed, prompts = prompt_step(setting, cases, step, decoding / np.maximum(steps, 1e-6))
+        step_s, mixed_s = map(total, engine_steps(setting, cases, step, mixed))
+        prompt_s = np.maximum(mixed_s - step_s, 0.0) / prompts / cases.pp
+        return Busy(working * rate * prompt_s, working * rounds_per_s * step_s)
+    decode = working * rounds_per_s * total(engine_step(setting, cases, step))
+    alone, prompts = prompt_step(setting, pool, idle_step(pool), np.ones(len(pool)))
+    prompt_s = total(engine_step(setting, pool, alone)) / prompts / pool.pp
     return Busy(rate * replicas / pool.replicas * prompt_s, decode)
-
-
-def _prompt_s(setting: Setting, cases: Cases, beside: Step, parts: Parts, together: Float) -> Float:
-    """Seconds that a prompt adds to the steps it rides on, through all stages, when so many prompts come in one decode step."""
-    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    share = np.clip(together * chunks, 1.0, prompts_a_step(cases)) / chunks
-    mixed = replace(beside, prefill_tokens=share * tokens, prefill_context=context, sampled=beside.sampled + share)
-    return np.maximum(total(engine_step(setting, cases, mixed)) - total(parts), 0.0) / share
 
 
 def at_work(setting: Setting) -> Setting:

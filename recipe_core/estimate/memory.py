@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
 from recipe_core.estimate.pages import Packing, packing
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor
+from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor
 
 Counted = tuple[tuple[Layer, int | Float], ...]
 """Layers and how often each is there."""
@@ -163,9 +164,8 @@ def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
     return np.asarray(rows_bytes / cases.tp, dtype=np.float64)
 
 
-def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
+def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
     """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; a latent or compressed past never is."""
-    attention = layer.attention
     if attention is None or attention.kv_values_per_head == 0:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
@@ -175,9 +175,8 @@ def kv_token_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
     return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
 
 
-def state_bytes(setting: Setting, layer: Layer, tp: Int | Float) -> Float:
+def state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
     """Bytes per request and layer on one rank that do not grow with the context: states, the window beside a compressed past."""
-    attention = layer.attention
     if attention is None or attention.state_values == 0:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
@@ -200,8 +199,8 @@ def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Floa
     parts = [
         n
         * (
-            kv_token_bytes(setting, layer, tp) * cached_tokens(layer, context, cases.block_tokens) / cases.cp
-            + state_bytes(setting, layer, tp)
+            kv_token_bytes(setting, layer.attention, tp) * cached_tokens(layer, context, cases.block_tokens) / cases.cp
+            + state_bytes(setting, layer.attention, tp)
         )
         for layer, n in layers
         if packed is None or not _in_blocks(layer, n)
@@ -265,22 +264,22 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
 
     What the stages of a pipeline hold is looked up by its length; stages that hold the same count once. Candidates are arrays.
     """
+    if not len(cases):
+        return Memory(*(np.zeros(0) for _ in Memory.__dataclass_fields__))
     lengths, which = np.unique(cases.pp, return_inverse=True)
     if any(isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds):  # packed by whole numbers of layers
         fields = {name: np.zeros(len(cases)) for name in Memory.__dataclass_fields__}
         for k, stages in enumerate(lengths):
             rows = np.flatnonzero(which == k)
-            for name, values in _fullest(stage_columns(setting, cases.take(rows), int(stages), sequences[rows], distinct=True)).items():
+            columns = stage_columns(setting, cases.take(rows), int(stages), sequences[rows], distinct=True)
+            for name, values in _fullest({name: np.stack([column[name] for column in columns]) for name in fields}).items():
                 fields[name][rows] = values
         return Memory(**fields)
-    held = [list(dict.fromkeys(_held(setting.model, int(stages)))) for stages in lengths]
-    every, columns = _every_stage(setting, cases), []
-    for k in range(max(map(len, held), default=0)):
-        table = [stages[min(k, len(stages) - 1)] for stages in held]
-        counts = np.array([stage.counts for stage in table], dtype=np.float64)[which]
-        ends = np.array([(stage.first, stage.last) for stage in table], dtype=np.float64)[which]
-        columns.append(_stage_column(setting, cases, every, counts.T, ends[:, 0], ends[:, 1], sequences))
-    return Memory(**_fullest(columns)) if columns else Memory(*(np.zeros(0) for _ in Memory.__dataclass_fields__))
+    held = [_held(setting.model.order, int(stages), distinct=True) for stages in lengths]
+    padded = [[stages[min(k, len(stages) - 1)] for stages in held] for k in range(max(map(len, held)))]
+    table = np.array([[(stage.first, stage.last, *stage.counts) for stage in row] for row in padded], dtype=np.float64)
+    first, last, *counts = np.take(np.moveaxis(table, -1, 0), which, axis=-1)
+    return Memory(**_fullest(_stage_column(setting, cases, _every_stage(setting, cases), counts, first, last, sequences)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +291,13 @@ class _Held:
     last: bool
 
 
-def _held(model: ModelSpec, stages: int) -> list[_Held]:
-    """Every stage, first to last."""
-    order, kinds = model.order, range(len(model.kinds))
-    bounds = stage_layers(len(order), min(stages, len(order)))
+@lru_cache(4096)
+def _held(order: tuple[int, ...], stages: int, *, distinct: bool = False) -> tuple[_Held, ...]:
+    """Every stage, first to last, of a model whose layers are of such kinds; equal ones once where ``distinct``."""
+    kinds, bounds = range(max(order) + 1), stage_layers(len(order), min(stages, len(order)))
     counts = [tuple(map(order[start:end].count, kinds)) for start, end in bounds]
-    return [_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
+    every = [_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
+    return tuple(dict.fromkeys(every) if distinct else every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +326,9 @@ def _every_stage(setting: Setting, cases: Cases) -> _EveryStage:
 
 
 def _stage_column(
-    setting: Setting, cases: Cases, every: _EveryStage, counts: Sequence[int] | Float, first: Float, last: Float, sequences: Float
+    setting: Setting, cases: Cases, every: _EveryStage, counts: Sequence[int | Float], first: Float, last: Float, sequences: Float
 ) -> dict[str, Float]:
-    """The columns of ``Memory`` of a stage with ``counts`` layers of each kind (one number, or one for each case).
+    """The columns of ``Memory`` of a stage with ``counts`` layers of each kind: one number, one for each case, or several stages of each.
 
     ``first`` and ``last`` are 1 where it is one.
     """
@@ -346,9 +346,8 @@ def _stage_column(
 def stage_columns(setting: Setting, cases: Cases, stages: int, sequences: Float, *, distinct: bool = False) -> list[dict[str, Float]]:
     """The columns of ``Memory`` of every pipeline stage, first to last, of cases with so many; equal stages once where ``distinct``."""
     every, one = _every_stage(setting, cases), np.ones(len(cases))
-    held = _held(setting.model, stages)
-    chosen = dict.fromkeys(held) if distinct else held
-    return [_stage_column(setting, cases, every, stage.counts, stage.first * one, stage.last * one, sequences) for stage in chosen]
+    held = _held(setting.model.order, stages, distinct=distinct)
+    return [_stage_column(setting, cases, every, stage.counts, stage.first * one, stage.last * one, sequences) for stage in held]
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,12 +384,14 @@ def _stage(setting: Setting, cases: Cases, layers: Counted, fixed: _Fixed, seque
     in_flight = in_flight_bytes(setting, layers, cases, cases.max_context)
     room = np.maximum(pool, 0)
     settled = np.maximum(pool - in_flight, 0)
+    needed = sequences * sequence
+    context_limit, context_at_load = _context_limits(setting, layers, cases, pool, np.maximum(sequences, 1))
     return {
         "weights_bytes": fixed.weights,
-        "kv_needed_bytes": sequences * sequence,
+        "kv_needed_bytes": needed,
         "activations_bytes": fixed.activations,
         "runtime_bytes": fixed.runtime,
-        "total_bytes": fixed.weights + sequences * sequence + fixed.activations + fixed.runtime,
+        "total_bytes": fixed.weights + needed + fixed.activations + fixed.runtime,
         "capacity_bytes": capacity,
         "usable_bytes": usable,
         "pool_bytes": room,
@@ -398,46 +399,43 @@ def _stage(setting: Setting, cases: Cases, layers: Counted, fixed: _Fixed, seque
         "start_bytes": besides + must_hold + in_flight,
         "pool_tokens": np.floor(settled / np.maximum(longest, 1) * cases.max_context),
         "max_concurrency": np.floor(settled / np.maximum(sequence, 1)) * cases.replicas,
-        "context_limit": _context_limit(setting, layers, cases, pool, np.ones(len(cases))),
-        "context_at_load": _context_limit(setting, layers, cases, pool, np.maximum(sequences, 1)),
+        "context_limit": context_limit,
+        "context_at_load": context_at_load,
     }
 
 
-def _fullest(columns: Sequence[dict[str, Float]]) -> dict[str, Float]:
-    """Of several stages the fullest, with the cache bounded by the one that holds the fewest tokens."""
-    best = columns[0]
-    for column in columns[1:]:
-        best = _fuller(best, column)
-    return best
-
-
-def _fuller(a: dict[str, Float], b: dict[str, Float]) -> dict[str, Float]:
-    fuller = b["total_bytes"] > a["total_bytes"]
-    out = {name: np.where(fuller, b[name], a[name]) for name in a}
-    out["start_bytes"] = np.maximum(a["start_bytes"], b["start_bytes"])
+def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
+    """Of several stages (the first of two axes) the fullest, with the cache bounded by the one that holds the fewest tokens."""
+    total = columns["total_bytes"]
+    fullest, rows = np.argmax(total, axis=0), np.arange(total.shape[1])
+    out = {name: column[fullest, rows] if column.ndim > 1 else column for name, column in columns.items()}
+    out["start_bytes"] = np.max(columns["start_bytes"], axis=0)
     for name in ("pool_tokens", "max_concurrency", "context_limit", "context_at_load"):
-        out[name] = np.minimum(a[name], b[name])
+        out[name] = np.min(columns[name], axis=0)
     return out
 
 
-def _context_limit(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> Float:
-    """Longest request (tokens) of which the pool holds ``sequences``: windows and states cost a constant, other caches grow with it."""
+def _context_limits(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> tuple[Float, Float]:
+    """Longest request (tokens) of which the pool holds one, and ``sequences``: windows and states cost a constant, other caches grow."""
     if _packed(setting, layers) is not None:
-        return _longest_packed(setting, layers, cases, pool, sequences)
-    pool = pool / sequences
+        one, several = _longest_packed(setting, layers, cases, pool, np.stack([np.ones(len(cases)), sequences]))
+        return one, several
     unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]
-    growing = add(n * kv_token_bytes(setting, layer, cases.tp) / cases.cp for layer, n in unbounded)
+    growing = add(n * kv_token_bytes(setting, layer.attention, cases.tp) / cases.cp for layer, n in unbounded)
     windowed = tuple((layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is not None)
     fixed = context_bytes(setting, windowed, cases, cases.max_context)
-    fixed = fixed + add(n * state_bytes(setting, layer, cases.tp) for layer, n in unbounded)
-    growing = np.broadcast_to(growing, len(cases))
-    tokens = np.where(growing > 0, np.maximum(pool - fixed, 0) / np.maximum(growing, 1e-9), np.inf)
-    return np.minimum(np.floor(tokens / cases.block_tokens) * cases.block_tokens, setting.model.max_context)
+    fixed = fixed + add(n * state_bytes(setting, layer.attention, cases.tp) for layer, n in unbounded)
+
+    def limit(share: Float) -> Float:
+        tokens = np.where(growing > 0, np.maximum(share - fixed, 0) / np.maximum(growing, 1e-9), np.inf)
+        return np.minimum(np.floor(tokens / cases.block_tokens) * cases.block_tokens, setting.model.max_context)
+
+    return limit(pool), limit(pool / sequences)
 
 
 def _longest_packed(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> Float:
     """The same where blocks are packed: what a request holds is a staircase, searched by halving."""
-    least, most = np.zeros(len(cases)), np.full(len(cases), float(setting.model.max_context))
+    least, most = np.zeros_like(sequences), np.full_like(sequences, setting.model.max_context)
     while (least < most).any():
         middle = np.ceil((least + most) / 2)
         needed = sequences * context_bytes(setting, layers, cases, middle) + in_flight_bytes(setting, layers, cases, middle)

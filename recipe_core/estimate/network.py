@@ -51,12 +51,12 @@ def group(cluster: Cluster, cases: Cases, ranks: Int | Float, stride: Int | int 
     return Group(local, np.ceil(ranks / local))
 
 
-def _bandwidth(fabric: Fabric, ranks: Float) -> Float:
+def _bandwidth(fabric: Fabric, ranks: Float) -> Float | float:
     """Datasheet bytes per second and direction of one device; in a mesh only the links to members of the group count."""
     full = fabric.bandwidth_bytes_per_s.value
     if fabric.topology == "mesh" and fabric.domain:
         return full * np.clip((ranks - 1) / (fabric.domain - 1), 1 / (fabric.domain - 1), 1)
-    return np.full_like(ranks, full)
+    return full
 
 
 def _start(links: Fabric | DirectLinks, ranks: Float, passes: float = 1.0) -> Float:
@@ -70,26 +70,27 @@ def _wide(cluster: Cluster, ranks: Float) -> Bool:
     return ranks > (cluster.fabric.domain or 1) if cluster.beyond else np.zeros(len(ranks), dtype=np.bool_)
 
 
-def _inside(cluster: Cluster, ranks: Float, passes: float) -> tuple[Float, Float]:
+def _rounds(fabric: Fabric, ranks: Float, passes: float) -> tuple[Float, Float | float]:
+    """Start and achieved bandwidth of library rounds over one fabric."""
+    return _start(fabric, ranks, passes), _bandwidth(fabric, ranks) * fabric.efficiency.value
+
+
+def _inside(cluster: Cluster, ranks: Float, passes: float) -> tuple[Float, Float | float]:
     """Start and achieved bandwidth of library rounds in a node."""
-    fabric, beyond = cluster.fabric, cluster.beyond or cluster.fabric
-    wide = _wide(cluster, ranks)
-    rates = [_bandwidth(each, ranks) * each.efficiency.value for each in (beyond, fabric)]
-    return np.where(wide, _start(beyond, ranks, passes), _start(fabric, ranks, passes)), np.where(wide, *rates)
-
-
-def _outside(cluster: Cluster, nodes: Float, passes: float) -> tuple[Float, Float]:
-    """Start and achieved bandwidth, of one device's share of the network, between nodes."""
-    return _start(cluster.network, nodes, passes), _bandwidth(cluster.network, nodes) * cluster.network.efficiency.value
+    near = _rounds(cluster.fabric, ranks, passes)
+    if cluster.beyond is None:
+        return near
+    wide, far = _wide(cluster, ranks), _rounds(cluster.beyond, ranks, passes)
+    return np.where(wide, far[0], near[0]), np.where(wide, far[1], near[1])
 
 
 def _library(cluster: Cluster, members: Group, data_bytes: Float, passes: float) -> Float:
     """Rounds in which each rank moves (n - 1)/n of the data, each island sharing what crosses the network among its ranks."""
     start_inside, rate_inside = _inside(cluster, members.local, passes)
-    start_outside, rate_outside = _outside(cluster, members.remote, passes)
-    inside = passes * (members.local - 1) / members.local * data_bytes / rate_inside
-    outside = passes * (members.remote - 1) / members.remote * data_bytes / members.local / rate_outside
-    return start_inside + start_outside + np.maximum(inside, outside)
+    start_outside, rate_outside = _rounds(cluster.network, members.remote, passes)
+    inside = (members.local - 1) / members.local / rate_inside
+    outside = (members.remote - 1) / members.remote / members.local / rate_outside
+    return start_inside + start_outside + passes * np.maximum(inside, outside) * data_bytes
 
 
 def all_reduce_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
@@ -99,8 +100,8 @@ def all_reduce_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
     if direct is None:
         return library
     start = _start(direct, ranks)
-    one_s = data_bytes / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
-    best = np.minimum(start + (ranks - 1) * one_s, 2 * start + 2 * (ranks - 1) / ranks * one_s)
+    one_s = (ranks - 1) / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
+    best = np.minimum(start + one_s * data_bytes, 2 * start + 2 / ranks * one_s * data_bytes)
     largest = direct.largest_bytes.value if direct.largest_bytes else np.inf
     return np.where((members.remote > 1) | _wide(cluster, ranks) | (data_bytes > largest), library, best)
 
@@ -119,7 +120,7 @@ def all_to_all_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
 def _exchange(cluster: Cluster, members: Group, inside_bytes: Float, outside_bytes: Float, starts: float = 1.0) -> Float:
     """A library round in which each rank sends so many bytes to its own island and to others."""
     start_inside, rate_inside = _inside(cluster, members.local, 1.0)
-    start_outside, rate_outside = _outside(cluster, members.remote, 1.0)
+    start_outside, rate_outside = _rounds(cluster.network, members.remote, 1.0)
     return starts * (start_inside + start_outside) + np.maximum(inside_bytes / rate_inside, outside_bytes / rate_outside)
 
 
@@ -153,8 +154,9 @@ def dispatch_s(cluster: Cluster, members: Group, tokens: Float, top_k: int, toke
     return np.where(possible, np.minimum(bulk, EXCHANGE_STARTS * start + seconds), bulk)
 
 
-def send_s(cluster: Cluster, across: Bool | bool, data_bytes: Float) -> Float:
-    """Seconds to hand ``data_bytes`` to the next stage, over the network where it sits in another node."""
-    two = np.full_like(data_bytes, 2.0)
-    (start_inside, rate_inside), (start_outside, rate_outside) = _inside(cluster, two, 1.0), _outside(cluster, two, 1.0)
-    return np.where(across, start_outside + data_bytes / rate_outside, start_inside + data_bytes / rate_inside)
+def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:
+    """Seconds to hand ``data_bytes`` to the next stage, over the network where it sits in another node (or for a share of the stages)."""
+    two = np.array([2.0])
+    (start_inside, rate_inside), (start_outside, rate_outside) = _inside(cluster, two, 1.0), _rounds(cluster.network, two, 1.0)
+    near = 1.0 - across
+    return across * start_outside + near * start_inside + (across / rate_outside + near / rate_inside) * data_bytes

@@ -7,25 +7,27 @@ on the latent); prefill expands it. Which experts a step touches: `routing`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting, add
 from recipe_core.estimate.memory import expert_ranks, kv_token_bytes, padded_vocabulary, state_bytes
-from recipe_core.estimate.network import all_gather_s, all_reduce_s, dispatch_s, group, send_s
+from recipe_core.estimate.network import Group, all_gather_s, all_reduce_s, dispatch_s, group, send_s
 from recipe_core.estimate.roofline import experts_s, operator_s
 from recipe_core.estimate.routing import crowding, distinct_experts
 from recipe_core.model.compressed import STATE_VALUE_BYTES
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, LinearAttention, MoeMlp, Role
+from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, LinearAttention, Mlp, MoeMlp, Role
 
 Parts = dict[str, Float]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one scheduler runs in one step (arrays over cases).
+    """What one scheduler runs in one step: arrays over cases, or over several steps of each (the last axis is that of the cases).
 
     prefill_tokens: prompt tokens, each seeing ``prefill_context`` tokens on average. sequences: requests that decode
     ``queries`` tokens each (more than one verifies a draft) at ``context`` tokens. sampled: rows that need logits.
@@ -44,16 +46,40 @@ class Step:
         return self.prefill_tokens + self.sequences * self.queries
 
 
+def side_by_side(steps: Sequence[Step]) -> Step:
+    """Several steps of each case as one with an axis more, in front.
+
+    What follows from the case alone, or from a column that the steps share, is then computed once for all of them.
+    """
+    columns = [[getattr(step, field.name) for step in steps] for field in fields(Step)]
+    shape = np.broadcast_shapes(*(np.shape(value) for column in columns for value in column))
+
+    def joined(column: list[Float]) -> Float:
+        if all(value is column[0] for value in column):
+            return column[0]
+        out = np.empty((len(steps), *shape))
+        for k, value in enumerate(column):
+            out[k] = value
+        return out
+
+    return Step(*map(joined, columns))
+
+
 def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by cause, through all pipeline stages; the values add up to the step."""
+    model, tp = setting.model, group(setting.cluster, cases, cases.tp)
+    reduce_s = all_reduce_s(setting.cluster, tp, model.hidden * setting.activation_bytes * step.rows)
     parts: Parts = {}
-    for layer, count in setting.model.kinds:
-        for name, seconds in _layer_parts(setting, cases, step, layer).items():
-            parts[name] = parts.get(name, 0.0) + count * seconds
-    balance = _stage_imbalance(setting, cases)
-    parts = {name: seconds * balance for name, seconds in parts.items()}
-    parts |= _ends(setting, cases, step)
-    overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(setting.model.layers)
+    for some, count in (
+        *((_mixer(setting, cases, step, attention), count) for attention, count in model.mixers),
+        *((_feed_forward(setting, cases, step.rows, mlp), count) for mlp, count in model.mlps),
+        *((_around(setting, cases, step.rows, layer, reduce_s), count) for layer, count in model.kinds),
+    ):
+        every = count * _stage_imbalance(setting, cases)
+        for name, seconds in some.items():
+            parts[name] = parts[name] + every * seconds if name in parts else every * seconds
+    parts |= _ends(setting, cases, step, tp, reduce_s)
+    overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(model.layers)
     unhidden = np.maximum(overhead.launch_s * layers - total(parts), 0.0)  # the host launches ahead of a device that is busy
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
     parts["engine"] = overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * layers
@@ -73,33 +99,37 @@ def _stage_imbalance(setting: Setting, cases: Cases) -> Float:
 
 def _matmul(setting: Setting, role: Role, rows: Float, inputs: Float | float, outputs: Float | float, kernels: float = 1.0) -> Float:
     """A dense product of ``rows × inputs`` with ``inputs × outputs`` weights that are stored as their role is."""
-    moved = inputs * outputs * setting.stored_bytes(role) + rows * (inputs + outputs) * setting.activation_bytes
-    return operator_s(setting.cluster.device, "gemm", setting.stored_dtype(role), 2 * rows * inputs * outputs, moved, kernels)
+    weights, values = inputs * outputs, (inputs + outputs) * setting.activation_bytes
+    moved = weights * setting.stored_bytes(role) + values * rows
+    return operator_s(setting.cluster.device, "gemm", setting.stored_dtype(role), 2 * weights * rows, moved, kernels)
 
 
-def _layer_parts(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Parts:
-    """One layer: its mixer, its feed-forward (either may be missing) and the norms around them."""
-    hidden, b, rows = setting.model.hidden, setting.activation_bytes, step.rows
-    tp = group(setting.cluster, cases, cases.tp)
-    reduce_s = all_reduce_s(setting.cluster, tp, rows * hidden * b)
-    parts: Parts = {}
-    wide: Float | float = 4 * hidden
-    if layer.attention is not None:
-        parts |= _projections(setting, cases, rows, layer.attention) | _attention(setting, cases, step, layer)
-        wide = wide + 2 * hidden + 4 * layer.attention.heads * layer.attention.v_head_dim / cases.tp
-    if isinstance(layer.mlp, MoeMlp):
-        parts |= _experts(setting, cases, rows, layer.mlp)
-        wide = wide + 2 * hidden + 3 * layer.mlp.shared_intermediate / cases.tp
-    elif layer.mlp is not None:
-        width = layer.mlp.intermediate / cases.tp
-        up = _matmul(setting, "linear", rows, hidden, (layer.mlp.matrices - 1) * width)
-        parts["mlp"] = up + _matmul(setting, "linear", rows, width, hidden)
-        wide = wide + 2 * hidden + 3 * width
-    blocks = (layer.attention is not None) + (layer.mlp is not None)
-    parts["all_reduce"] = blocks * reduce_s
+def _mixer(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:
+    """The first half of a layer: projections and what mixes tokens."""
+    return _projections(setting, cases, step.rows, attention) | _attention(setting, cases, step, attention)
+
+
+def _feed_forward(setting: Setting, cases: Cases, rows: Float, mlp: Mlp) -> Parts:
+    """The second half of a layer."""
+    if isinstance(mlp, MoeMlp):
+        return _experts(setting, cases, rows, mlp)
+    hidden, width = float(setting.model.hidden), mlp.intermediate / cases.tp
+    up = _matmul(setting, "linear", rows, hidden, (mlp.matrices - 1) * width)
+    return {"mlp": up + _matmul(setting, "linear", rows, width, hidden)}
+
+
+def _around(setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s: Float) -> Parts:
+    """What goes along with the halves of a layer (either may be missing): the sum of each over tp, norms, residual streams."""
+    hidden, blocks = setting.model.hidden, (layer.attention is not None) + (layer.mlp is not None)
+    cut = 4 * layer.attention.heads * layer.attention.v_head_dim if layer.attention is not None else 0
+    if layer.mlp is not None:
+        cut += 3 * (layer.mlp.shared_intermediate if isinstance(layer.mlp, MoeMlp) else layer.mlp.intermediate)
+    values = ((4 + 2 * blocks) * hidden + cut / cases.tp) * rows
+    moved = values * setting.activation_bytes
+    parts = {"all_reduce": blocks * reduce_s}
     if layer.streams > 1:
         parts["hyper_connections"] = blocks * _hyper_connection(setting, rows, layer)
-    parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, rows * wide, rows * wide * b, 2.0 * blocks)
+    parts["norms"] = operator_s(setting.cluster.device, "elementwise", setting.model.dtype, values, moved, 2.0 * blocks)
     return parts
 
 
@@ -134,32 +164,30 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
     return {"qkv": qkv, "o": _matmul(setting, role, rows, heads * a.v_head_dim, hidden)}
 
 
-def _attention(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Parts:
+def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Parts:
     """What mixes tokens: attention over the prompt and over the cache (a window bounds both), or the update of a state."""
-    a = layer.attention
     if isinstance(a, LinearAttention):
-        return {"state": _state_update(setting, cases, step, layer)}
+        return {"state": _state_update(setting, cases, step, a)}
     if isinstance(a, LatentAttention):
-        return _latent_attention(setting, cases, step, layer, a)
+        return _latent_attention(setting, cases, step, a)
     if isinstance(a, CompressedAttention):
         return _compressed_attention(setting, cases, step, a)
-    if a is None:
-        return {}
-    heads, window, token_bytes = a.heads / cases.tp, a.window or np.inf, kv_token_bytes(setting, layer, cases.tp)
+    heads, window, token_bytes = a.heads / cases.tp, a.window or np.inf, kv_token_bytes(setting, a, cases.tp)
     wide = heads * (a.head_dim + a.v_head_dim)
     io = wide * setting.activation_bytes
     pairs, seen = step.prefill_tokens * np.minimum(step.prefill_context, window), step.sequences * np.minimum(step.context, window)
     device, cache, q = setting.cluster.device, setting.kv_dtype, step.queries
-    prefill = operator_s(device, "attention_prefill", setting.model.dtype, 2 * pairs * wide, step.prefill_tokens * (io + 2 * token_bytes))
-    decode = operator_s(device, "attention_decode", cache, 2 * q * seen * wide, seen * token_bytes / cases.cp + q * step.sequences * io)
-    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    prefill = operator_s(device, "attention_prefill", setting.model.dtype, 2 * wide * pairs, (io + 2 * token_bytes) * step.prefill_tokens)
+    moved = token_bytes / cases.cp * seen + q * io * step.sequences
+    decode = operator_s(device, "attention_decode", cache, 2 * wide * q * seen, moved)
+    parts = {"attention": prefill + decode}
     return parts | _shared_context(setting, cases, step, wide)
 
 
-def _latent_attention(setting: Setting, cases: Cases, step: Step, layer: Layer, a: LatentAttention) -> Parts:
+def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAttention) -> Parts:
     """MLA: a prompt's keys and values are expanded per head; decoding, and reading the chosen tokens only, works on the latent."""
     b, device, base = setting.activation_bytes, setting.cluster.device, setting.model.dtype
-    heads, attends, token_bytes = a.heads / cases.tp, a.attends or np.inf, kv_token_bytes(setting, layer, cases.tp)
+    heads, attends, token_bytes = a.heads / cases.tp, a.attends or np.inf, kv_token_bytes(setting, a, cases.tp)
     expanded, absorbed = heads * (a.head_dim + a.v_head_dim), heads * (a.kv_values_per_head + a.kv_lora_rank)
     context = np.minimum(step.prefill_context, attends)
     pairs = step.prefill_tokens * np.minimum(step.prefill_context * expanded, context * absorbed)
@@ -167,7 +195,7 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, layer: Layer, 
     prefill = operator_s(device, "mla_prefill", base, 2 * pairs, step.prefill_tokens * (2 * expanded * b + token_bytes))
     moved = seen * token_bytes / cases.cp + step.queries * step.sequences * absorbed * b
     decode = operator_s(device, "mla_decode", setting.kv_dtype, 2 * step.queries * seen * absorbed, moved)
-    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    parts = {"attention": prefill + decode}
     parts |= _shared_context(setting, cases, step, absorbed)
     if a.index_heads:
         parts["indexer"] = _indexer(setting, step, a)
@@ -215,7 +243,7 @@ def _compressed_attention(setting: Setting, cases: Cases, step: Step, a: Compres
     prefill = operator_s(device, "mla_prefill", base, 2 * pairs * wide, step.prefill_tokens * (wide * b + entry_bytes))
     moved = seen * entry_bytes + step.queries * step.sequences * wide * b
     decode = operator_s(device, "mla_decode", setting.kv_dtype, 2 * step.queries * seen * wide, moved)
-    parts = {"attention": np.where(step.prefill_tokens > 0, prefill, 0.0) + np.where(step.sequences > 0, decode, 0.0)}
+    parts = {"attention": prefill + decode}
     if a.ratio:  # a token's values are kept until their entry is made, which reads those of all its tokens
         values = step.rows * (1 + a.series) * (a.state_values_per_token + a.index_state_values_per_token)
         parts["compressor"] = operator_s(device, "elementwise", base, 4 * values, values * STATE_VALUE_BYTES, 2.0 * a.series)
@@ -242,10 +270,9 @@ def _entry_scores(setting: Setting, step: Step, a: CompressedAttention) -> Float
     return project + choose + operator_s(device, "gemm", "fp8", 2 * queries * scores, moved)
 
 
-def _state_update(setting: Setting, cases: Cases, step: Step, layer: Layer) -> Float:
+def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention) -> Float:
     """Reading and writing each sequence's state once a step, and about four operations per value and token on it."""
-    state = state_bytes(setting, layer, cases.tp)
-    values = layer.attention.state_values / cases.tp if layer.attention is not None else 0.0
+    state, values = state_bytes(setting, a, cases.tp), a.state_values / cases.tp
     moved = 2 * state * (step.sequences + np.minimum(step.prefill_tokens, 1.0))
     return operator_s(setting.cluster.device, "elementwise", setting.model.dtype, 4 * step.rows * values, moved, 2.0)
 
@@ -257,18 +284,17 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     scattered after the experts (vLLM's default all-gather/reduce-scatter backend); otherwise tensor parallelism's all-reduce.
     """
     hidden, b, device = setting.model.hidden, setting.activation_bytes, setting.cluster.device
-    shared = cases.shares_experts
     ranks = expert_ranks(cases)
-    tokens = np.where(shared, rows * cases.dp, rows)
-    fullest = np.where(shared, crowding(mlp, tokens, ranks), 1.0)
-    distinct = distinct_experts(mlp, tokens * fullest)
+    shared = np.where(cases.shares_experts, ranks, 1.0)
+    tokens = np.where(cases.shares_experts, cases.dp, 1) * rows
+    fullest = crowding(mlp, tokens, shared) * tokens
     inside = mlp.expert_hidden(hidden)
     per_expert = mlp.matrices * inside * mlp.intermediate
-    flops = 2 * fullest * tokens * mlp.top_k * per_expert / ranks
-    weights = distinct * per_expert * setting.stored_bytes("experts") / ranks
-    routed = fullest * tokens * mlp.top_k / np.where(shared, ranks, 1)
-    width = mlp.intermediate / np.where(shared, 1, ranks)
-    moved = (2 * tokens * inside + routed * (2 * inside + mlp.matrices * width)) * b  # read and summed; copied in and out, activated
+    flops = 2 * mlp.top_k * per_expert / ranks * fullest
+    weights = per_expert * setting.stored_bytes("experts") / ranks * distinct_experts(mlp, fullest)
+    width = mlp.intermediate / ranks * shared
+    routed = mlp.top_k / shared * (2 * inside + mlp.matrices * width)
+    moved = 2 * inside * b * tokens + routed * b * fullest  # read and summed; copied in and out, activated
     out = {
         "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts)),
         "experts": experts_s(device, setting.stored_dtype("experts"), flops, weights, moved, tokens),
@@ -277,38 +303,37 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
         width = mlp.shared_intermediate / cases.tp
         up = _matmul(setting, "shared", rows, float(hidden), (mlp.matrices - 1) * width)
         out["shared_experts"] = up + _matmul(setting, "shared", rows, width, float(hidden))
-    out["all_to_all"] = np.where(shared & (cases.dp > 1), _exchange_s(setting, cases, rows, mlp), 0.0)
+    out["all_to_all"] = _exchange_s(setting, cases, rows, mlp)
     return out
 
 
 def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
-    """Seconds to bring tokens to their experts and the sums back, by the quickest way the engine has."""
+    """Seconds to bring tokens to experts that replicas share and the sums back, by the quickest way the engine has."""
     hidden, b, cluster, how = setting.model.hidden, setting.activation_bytes, setting.cluster, setting.engine.split.exchange
+    replicas = np.where(cases.shares_experts, cases.dp, 1)
     ways = []
     if how is None or "gather" in how.ways:
-        everyone = group(cluster, cases, cases.dp, cases.tp)
-        ways.append(2 * all_gather_s(cluster, everyone, rows * cases.dp * hidden * b))
+        everyone = group(cluster, cases, replicas, cases.tp)
+        ways.append(2 * all_gather_s(cluster, everyone, cases.dp * hidden * b * rows))
     if how is not None and "dispatch" in how.ways:
-        members, width = group(cluster, cases, expert_ranks(cases)), mlp.expert_hidden(hidden)
+        members, width = group(cluster, cases, np.where(replicas > 1, expert_ranks(cases), 1.0)), mlp.expert_hidden(hidden)
         sent = bytes_per_value("fp8-block") if setting.stored_dtype("experts") in how.narrow else b
         share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
         ways.append(add(dispatch_s(cluster, members, share, mlp.top_k, width * size) for size in (sent, b)))
-    quickest: Float = np.min(ways, axis=0)
-    return quickest * (1.0 - (how.overlap if how else 0.0))
+    return (1.0 - (how.overlap if how else 0.0)) * reduce(np.minimum, ways)
 
 
-def _ends(setting: Setting, cases: Cases, step: Step) -> Parts:
+def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
     """Embedding, head, and hand-over between pipeline stages."""
     hidden, b, dtype = setting.model.hidden, setting.activation_bytes, setting.model.dtype
     vocabulary = padded_vocabulary(setting.model.vocabulary) / cases.tp
-    tp = group(setting.cluster, cases, cases.tp)
-    logits = all_gather_s(setting.cluster, tp, step.sampled * vocabulary * cases.tp * b)
-    piece = step.rows * hidden * b / cases.tp
+    rows_bytes = hidden * b * step.rows
     crossed = np.minimum(group(setting.cluster, cases, cases.tp * cases.pp).remote, cases.pp) - 1  # boundaries that are between islands
-    hand_over = crossed * send_s(setting.cluster, True, piece) + (cases.pp - 1 - crossed) * send_s(setting.cluster, False, piece)
-    lookup = operator_s(setting.cluster.device, "elementwise", dtype, 0 * step.rows, 2 * step.rows * hidden * b)
+    hand_over = send_s(setting.cluster, crossed / np.maximum(cases.pp - 1, 1), rows_bytes / cases.tp)
+    lookup = operator_s(setting.cluster.device, "elementwise", dtype, np.zeros(1), 2 * rows_bytes)
+    logits = all_gather_s(setting.cluster, tp, vocabulary * cases.tp * b * step.sampled)
     return {
-        "embedding": lookup + np.where(cases.tp > 1, all_reduce_s(setting.cluster, tp, step.rows * hidden * b), 0.0),
-        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + np.where(cases.tp > 1, logits, 0.0),
-        "pipeline": np.where(cases.pp > 1, hand_over, 0.0),
+        "embedding": lookup + reduce_s,
+        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + logits,
+        "pipeline": (cases.pp - 1) * hand_over,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from recipe_core.estimate.cost import ENERGY, MONEY, Cost, cost, watts_basis
 from recipe_core.estimate.disaggregated import Pools, disaggregated
 from recipe_core.estimate.memory import Memory, memory, stage_columns
 from recipe_core.estimate.serving import Serving, active_replicas, resident_limit, serving
-from recipe_core.estimate.simulate import PERCENTILES, TYPICAL, Simulation, Spread, simulate
+from recipe_core.estimate.simulate import NO_LIMITS, PERCENTILES, TYPICAL, Simulation, Spread, simulate
 from recipe_core.hardware.catalog import roofline
 from recipe_core.split import Refusal, refusals
 from recipe_core.units import gib, significant
@@ -69,13 +69,19 @@ class Estimates:
     simulation: Simulation | None = None
     pools: Pools | None = None
 
-    def simulated(self, rows: Int, spread: Spread = TYPICAL, percentiles: Sequence[float] = PERCENTILES) -> Estimates:
+    def simulated(
+        self,
+        rows: Int,
+        spread: Spread = TYPICAL,
+        percentiles: Sequence[float] = PERCENTILES,
+        limits: Mapping[str, float] = NO_LIMITS,
+    ) -> Estimates:
         """With percentiles of the chosen cases, which should be feasible; those of pools and of drafts are not simulated."""
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
         columns = {field.name: getattr(self.memory, field.name)[rows] for field in fields(Memory)}
-        ran = simulate(self.setting, self.cases.take(rows), Memory(**columns), spread=spread, percentiles=percentiles)
+        ran = simulate(self.setting, self.cases.take(rows), Memory(**columns), spread=spread, percentiles=percentiles, limits=limits)
         return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
     @property
@@ -143,6 +149,9 @@ class Estimates:
         factors = dict(bands().bands[grade(self.setting)])
         for name, figure, value in self._tails(i):  # the band of a mean is that of its percentiles: nothing tells them apart
             figures[name], factors[name] = value, factors[figure]
+        if self.simulation is not None and np.isfinite(self.simulation.goodput_per_s[i]):
+            figures["goodput_requests_per_s"] = float(self.simulation.goodput_per_s[i])
+            factors["goodput_requests_per_s"] = factors["output_tokens_per_s"]
         basis = dict.fromkeys(figures, "computed")
         return {
             "serving": figures,
@@ -217,19 +226,19 @@ def _notes(e: Estimates, i: int) -> list[str]:
 
 def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
     """Serving of the cases that fit; NaN for the others, which saves most of their time."""
-    fits = mem.shortfall_bytes <= 0
-    rows = np.flatnonzero(fits)
+    rows = np.flatnonzero(mem.shortfall_bytes <= 0)
     if len(rows) == len(cases):
         return serving(setting, cases, mem)
-    rows = rows if len(rows) else np.arange(len(cases))  # the names of the parts come from some case
+    known = len(rows)
+    rows = rows if known else np.zeros(1, dtype=np.int64)  # the names of the parts come from some case
     some = serving(setting, cases.take(rows), Memory(**{f.name: getattr(mem, f.name)[rows] for f in fields(Memory)}))
 
     def placed(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: placed(seconds) for name, seconds in value.items()}
         out = np.zeros(len(cases), dtype=bool) if value.dtype == bool else np.full(len(cases), np.nan)
-        out[rows] = value
-        return np.where(fits, out, np.zeros_like(out) if value.dtype == bool else np.nan)
+        out[rows[:known]] = value[:known]
+        return out
 
     return Serving(**{f.name: placed(getattr(some, f.name)) for f in fields(Serving)})
 

@@ -46,7 +46,10 @@ def _busy(device: Device, family: Family, stored_dtype: str, flops: Float, moved
     shape = roofline(device, family, stored_dtype, dtype)
     compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)  # type: ignore[index]
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
-    longer = np.maximum(np.maximum(compute_s, memory_s), 1e-300)
-    ratio = np.minimum(compute_s, memory_s) / longer
-    rounded: Float = longer * (1 + ratio**shape.smoothing) ** (1 / shape.smoothing)
+    longer, rounded = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
+    rounded /= np.maximum(longer, 1e-300)  # in place: this is where most of an estimate's time goes
+    rounded **= shape.smoothing
+    rounded += 1
+    rounded **= 1 / shape.smoothing
+    rounded *= longer
     return rounded, shape

@@ -13,8 +13,9 @@ Left out: that client and front end handle requests one by one; unequal load of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from recipe_core.estimate.serving import active_replicas
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s")
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 PER_SLOT = 10  # requests of a benchmark for each one in flight; what InferenceMAX sends
 MOST = 40_960  # requests of a replica that are simulated; more take longer than an answer may
 _FEWEST = 400  # requests that percentiles are read from: short benchmarks are repeated
@@ -48,11 +50,15 @@ TYPICAL = Spread(0.1, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Means and percentiles over requests, by figure, and throughput of the whole deployment; NaN where nothing was simulated."""
+    """Means and percentiles over requests, by figure, and throughput of the whole deployment; NaN where nothing was simulated.
+
+    goodput_per_s: requests per second whose times all keep the limits; NaN where there are none.
+    """
 
     means_s: dict[str, Float]
     percentiles_s: dict[str, dict[float, Float]]
     output_tokens_per_s: Float
+    goodput_per_s: Float
 
     def scattered(self, rows: Int, count: int) -> Simulation:
         """The same as ``rows`` of ``count`` cases, with NaN for the others."""
@@ -73,6 +79,7 @@ class Simulation:
             {figure: change(values) for figure, values in self.means_s.items()},
             {figure: {p: change(values) for p, values in by.items()} for figure, by in self.percentiles_s.items()},
             change(self.output_tokens_per_s),
+            change(self.goodput_per_s),
         )
 
 
@@ -104,6 +111,7 @@ def simulate(
     spread: Spread = TYPICAL,
     requests: int | None = None,
     percentiles: Sequence[float] = PERCENTILES,
+    limits: Mapping[str, float] = NO_LIMITS,
     seed: int = 0,
 ) -> Simulation:
     """Time to first token, time per output token and latency of requests under the setting's load, with their percentiles.
@@ -115,6 +123,7 @@ def simulate(
         spread: of lengths around their means; a static batch has exact ones.
         requests: how many a replica gets, in one benchmark where the loop is closed; ``requests_each`` by default.
         percentiles: between 0 and 100.
+        limits: seconds that a request's figures must not exceed to count as good.
         seed: of lengths and arrivals, the same for all cases; the same seed gives the same answer.
     """
     counts = np.full(len(cases), requests) if requests else requests_each(setting, cases)
@@ -123,24 +132,27 @@ def simulate(
     times, load = _step_times(setting, columns, spread), _load(setting, columns)
     means = {figure: np.full(len(cases), np.nan) for figure in FIGURES}
     tails = {figure: {p: np.full(len(cases), np.nan) for p in percentiles} for figure in FIGURES}
-    rates = np.full(len(cases), np.nan)
+    rates, good = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
     for n, row in enumerate(rows):
         traffic = _Traffic(setting, columns, n, float(load[n]), spread, np.random.default_rng(seed))
         rules = _rules(setting, columns, n, float(memory.pool_tokens[row]))
-        samples, rates[row] = _measured(rules, times[n], traffic, int(counts[row]), repeats=requests is None)
+        samples, rates[row], requests_per_s = _measured(rules, times[n], traffic, int(counts[row]), repeats=requests is None)
+        if limits:
+            good[row] = requests_per_s * np.mean(np.all([samples[figure] <= most for figure, most in limits.items()], axis=0))
         for figure, values in samples.items():
             means[figure][row] = values.mean()
             for p, value in zip(percentiles, np.percentile(values, percentiles), strict=True):
                 tails[figure][p][row] = value
-    return Simulation(means, tails, active_replicas(cases) * rates)
+    return Simulation(means, tails, active_replicas(cases) * rates, active_replicas(cases) * good)
 
 
-def _measured(rules: Rules, times: StepTimes, traffic: _Traffic, count: int, *, repeats: bool) -> tuple[dict[str, Float], float]:
-    """Samples of each figure over ``count`` requests (short closed benchmarks are repeated), and output tokens per second."""
+def _measured(rules: Rules, times: StepTimes, traffic: _Traffic, count: int, *, repeats: bool) -> tuple[dict[str, Float], float, float]:
+    """Samples of each figure over ``count`` requests (short closed benchmarks are repeated), output tokens and requests per second."""
     once = PER_SLOT * traffic.in_flight if traffic.mode == "closed" and repeats else count
     runs = [traffic.through(rules, times, once) for _ in range(max(count // once, 1))]
     seen = {figure: np.concatenate([run[figure] for run, _, _ in runs]) for figure in FIGURES}
-    return seen, sum(tokens for _, tokens, _ in runs) / sum(seconds for _, _, seconds in runs)
+    seconds = sum(seconds for _, _, seconds in runs)
+    return seen, sum(tokens for _, tokens, _ in runs) / seconds, traffic.scale * len(seen[FIGURES[0]]) / seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +175,11 @@ class _Traffic:
         """Requests of a closed loop."""
         return max(round(self.load), 1)
 
+    @property
+    def scale(self) -> float:
+        """What a replica gets over what is simulated: replicas share a load that need not divide."""
+        return self.load / self.in_flight if self.mode == "closed" else 1.0
+
     def through(self, rules: Rules, times: StepTimes, count: int) -> tuple[dict[str, Float], float, float]:
         """Send ``count`` requests (and in an open loop others before and after); samples, their output tokens, and seconds they took."""
         before, after = (count // 4, count // 8) if self.mode == "open" else (0, 0)
@@ -177,8 +194,7 @@ class _Traffic:
         ttft_s, latency_s = first - sent, done - sent
         tpot_s = (done - first) / np.maximum(outputs - 1, 1)
         began = replica.done[replica.order[before - 1]] if before else 0.0
-        scale = self.load / self.in_flight if self.mode == "closed" else 1.0  # replicas share a load that need not divide
-        return dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True)), scale * outputs.sum(), done.max() - began
+        return dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True)), self.scale * outputs.sum(), done.max() - began
 
     def _sent(self, count: int) -> list[float]:
         """When requests are sent; in a closed loop those that start it."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting
 from recipe_core.estimate.memory import draft_layer, draft_projection
-from recipe_core.estimate.operators import Parts, Step, step_parts, total
+from recipe_core.estimate.operators import Parts, Step, side_by_side, step_parts, total
 from recipe_core.estimate.roofline import operator_s
 
 
@@ -29,6 +29,13 @@ def engine_step(setting: Setting, cases: Cases, step: Step) -> Parts:
     if cases.draft_tokens.any():
         parts["draft"] = draft_s(setting, cases, step)
     return parts
+
+
+def engine_steps(setting: Setting, cases: Cases, *steps: Step) -> tuple[Parts, ...]:
+    """The same of several steps at once."""
+    parts = engine_step(setting, cases, side_by_side(steps))
+    axes = max(seconds.ndim for seconds in parts.values())  # a part with fewer follows from what the steps share
+    return tuple({name: seconds[k] if seconds.ndim == axes else seconds for name, seconds in parts.items()} for k in range(len(steps)))
 
 
 def draft_s(setting: Setting, cases: Cases, step: Step) -> Float:

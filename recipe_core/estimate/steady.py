@@ -8,23 +8,25 @@ after its first token. With ``p`` pipeline stages and the share ``n = (R - 1)/R`
     ahead = n·X·(T - half of a prompt)                  R = X·(overhead + T + o·step)
 
 where T is the time to first token without the server's overhead, ``ahead`` the prompts before a request's own (Schweitzer's approximation
-of mean-value analysis). Everything follows from D in closed form, and R grows with it: D is found by halving an interval. While that is
+of mean-value analysis). Everything follows from D in closed form, and R grows with it: D is found between nothing and R. While that is
 done t and Δ are read off lines between ``NODES``; at the D found they are computed again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting
 from recipe_core.estimate.operators import Parts, Step, total
-from recipe_core.estimate.speculative import engine_step, tokens_per_step
+from recipe_core.estimate.speculative import engine_steps, tokens_per_step
 
 NODES = (1.0, 0.3, 0.05)
 """Shares of the resident requests at which steps are computed."""
-HALVINGS = 16
+ROUNDS = 10
+"""Steps of the search for D; its relative error over models, devices and loads is then below 1e-9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,6 @@ class _Balance:
 
     step_mean_s: Float
     rate: Float
-    wait_s: Float
     queue_s: Float
     ttft_s: Float
     interference_s: Float
@@ -67,6 +68,12 @@ def decode_step(cases: Cases, decoding: Float) -> Step:
     zero = np.zeros(len(cases))
     batch, queries = np.maximum(decoding / cases.pp, 1.0), 1 + cases.draft_tokens
     return Step(zero, zero, batch, cases.input_tokens + cases.output_tokens / 2, batch * queries, queries)
+
+
+def idle_step(cases: Cases) -> Step:
+    """A step in which nothing decodes."""
+    zero = np.zeros(len(cases))
+    return Step(zero, zero, zero, zero, zero)
 
 
 def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
@@ -87,20 +94,30 @@ def request_overhead_s(setting: Setting, cases: Cases) -> Float:
     return overhead.request_s + overhead.input_token_s * cases.input_tokens
 
 
-def prompt_parts(setting: Setting, cases: Cases, decoding: Step, decode_parts: Parts, together: Float) -> Parts:
-    """What one prompt adds to the steps it rides on, by cause, when ``together`` prompts share each step.
-
-    Where the engine does not mix them with decoding, prompts take steps of their own.
-    """
+def prompt_step(setting: Setting, cases: Cases, beside: Step, arriving: Float) -> tuple[Step, Float]:
+    """A step with prompts ``beside`` what else it has, and how many prompts it does, when so many arrive in a decode step."""
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    share = together / chunks
-    if not setting.engine.mixes_prompts:
-        zero = np.zeros(len(cases))
-        alone = engine_step(setting, cases, Step(share * tokens, context, zero, zero, share))
-        return {name: seconds / share for name, seconds in alone.items()}
-    mixed = replace(decoding, prefill_tokens=share * tokens, prefill_context=context, sampled=decoding.sampled + share)
-    parts = engine_step(setting, cases, mixed)
-    return {name: np.maximum(chunks / together * (parts[name] - decode_parts[name]), 0.0) for name in parts}
+    prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
+    return replace(beside, prefill_tokens=prompts * tokens, prefill_context=context, sampled=beside.sampled + prompts), prompts
+
+
+def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:
+    """Where a growing function is zero, ``high`` where it is not even there; ``at_low`` is its value at ``low``.
+
+    False position, in which the value at an end that stays is scaled down by what the other end gained: N. Anderson, Å. Björck (1973),
+    "A new high order method of regula falsi type", BIT 13. All rows take ``ROUNDS`` steps, so that a row alone and among others ends alike.
+    """
+    end, at_end, x, at_x = low, at_low, high, value(high)
+    beyond = at_x <= 0
+    for _ in range(ROUNDS):
+        rise = at_x - at_end
+        new = x - at_x * (x - end) / np.where(rise == 0, 1.0, rise)
+        at_new = value(new)
+        stays = at_new * at_x > 0  # the other end: the zero lies between it and the new point
+        left = 1 - at_new / np.where(stays, at_x, 1.0)
+        end, at_end = np.where(stays, end, x), np.where(stays, at_end * np.where(left > 0, left, 0.5), at_x)
+        x, at_x = new, at_new
+    return np.where(beyond, high, x)
 
 
 class Loop:
@@ -114,58 +131,59 @@ class Loop:
         self.chunks, self.per_step = prompt_chunks(cases, setting.engine.chunked_prefill)[1], prompts_a_step(cases)
         self.request_s = request_overhead_s(setting, cases)
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0  # a decode step goes along with each step of a prompt
-        self.nodes = [most * share for share in NODES]
-        self.times = [tuple(map(total, self.parts(node))) for node in self.nodes]
+        self.nodes = np.multiply.outer(NODES, most)
+        times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
+        self.slopes = (times[:-1] - times[1:]) / (self.nodes[:-1] - self.nodes[1:])[:, None]
+        self.starts = times[1:] - self.slopes * self.nodes[1:, None]
 
     def parts(self, decoding: Float) -> tuple[Parts, Parts]:
-        """A decode step and what a prompt adds, by cause."""
-        step = decode_step(self.cases, decoding)
-        decode = engine_step(self.setting, self.cases, step)
-        together = np.clip(decoding / self.steps * self.chunks, 1.0, self.per_step)
-        return decode, prompt_parts(self.setting, self.cases, step, decode, together)
+        """A decode step, and what one prompt adds to those it rides on (an engine that does not mix them takes steps of its own for it)."""
+        step, mixes = decode_step(self.cases, decoding), self.setting.engine.mixes_prompts
+        beside = step if mixes else idle_step(self.cases)
+        with_prompts, prompts = prompt_step(self.setting, self.cases, beside, decoding / self.steps)
+        decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
+        if not mixes:
+            return decode, {name: seconds / prompts for name, seconds in both.items()}
+        return decode, {name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both}
 
     def near(self, decoding: Float) -> tuple[Float, Float]:
         """Seconds of both, read off lines between the nodes."""
-        out = []
-        for k in range(2):
-            value = np.zeros(len(decoding))
-            for above in range(len(self.nodes) - 1):
-                high, low = self.nodes[above], self.nodes[above + 1]
-                slope = (self.times[above][k] - self.times[above + 1][k]) / (high - low)
-                line = self.times[above + 1][k] + slope * (decoding - low)
-                value = line if above == 0 else np.where(decoding < high, line, value)
-            out.append(np.maximum(value, 1e-12))
-        return out[0], out[1]
+        lines = self.starts + self.slopes * decoding
+        both = lines[0]
+        for below, line in zip(self.nodes[1:], lines[1:], strict=False):
+            both = np.where(decoding < below, line, both)
+        step_s, prompt_s = np.maximum(both, 1e-12)
+        return step_s, prompt_s
 
     def balance(self, decoding: Float, step_s: Float, prompt_s: Float) -> _Balance:
         """The formulas of the module."""
         stage_s = prompt_s / self.cases.pp
-        interference = self.others * decoding / self.steps * stage_s
+        interference = self.others / self.steps * decoding * stage_s
         step_mean_s = step_s + interference
         rate = decoding / (self.steps * step_mean_s)
-        wait = self.others * step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
-        own = wait + self.beside * step_s + prompt_s
-        half = (self.beside * self.chunks * step_s + prompt_s) / 2 / self.per_step
-        left = np.maximum(1 - self.others * rate * stage_s, 1e-9)
-        ahead = np.minimum(self.others * rate * np.maximum(own - half, 0.0) / left, self.others * self.most)
-        queue = ahead * stage_s
-        return _Balance(step_mean_s, rate, wait, queue, self.request_s + own + queue, interference)
+        ride_s = self.beside * self.chunks * step_s + prompt_s
+        own = self.others / 2 * step_mean_s + ride_s
+        coming = self.others * rate
+        ahead = coming * (own - ride_s / (2 * self.per_step)) / np.maximum(1 - coming * stage_s, 1e-9)
+        queue = np.minimum(ahead, self.others * self.most) * stage_s
+        return _Balance(step_mean_s, rate, queue, self.request_s + own + queue, interference)
 
-    def halved(self, enough: Float | None) -> Float:
+    def decoding(self, enough: Float | None) -> Float:
         """The decoding sequences at which the loop holds ``most`` requests, or serves ``enough`` of them per second."""
-        low, high = np.zeros(len(self.cases)), self.most.copy()
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            found = self.balance(middle, *self.near(middle))
-            over = found.rate * found.ttft_s + middle > self.most if enough is None else found.rate > enough
-            high, low = np.where(over, middle, high), np.where(over, low, middle)
-        return np.maximum((low + high) / 2, 1e-9)
+
+        def above(decoding: Float) -> Float:
+            found = self.balance(decoding, *self.near(decoding))
+            return found.rate * found.ttft_s + decoding - self.most if enough is None else found.rate - enough
+
+        none = np.zeros(len(self.cases))
+        return np.maximum(root(above, none, -(self.most if enough is None else enough), self.most), 1e-9)
 
     def flow(self, decoding: Float, resident: Float | None = None) -> Flow:
         """The state in which so many sequences decode; ``resident`` follows from it where it is not given."""
         decode, prompt = self.parts(decoding)
         step_s, prompt_s = total(decode), total(prompt)
         found = self.balance(decoding, step_s, prompt_s)
+        schedule_s = self.others * found.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
         latency = found.ttft_s + self.steps * found.step_mean_s
         held = found.rate * latency if resident is None else resident
         first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
@@ -174,7 +192,7 @@ class Loop:
             decoding=decoding,
             requests_per_s=held / latency,
             decode={name: seconds / self.yields for name, seconds in (decode | {"prefill_interference": found.interference_s}).items()},
-            prefill=first | {"schedule": found.wait_s, "prompts_ahead": found.queue_s, "request": self.request_s},
+            prefill=first | {"schedule": schedule_s, "prompts_ahead": found.queue_s, "request": self.request_s},
             step_s=step_s,
             prompt_s=prompt_s,
         )
@@ -183,10 +201,10 @@ class Loop:
 def closed_loop(setting: Setting, cases: Cases, resident: Float) -> Flow:
     """Steady state with ``resident`` requests always in a replica, prompts spread evenly over time."""
     loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
-    return loop.flow(loop.halved(None), resident)
+    return loop.flow(loop.decoding(None), resident)
 
 
 def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> Flow:
     """Steady state at which a replica serves what arrives (requests per second), with at most ``limit`` requests in it."""
     loop = Loop(setting, cases, limit, np.ones(len(cases)))
-    return loop.flow(loop.halved(arriving))
+    return loop.flow(loop.decoding(arriving))

@@ -109,6 +109,16 @@ class ModelSpec:
         return layer_kinds(self.layers)
 
     @cached_property
+    def mixers(self) -> tuple[tuple[Attention, int], ...]:
+        """Distinct attention of all layers with its count: layers of several kinds may share it."""
+        return tuple(Counter(layer.attention for layer in self.layers if layer.attention is not None).items())
+
+    @cached_property
+    def mlps(self) -> tuple[tuple[Mlp, int], ...]:
+        """Distinct feed-forward blocks of all layers with their counts."""
+        return tuple(Counter(layer.mlp for layer in self.layers if layer.mlp is not None).items())
+
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """The kind of each layer, first to last, as its place in ``kinds``."""
         place = {kind: k for k, (kind, _) in enumerate(self.kinds)}
@@ -170,7 +180,8 @@ class ModelSpec:
     @cached_property
     def digest(self) -> str:
         """Hash of everything that shapes an estimate; equal for equal architectures, whatever their name."""
-        shape = [[type(layer.attention).__name__, asdict(layer)] for layer in self.layers]
+        kinds = [[type(kind.attention).__name__, asdict(kind)] for kind, _ in self.kinds]
+        shape = [kinds[k] for k in self.order]
         quantization = None if self.quantization is None else self.quantization.fingerprint
         extras = [asdict(item) for item in self.extras]
         sizes = [self.hidden, self.vocabulary, self.tied_embeddings, self.max_context, self.draft_layers]

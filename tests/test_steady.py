@@ -1,0 +1,48 @@
+"""The steady state of a replica: its root is found closely whatever the model and load, and steps side by side are steps alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recipe_core.estimate.speculative import engine_step, engine_steps
+from recipe_core.estimate.steady import Loop, decode_step, idle_step, prompt_step, root
+from recipe_core.plan import plan
+from tests.conftest import LLAMA_70B, make_request
+
+MODELS = (LLAMA_70B, "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct")
+
+
+def legal(model, **options):
+    block = plan(make_request(model, nodes=2, options=options)).blocks[0]
+    return block.setting, block.cases.take(block.legal)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
+    setting, cases = legal(model, engines=[engine], loads=[1, 7, 64, 1000, 20_000], max_batched_tokens=[512, 8192])
+    most = np.maximum(cases.load / cases.replicas, 1.0)
+    loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
+    found = loop.decoding(None)
+    for side, sign in ((found * (1 - 1e-9), -1), (found * (1 + 1e-9), 1)):
+        balance = loop.balance(side, *loop.near(side))
+        assert (sign * (balance.rate * balance.ttft_s + side - most) >= 0).all()
+
+
+def test_a_root_is_found_past_a_corner_and_its_bound_where_there_is_none():
+    corner = np.array([1e-6, 0.1, 0.5, 0.999])
+    found = root(lambda x: np.where(x < corner, 1.0, 20.0) * (x - corner), np.zeros(4), -corner, np.ones(4))
+    assert found == pytest.approx(corner, rel=1e-9)
+    assert root(lambda x: x - 2, np.zeros(1), np.array([-2.0]), np.ones(1)) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_steps_side_by_side_are_steps_alone(model):
+    setting, cases = legal(model)
+    decode = decode_step(cases, np.multiply.outer((1.0, 8.0), np.ones(len(cases))))
+    steps = (decode, prompt_step(setting, cases, decode, np.ones(len(cases)))[0], idle_step(cases))
+    for together, step in zip(engine_steps(setting, cases, *steps), steps, strict=True):
+        alone = engine_step(setting, cases, step)
+        assert together.keys() == alone.keys()
+        assert all((together[name] == alone[name]).all() for name in alone)
