@@ -18,12 +18,15 @@ from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
 from recipe_core.training.activations import boundary_bytes, in_flight, kept_bytes, layer_bytes
 from recipe_core.training.cases import TrainingCases, TrainingSetting
+from recipe_core.training.moments import Stage, fullest
 
-PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "reserve")
+PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "temporary", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
 """Roles of the matrices that adapters are put beside."""
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 """Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA, arXiv:2305.14314)."""
+FP32_LOSS = 8.0
+"""Bytes for each logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
 LOSS_CHUNKS = 8.0
 """Into how many pieces a fused loss cuts the tokens (torchtune's default)."""
 
@@ -114,12 +117,28 @@ def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Fl
     unit, table = np.max(sizes, axis=0)[:, None], np.minimum(whole.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
     gradient = 0.0 if setting.frozen else states.reduced
     live = states.gathered * (2 * unit + table) + gradient * np.maximum(unit, table)
-    every = states.gathered * (whole.dense + whole.experts + whole.vocabulary)
-    sharded, stays = cases.shard[:, None] > 1, cases.zero_stage[:, None] == 2
-    if setting.framework.sharding == "fsdp":  # also without shards parameters are cast layer by layer
-        return np.where(sharded & stays, every + gradient * unit, np.where(sharded & (cases.zero_stage[:, None] == 3), live, 0.0))
+    sharded = cases.shard[:, None] > 1
     before = 0.0 if setting.frozen or setting.fused else states.transient * (whole.dense + whole.experts + whole.vocabulary)
     return np.where(sharded & (cases.zero_stage[:, None] == 3), live, before)
+
+
+def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, parts: dict[str, Float]) -> Stage:
+    """What `moments` needs to know of each stage."""
+    model, gradient = setting.model, setting.framework.states.gradient
+    count, first, last = stage_layers(setting, cases)
+    every = whole.dense + whole.experts + whole.vocabulary
+    unit = np.max([add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds], axis=0)[:, None]
+    table = (model.vocabulary * model.hidden / cases.tp)[:, None]
+    trained = whole.adapters if setting.frozen else every
+    cut = parts["gradients"]
+    table_cut = (0.0 if setting.frozen else gradient) * table / _divided(cases, 2, cases.shard)
+    return Stage(count, first, last, every, unit, table, gradient * trained, cut, table_cut, parts["loss"])
+
+
+def _cut_loss_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Bytes a logit that an fp32 loss of torch takes more once tensor parallelism cuts the vocabulary: its gradient is made in two steps."""
+    eager = setting.framework.sharding == "fsdp" and setting.framework.loss_bytes.value >= FP32_LOSS
+    return np.where(eager & (cases.tp > 1), 4.0, 0.0)
 
 
 def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
@@ -159,13 +178,17 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
             "optimizer": state_bytes * once["optimizer"],
             "master": states.master * once["master"],
         }
-    parts["gathered"] = _gathered(setting, cases, whole)
     count, first, last = stage_layers(setting, cases)
-    parts["activations"] = _activations(setting, cases, count, first)
-    loss = setting.framework.loss_bytes.value / (LOSS_CHUNKS if setting.fused_loss else 1.0)
+    loss = (setting.framework.loss_bytes.value + _cut_loss_bytes(setting, cases)) / (LOSS_CHUNKS if setting.fused_loss else 1.0)
     parts["loss"] = last * (cases.tokens * loss * model.vocabulary / cases.tp)[:, None]
+    if fsdp:
+        parts |= fullest(setting, cases, _stage(setting, cases, whole, parts))
+    else:
+        parts["gathered"] = _gathered(setting, cases, whole)
+        parts["activations"] = _activations(setting, cases, count, first)
+        parts["temporary"] = 0.0 * count
     figures = setting.figures
-    moving = parts["activations"] + parts["loss"] + parts["gathered"]
+    moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
     parts["reserve"] = moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
     capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
     return Memory(parts, capacity)
