@@ -25,7 +25,7 @@ KINDS = {"allgather": "all_gather", "reduce_scatter": "reduce_scatter", "allredu
 class Block:
     """A live storage: its bytes, and what it is for."""
 
-    __slots__ = ("role", "size", "__weakref__")
+    __slots__ = ("__weakref__", "role", "size")
 
     def __init__(self, role: str, size: int) -> None:
         self.role, self.size = role, size
@@ -68,7 +68,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if local.device.type == "meta":
             return
         storage = local.untyped_storage()
-        block = self._blocks.get(storage)
+        block = self._blocks.get(storage)  # type: ignore[no-untyped-call]
         if block is None:
             block = self._blocks[storage] = Block(role or self.role, 0)
             weakref.finalize(storage, self._resize, block, 0)
@@ -81,7 +81,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage that was given memory again, or lost it."""
-        block = self._blocks.get(storage)
+        block = self._blocks.get(storage)  # type: ignore[no-untyped-call]
         if block is None:
             block = self._blocks[storage] = Block(self.role, 0)
             weakref.finalize(storage, self._resize, block, 0)

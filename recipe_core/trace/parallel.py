@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ KEPT = {
 
 
 def flash_attention(
-    _module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_args: Any, scaling: float | None = None, **_kwargs: Any
+    _module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_args: Any, scaling: float | None = None, **_more: Any
 ) -> tuple[torch.Tensor, None]:
-    """The operator that CUDA devices run, whose gradient keeps q, k, v, its output and the log-sum-exp of ``[batch, heads, tokens, dim]``."""
+    """The operator that CUDA devices run on ``[batch, heads, tokens, dim]``: for its gradient q, k, v, output and log-sum-exp are kept."""
     out = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scaling)[0]
     return out.transpose(1, 2).contiguous(), None
 
@@ -47,7 +48,7 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of input and weight."""
         x, weight, _ = ctx.saved_tensors
         return torch.empty_like(x), torch.empty_like(weight)
@@ -61,7 +62,7 @@ def fuse_norms(model: nn.Module) -> None:
 
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = forward.__get__(module)  # type: ignore[method-assign,attr-defined]
+            module.forward = forward.__get__(module)  # type: ignore[method-assign]
 
 
 class FusedLoss(torch.autograd.Function):
@@ -74,7 +75,7 @@ class FusedLoss(torch.autograd.Function):
         return logits.new_zeros((), dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> torch.Tensor:
         """Gradient of the logits."""
         return torch.empty_like(ctx.saved_tensors[0])
 
@@ -111,7 +112,8 @@ def tensor_parallel(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) ->
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
+    found: str = next(name for name, module in model.named_modules() if module is wanted)
+    return found
 
 
 def _whole_input(mesh: DeviceMesh, layout: Any) -> Any:
@@ -146,7 +148,7 @@ def _selective() -> Any:
         kept = func in KEPT or (func is aten.mm.default and products[context.is_recompute] % 2)
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool) -> None:
@@ -157,10 +159,16 @@ def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool) -> None:
     embedding, norm, head = model.get_input_embeddings(), model.base_model.norm, model.lm_head
     units = [module for module in (norm, head) if any(True for _ in module.parameters())]
     tied = getattr(head, "weight", None) is getattr(embedding, "weight", head)
+    fully = partial(fully_shard, mesh=mesh, mp_policy=policy, shard_placement_fn=_placement(mesh.size(mesh.ndim - 1)))
     if any(True for _ in embedding.parameters()) and not tied:
-        fully_shard(embedding, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully(embedding, reshard_after_forward=reshard)
     for layer in getattr(owner, name):
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully(layer, reshard_after_forward=reshard)
     if units:
-        fully_shard([embedding, *units] if tied else units, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully([embedding, *units] if tied else units, reshard_after_forward=False)
+    fully(stage, reshard_after_forward=reshard)
+
+
+def _placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Stacked experts are cut along a dimension of their own where there are fewer of them than ranks, as torchtitan does."""
+    return lambda parameter: Shard(1) if parameter.ndim == 3 and parameter.shape[0] < ranks else None

@@ -7,6 +7,8 @@ what this does to torch's classes must not outlive it.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -76,7 +78,7 @@ class Stage(nn.Module):
 
     def _mark(self, out: torch.Tensor, place: str) -> None:
         if out.requires_grad:
-            out.register_hook(lambda _: self.enter(f"backward of {place} layer"))
+            out.register_hook(lambda _: self.enter(f"backward of {place} layer"))  # type: ignore[no-untyped-call]
 
     def enter(self, phase: str) -> None:
         """Say what comes next."""
@@ -184,7 +186,7 @@ def plain_step(task: Task, stage: Stage) -> Callable[[], None]:
 
 
 def pipeline_stages(task: Task, parts: list[Stage], mesh: DeviceMesh) -> list[PipelineStage]:
-    """This rank's chunks as stages that know the shapes they exchange."""
+    """A rank's chunks as stages that know the shapes they exchange."""
     ids = torch.zeros(task.micro_batch, task.sequence, dtype=torch.long)
     config: Any = parts[0].model.config
     cut = task.sequence // (task.tp if task.sequence_parallel else 1)
@@ -192,7 +194,10 @@ def pipeline_stages(task: Task, parts: list[Stage], mesh: DeviceMesh) -> list[Pi
     logits = torch.zeros(task.micro_batch, task.sequence, config.vocab_size, dtype=torch.bfloat16, requires_grad=True)
     out = []
     for number, part in zip(task.chunks, parts, strict=True):
-        given = {"input_args": (hidden if number else ids,), "output_args": (logits if number == task.stages - 1 else hidden,)}
+        given: dict[str, Any] = {
+            "input_args": (hidden if number else ids,),
+            "output_args": (logits if number == task.stages - 1 else hidden,),
+        }
         stage = PipelineStage(part, number, task.stages, torch.device("cpu"), group=mesh.get_group("pipeline"), **given)
         stage._inference_mode = InferenceMode.STATIC
         out.append(stage)
@@ -221,16 +226,23 @@ def pipeline_step(task: Task, stages: list[PipelineStage]) -> Callable[[], None]
 
 
 def main() -> None:
-    """Answer the tasks on standard input, in order: what was measured, or why it could not be."""
+    """Answer the tasks on standard input, in order: what was measured, or why it could not be.
+
+    Each in a process of its own: DTensor remembers meshes that look alike, and with them groups that are gone.
+    """
     AttentionInterface.register(ATTENTION, flash_attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
-    json.dump([_answer(task) for task in json.load(sys.stdin)], sys.stdout)
+    tasks = json.load(sys.stdin)
+    with multiprocessing.get_context("fork").Pool(min(len(tasks), os.cpu_count() or 1), maxtasksperchild=1) as pool:
+        json.dump(pool.map(_answer, tasks, chunksize=1), sys.stdout)
 
 
 def _answer(task: dict[str, Any]) -> dict[str, Any]:
     try:
         return measured(Task(**task))
     except Exception as error:  # anything that a model's code does without data ends here, as one clear line
+        while error.__cause__ is not None:  # a schedule reports where it was, not what went wrong
+            error = error.__cause__  # type: ignore[assignment]
         said = str(error).strip().splitlines() or [""]
         return {"error": f"{type(error).__name__}: {said[0][:200]}"}
 

@@ -18,14 +18,15 @@ import numpy as np
 
 from recipe_core.errors import InputError
 from recipe_core.trace import need_torch
+from recipe_core.trace.text import ROLES
 from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
-from recipe_core.training.memory import FP32_LOSS, PARTS, stage_layers
+from recipe_core.training.memory import PARTS, stage_layers
+from recipe_core.training.moments import FP32_LOSS
 from recipe_core.training.traffic import fsdp_traffic
 
 if TYPE_CHECKING:
     from recipe_core.training.result import TrainingEstimates
 
-ROLES = ("parameters", "gradients", "optimizer", "gathered", "activations", "temporary")
 DEPTHS = (3, 4)
 """Layers of a chunk at which a deeper one is traced: a first, a last, and one or two between."""
 MICRO_BATCHES = 16
@@ -69,7 +70,9 @@ def trace_many(asked: Sequence[tuple[TrainingEstimates, int]]) -> list[dict[str,
 
 
 def _run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    done = subprocess.run([sys.executable, "-m", "recipe_core.trace.step"], input=json.dumps(tasks), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe_core.trace.step"], input=json.dumps(tasks), capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no message"]
         raise InputError(f"the trace ended with {done.returncode}: {said[-1][:200]}", field="trace", hint=_HINT)
@@ -173,14 +176,17 @@ class _Job:
         return out
 
     def _method(self) -> str:
-        c, framework = self.cases, self.setting.framework
-        extended = [depths for depths in self.depths if len(depths) > 1]
+        """What was really run, in sentences."""
+        framework = self.setting.framework
         says = [
-            f"The real transformers model under torch's FSDP2, tensor parallelism and pipeline schedules, in a fake process group of {int(c.devices[0])}: "
-            "the second step, fp32 shards, bf16 compute, AdamW."
+            "The second step of the real transformers model under torch's FSDP2, tensor parallelism and pipeline schedules, in a fake process "
+            f"group of {int(self.cases.devices[0])}: fp32 shards, bf16 compute, AdamW."
         ]
-        if extended:
-            says.append(f"Traced with {extended[0][0]} and {extended[0][1]} layers a chunk and extended: each phase of a step is linear in equal layers.")
+        depths = next((each for each in self.depths if len(each) > 1), None)
+        if depths:
+            says.append(
+                f"Traced with {depths[0]} and {depths[1]} layers a chunk and extended: phases of a step are linear in equal layers."
+            )
         if framework.fused_norm:
             says.append("RMS norms keep what a fused kernel keeps.")
         if framework.loss_bytes.value < FP32_LOSS:

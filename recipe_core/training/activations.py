@@ -2,7 +2,7 @@
 
 Eager 16-bit layers with flash attention keep, by saved-tensors hooks on Llama layers (equal to the byte),
 
-    8h + 4 n d + 4 k d + 4n + 8f   (+ 12h where norms are not fused and run in fp32)
+    8h + 4 n d + 4 k d + 4n + 8f   (+ 8h where norms are not fused and run in fp32)
 
 bytes a token: both norms' inputs and outputs, q and what attention gives, k and v, the log-sum of each head, and gate, up, their product
 and the activation. Tensor parallelism cuts all but 8h, sequence parallelism those too (Korthikanti et al., arXiv:2205.05198, section 4).
@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 
 from recipe_core.estimate.cases import Float
-from recipe_core.model.spec import Attention, GroupedAttention, LatentAttention, Layer, LinearAttention, MoeMlp
+from recipe_core.model.spec import Attention, DenseMlp, GroupedAttention, LatentAttention, Layer, LinearAttention, MoeMlp
 from recipe_core.training.cases import RECOMPUTE, TrainingCases, TrainingSetting
 
 BYTES = 2.0
-NORM_UPCAST = 6.0
-"""Bytes a value that an unfused norm keeps beside its input and output: fp32 copies."""
+NORM_UPCAST = 4.0
+"""Bytes a value that an unfused norm keeps more than a fused one: in place of its input that in fp32, and normed in 16 bits."""
 
 
 def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
@@ -76,7 +76,7 @@ def mlp_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
     return out + (8 * m.shared_intermediate / cases.tp) + 8.0 * m.experts / cases.norm_share
 
 
-def _every_second_product(setting: TrainingSetting, cases: TrainingCases, layer: Layer, a: GroupedAttention) -> Float:
+def _every_second_product(setting: TrainingSetting, cases: TrainingCases, a: GroupedAttention, mlp: DenseMlp | MoeMlp) -> Float:
     """The layer's input, attention's output with its log-sums, and every second product: q, v, gate, down (torchtitan's ``op`` policy).
 
     Of experts' grouped products none is kept; the router's is.
@@ -84,12 +84,11 @@ def _every_second_product(setting: TrainingSetting, cases: TrainingCases, layer:
     hidden = setting.model.hidden
     kv = np.maximum(a.kv_heads, cases.tp) * a.v_head_dim
     cut = BYTES * (a.heads * (a.head_dim + a.v_head_dim + 2) + kv)
-    if isinstance(layer.mlp, MoeMlp):
-        return boundary_bytes(setting, cases) + cut / cases.tp + BYTES * layer.mlp.experts
-    assert layer.mlp is not None
+    if isinstance(mlp, MoeMlp):
+        return boundary_bytes(setting, cases) + cut / cases.tp + BYTES * mlp.experts
     reduced = np.where((cases.tp > 1) & (cases.sequence_parallel > 0), 2 * BYTES * hidden / cases.norm_share, 0.0)
-    down = BYTES * hidden if layer.mlp.gated else 0.0
-    return boundary_bytes(setting, cases) + (cut + BYTES * layer.mlp.intermediate) / cases.tp + down + reduced
+    down = BYTES * hidden if mlp.gated else 0.0
+    return boundary_bytes(setting, cases) + (cut + BYTES * mlp.intermediate) / cases.tp + down + reduced
 
 
 def kept_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
@@ -97,7 +96,7 @@ def kept_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     whole = layer_bytes(setting, cases, layer)
     some = whole * setting.framework.selective_keeps.value
     if setting.framework.sharding == "fsdp" and setting.flash and isinstance(layer.attention, GroupedAttention) and layer.mlp is not None:
-        some = _every_second_product(setting, cases, layer, layer.attention)
+        some = _every_second_product(setting, cases, layer.attention, layer.mlp)
     if not setting.flash and layer.attention is not None and not isinstance(layer.attention, LinearAttention):
         seen = np.minimum(cases.sequence_length, layer.attention.window or np.inf)
         some = np.minimum(some, whole - 5.0 * layer.attention.heads * seen / cases.tp)

@@ -16,17 +16,15 @@ import numpy as np
 from recipe_core.estimate.cases import Float, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
-from recipe_core.training.activations import boundary_bytes, in_flight, kept_bytes, layer_bytes
+from recipe_core.training.activations import BYTES, boundary_bytes, in_flight, kept_bytes, layer_bytes
 from recipe_core.training.cases import TrainingCases, TrainingSetting
-from recipe_core.training.moments import Stage, fullest
+from recipe_core.training.moments import FP32_LOSS, Stage, fullest
 
 PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "temporary", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
 """Roles of the matrices that adapters are put beside."""
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 """Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA, arXiv:2305.14314)."""
-FP32_LOSS = 8.0
-"""Bytes for each logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
 LOSS_CHUNKS = 8.0
 """Into how many pieces a fused loss cuts the tokens (torchtune's default)."""
 
@@ -122,7 +120,7 @@ def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Fl
     return np.where(sharded & (cases.zero_stage[:, None] == 3), live, before)
 
 
-def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, parts: dict[str, Float]) -> Stage:
+def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, cut: Float, logits: Float) -> Stage:
     """What `moments` needs to know of each stage."""
     model, gradient = setting.model, setting.framework.states.gradient
     count, first, last = stage_layers(setting, cases)
@@ -130,15 +128,9 @@ def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, parts: d
     unit = np.max([add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds], axis=0)[:, None]
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     trained = whole.adapters if setting.frozen else every
-    cut = parts["gradients"]
-    table_cut = (0.0 if setting.frozen else gradient) * table / _divided(cases, 2, cases.shard)
-    return Stage(count, first, last, every, unit, table, gradient * trained, cut, table_cut, parts["loss"])
-
-
-def _cut_loss_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
-    """Bytes a logit that an fp32 loss of torch takes more once tensor parallelism cuts the vocabulary: its gradient is made in two steps."""
-    eager = setting.framework.sharding == "fsdp" and setting.framework.loss_bytes.value >= FP32_LOSS
-    return np.where(eager & (cases.tp > 1), 4.0, 0.0)
+    each = (0.0 if setting.frozen else gradient) / np.where(cases.pp[:, None] > 1, 1.0, _divided(cases, 2, cases.shard.astype(float)))
+    made = np.where(cases.pp[:, None] > 1, gradient * trained, cut)
+    return Stage(count, first, last, every, unit, table, cut, made, each * unit, each * table, logits)
 
 
 def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
@@ -179,17 +171,19 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
             "master": states.master * once["master"],
         }
     count, first, last = stage_layers(setting, cases)
-    loss = (setting.framework.loss_bytes.value + _cut_loss_bytes(setting, cases)) / (LOSS_CHUNKS if setting.fused_loss else 1.0)
-    parts["loss"] = last * (cases.tokens * loss * model.vocabulary / cases.tp)[:, None]
+    logits = last * (cases.tokens * model.vocabulary / cases.tp)[:, None] / (LOSS_CHUNKS if setting.fused_loss else 1.0)
     if fsdp:
-        parts |= fullest(setting, cases, _stage(setting, cases, whole, parts))
+        parts |= fullest(setting, cases, _stage(setting, cases, whole, parts["gradients"], logits))
     else:
+        parts["loss"] = setting.framework.loss_bytes.value * logits
         parts["gathered"] = _gathered(setting, cases, whole)
         parts["activations"] = _activations(setting, cases, count, first)
         parts["temporary"] = 0.0 * count
     figures = setting.figures
     moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
-    parts["reserve"] = moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
+    # the allocator keeps the 16-bit logits' block, which the fp32 copies made after them do not fit into
+    unfit = BYTES * logits if fsdp and setting.framework.loss_bytes.value >= FP32_LOSS else 0.0
+    parts["reserve"] = unfit + moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
     capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
     return Memory(parts, capacity)
 

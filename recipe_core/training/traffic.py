@@ -14,8 +14,7 @@ from recipe_core.estimate.cases import Float
 from recipe_core.training.activations import BYTES, boundary_bytes
 from recipe_core.training.cases import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.training.memory import held, stage_layers
-
-GROUPS = ("shard", "replicate", "tensor", "pipeline")
+from recipe_core.training.moments import hybrid
 
 
 def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
@@ -30,11 +29,11 @@ def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Fl
     head = np.where(piped, 1.0, m)
     trained = whole.adapters if setting.frozen else every
     scattered = states.reduced * trained * np.where(piped, 1.0, m)
-    copies = np.maximum(cases.replicas // np.maximum(cases.shard, 1), 1)[:, None]
-    sharded = cases.shard[:, None] > 1
+    copies = hybrid(cases)[:, None]
+    ranks = cases.replicas[:, None] / copies
     return {
-        "shard": np.where(sharded, states.gathered * (again * (every - table) + head * table) + scattered, 0.0 * count),
-        "replicate": np.where(copies > 1, 2 * scattered / np.maximum(cases.shard, 1)[:, None], 0.0 * count),
+        "shard": np.where(ranks > 1, states.gathered * (again * (every - table) + head * table) + scattered, 0.0 * count),
+        "replicate": np.where(copies > 1, 2 * scattered / ranks, 0.0 * count),
         "tensor": np.where(cases.tp[:, None] > 1, m * _tensor(setting, cases, count, first, last), 0.0 * count),
         "pipeline": np.where(piped, m * _hand_over(setting, cases, first, last), 0.0 * count),
     }
@@ -47,7 +46,8 @@ def _tensor(setting: TrainingSetting, cases: TrainingCases, count: Float, first:
     sequence = cases.sequence_parallel > 0
     repeated = np.where(full, np.where(sequence, 0.75, 0.5), np.where((cases.recompute > 0) & sequence, 0.5, 0.0))
     hidden = (BYTES * cases.tokens * setting.model.hidden)[:, None]
-    return 2 * hidden * (halves * count * (2 + repeated[:, None]) + first + last)
+    out: Float = 2 * hidden * (halves * count * (2 + repeated[:, None]) + first + last)
+    return out
 
 
 def _hand_over(setting: TrainingSetting, cases: TrainingCases, first: Float, last: Float) -> Float:
