@@ -62,7 +62,7 @@ def fuse_norms(model: nn.Module) -> None:
 
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = forward.__get__(module)  # type: ignore[method-assign]
+            module.forward = forward.__get__(module)
 
 
 class FusedLoss(torch.autograd.Function):

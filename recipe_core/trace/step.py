@@ -194,11 +194,9 @@ def pipeline_stages(task: Task, parts: list[Stage], mesh: DeviceMesh) -> list[Pi
     logits = torch.zeros(task.micro_batch, task.sequence, config.vocab_size, dtype=torch.bfloat16, requires_grad=True)
     out = []
     for number, part in zip(task.chunks, parts, strict=True):
-        given: dict[str, Any] = {
-            "input_args": (hidden if number else ids,),
-            "output_args": (logits if number == task.stages - 1 else hidden,),
-        }
-        stage = PipelineStage(part, number, task.stages, torch.device("cpu"), group=mesh.get_group("pipeline"), **given)
+        taken, given = hidden if number else ids, logits if number == task.stages - 1 else hidden
+        group = mesh.get_group("pipeline")
+        stage = PipelineStage(part, number, task.stages, torch.device("cpu"), input_args=taken, output_args=given, group=group)
         stage._inference_mode = InferenceMode.STATIC
         out.append(stage)
     return out

@@ -47,22 +47,23 @@ class Traced:
         return sum(self.roles.values())
 
 
-def trace_training(estimates: TrainingEstimates, row: int) -> dict[str, Any]:
+def trace_training(estimates: TrainingEstimates, row: int, *, every_layer: bool = False) -> dict[str, Any]:
     """What the real model of a row holds and sends, by pipeline stage, as plain JSON values.
 
     stages: for each ``peak_bytes``, its parts by role, the ``phase`` they are alive in, ``sent_bytes`` by group and collective of a step.
     differences: formula / trace − 1, of the peak without the allocator's reserve, of every stage, and of what each group exchanges.
+    ``every_layer``: do not extend.
 
     Raises:
         InputError: torch or transformers are missing, or the split is outside of what can be traced.
     """
-    return trace_many([(estimates, row)])[0]
+    return trace_many([(estimates, row)], every_layer=every_layer)[0]
 
 
-def trace_many(asked: Sequence[tuple[TrainingEstimates, int]]) -> list[dict[str, Any]]:
+def trace_many(asked: Sequence[tuple[TrainingEstimates, int]], *, every_layer: bool = False) -> list[dict[str, Any]]:
     """The same for several rows, in one process: most of a short trace is importing torch."""
     need_torch()
-    jobs = [_Job(estimates, row) for estimates, row in asked]
+    jobs = [_Job(estimates, row, every_layer=every_layer) for estimates, row in asked]
     started = time.perf_counter()
     answers = iter(_run([task for job in jobs for task in job.tasks()]))
     found = [job.read(answers) for job in jobs]
@@ -86,14 +87,14 @@ _HINT = "The estimate itself does not need --trace."
 class _Job:
     """A row: the tasks it takes, and what their answers say."""
 
-    def __init__(self, estimates: TrainingEstimates, row: int) -> None:
+    def __init__(self, estimates: TrainingEstimates, row: int, *, every_layer: bool) -> None:
         self.estimates, self.row = estimates, row
         self.setting, self.cases = estimates.setting, estimates.cases.take([row])
         _must_be_traceable(estimates, row)
         self.pp, self.v = int(self.cases.pp[0]), int(self.cases.virtual_stages[0])
         counts = stage_layers(self.setting, self.cases)[0][0] / self.v
         self.layers = [int(count) for count in counts]
-        even = len(self.setting.model.kinds) == 1
+        even = len(self.setting.model.kinds) == 1 and not every_layer
         self.depths = [DEPTHS if even and count > DEPTHS[-1] else (count,) for count in self.layers]
         m = int(self.cases.micro_batches[0])
         self.micro_batches = m if self.pp > 1 else min(m, 2)  # without a pipeline the second is like all that follow
@@ -179,7 +180,7 @@ class _Job:
         """What was really run, in sentences."""
         framework = self.setting.framework
         says = [
-            "The second step of the real transformers model under torch's FSDP2, tensor parallelism and pipeline schedules, in a fake process "
+            "The second step of the real transformers model under torch's FSDP2, tensor parallelism and pipelines, in a fake process "
             f"group of {int(self.cases.devices[0])}: fp32 shards, bf16 compute, AdamW."
         ]
         depths = next((each for each in self.depths if len(each) > 1), None)

@@ -129,7 +129,8 @@ def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, cut: Flo
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     trained = whole.adapters if setting.frozen else every
     each = (0.0 if setting.frozen else gradient) / np.where(cases.pp[:, None] > 1, 1.0, _divided(cases, 2, cases.shard.astype(float)))
-    made = np.where(cases.pp[:, None] > 1, gradient * trained, cut)
+    uncut = 0.0 if setting.frozen else first * table * (cases.tp[:, None] - 1)  # see `moments`
+    made = np.where(cases.pp[:, None] > 1, gradient * (trained + uncut), cut)
     return Stage(count, first, last, every, unit, table, cut, made, each * unit, each * table, logits)
 
 

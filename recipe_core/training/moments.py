@@ -5,8 +5,8 @@ is cast to ``reduced`` bytes and scattered, which the next unit's backward pass 
 units, the unit before in ``reduced`` bytes, and the layer's own gradient in 16 bits. In a pipeline nothing is scattered before the last
 micro-batch: gradients add up whole, and units stay gathered once their backward pass has run.
 
-Source: ``_fsdp_param_group.py`` (``torch/distributed/fsdp/_fully_shard``) and ``stage.py`` (``torch/distributed/pipelining``) of torch 2.13,
-and traces of real models (`recipe_core.trace`), which this repeats to a few per cent. Left out: copies of inputs to collectives.
+Source: ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`` and ``torch/distributed/pipelining/stage.py`` of torch 2.13, and
+traces of real models (`recipe_core.trace`), which this repeats to a few per cent. Left out: copies of inputs to collectives.
 """
 
 from __future__ import annotations
@@ -101,11 +101,13 @@ def _backward(setting: TrainingSetting, cases: TrainingCases, s: Stage, flights:
 
     def layer_moment(done: Float | float, made: Float, gathered: Float, reduced: Float) -> Moment:
         """When the backward pass of the layer after ``done`` others is fullest."""
-        alive = waiting - (np.minimum(done, s.count - 1) + 1) * kept + inside
+        alive = waiting - (np.clip(done, 0, s.count - 1) + 1) * kept + inside
         return moment(np.maximum(made, 0.0), np.minimum(gathered, every) + scattered * reduced, alive, logits)
 
     yield moment(0.0 * s.count, np.where(stays, every, table) * s.last, s.last * (waiting + _final_norm(setting, cases)), loss)
-    head, lookup = s.last * s.table_made, s.first * s.table_made
+    # DTensor makes the embedding's gradient of the whole vocabulary, which is cut when it is scattered
+    uncut = cases.tp[:, None]
+    head, lookup = s.last * s.table_made, s.first * s.table_made * np.where(piped, uncut, 1)
     yield layer_moment(0, head, np.where(stays, every, 2 * unit), s.last * s.table)
     # a pipeline's units stay once their backward pass has run
     yield layer_moment(1, head + s.unit_made, np.where(stays, every, np.where(piped, 3, 2) * unit), s.unit)
@@ -114,10 +116,9 @@ def _backward(setting: TrainingSetting, cases: TrainingCases, s: Stage, flights:
     ends = np.where(stays | piped, every - np.where(piped, 0.0, s.last * table), unit + s.first * table)
     yield layer_moment(s.count - 1, s.made - lookup - s.unit_made, ends, s.unit)
     reduced = scattered * s.table + np.where(ranks > 1, s.table_made, 0.0)
-    added = np.where(piped, np.where(first_one, states.reduced * s.table, 0.0), np.maximum(table + scattered * s.unit, reduced))
+    added = np.where(piped, np.where(first_one, lookup, 0.0), np.maximum(table + scattered * s.unit, reduced))
     last = moment(s.made - lookup, np.where(piped, every, 0.0) + s.first * added, waiting - s.count * kept, logits)
-    # the embedding's gradient is of the whole vocabulary, however that is cut
-    yield last | {"temporary": s.first * (0.0 if frozen else BYTES) * s.table * cases.tp[:, None]}
+    yield last | {"temporary": s.first * (0.0 if frozen else BYTES) * s.table * uncut}
 
 
 def hybrid(cases: TrainingCases) -> Int:

@@ -3,7 +3,8 @@
 An all-gather and a reduce-scatter count the whole tensor, an all-reduce twice that (it is both), a message itself.
 FSDP gathers every unit for the forward pass and, resharded, again for the backward pass, but the head, whose backward pass follows at once.
 In a pipeline a unit stays gathered from a backward pass until the next forward pass is over, and gradients are scattered once a step.
-Full recomputation repeats a layer's gathers and the reduction after attention, not the last one, which nothing waits for.
+Recomputation repeats a layer's gathers and the reduction after attention, not the last one, which nothing waits for; the selective one
+keeps what was scattered, and repeats gathers only.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Fl
 def _tensor(setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float, last: Float) -> Float:
     """Of a micro-batch: each half of a layer gathers and reduces once in each pass; embedding and head once together in each."""
     halves = sum(n * ((kind.attention is not None) + (kind.mlp is not None)) for kind, n in setting.model.kinds) / len(setting.model.layers)
-    full = cases.recompute == RECOMPUTE.index("full")
-    sequence = cases.sequence_parallel > 0
-    repeated = np.where(full, np.where(sequence, 0.75, 0.5), np.where((cases.recompute > 0) & sequence, 0.5, 0.0))
+    full = (cases.recompute == RECOMPUTE.index("full")) & (cases.sequence_parallel > 0)
+    repeated = np.where(full, 0.75, np.where(cases.recompute > 0, 0.5, 0.0))
     hidden = (BYTES * cases.tokens * setting.model.hidden)[:, None]
     out: Float = 2 * hidden * (halves * count * (2 + repeated[:, None]) + first + last)
     return out
