@@ -228,11 +228,16 @@ def main() -> None:
 
     Each in a process of its own: DTensor remembers meshes that look alike, and with them groups that are gone.
     """
+    tasks = json.load(sys.stdin)
+    start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    at_once = min(len(tasks), os.cpu_count() or 1)
+    with multiprocessing.get_context(start).Pool(at_once, initializer=_register, maxtasksperchild=1) as pool:
+        json.dump(pool.map(_answer, tasks, chunksize=1), sys.stdout)
+
+
+def _register() -> None:
     AttentionInterface.register(ATTENTION, flash_attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
-    tasks = json.load(sys.stdin)
-    with multiprocessing.get_context("fork").Pool(min(len(tasks), os.cpu_count() or 1), maxtasksperchild=1) as pool:
-        json.dump(pool.map(_answer, tasks, chunksize=1), sys.stdout)
 
 
 def _answer(task: dict[str, Any]) -> dict[str, Any]:

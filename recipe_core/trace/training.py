@@ -1,6 +1,6 @@
 """A training split's real model, stepped without data: what each pipeline stage holds at its peak and sends, beside the formulas.
 
-Every stage is traced in a process of its own kind (`recipe_core.trace.step`): process groups and what the trace does to torch are global.
+Stages are traced in processes of their own (`recipe_core.trace.step`): process groups and what a trace does to torch are global.
 Deep models are traced with a few layers at two depths and extended: in each phase of a step memory is linear in layers that are equal.
 """
 
