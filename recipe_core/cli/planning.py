@@ -112,11 +112,17 @@ def _training_estimate(asked: Any, traced: bool, as_json: bool) -> NoReturn:
     from recipe_core.training.plan import chosen_training
     from recipe_core.training.text import training_text
 
-    if traced:
-        raise InputError("--trace takes serving requests.", field="trace", hint="Leave it out.")
     estimates, row = chosen_training(asked)
     answer = {"candidate": estimates.candidate(row)} | estimates.row(row)
-    emit(answer) if as_json else typer.echo(training_text(answer))
+    if not traced:
+        emit(answer) if as_json else typer.echo(training_text(answer))
+        raise typer.Exit(0 if answer["feasible"] else 1)
+    from recipe_core.trace.text import training_trace_text
+    from recipe_core.trace.training import trace_training
+
+    with working("Tracing a step of the model …"):
+        found = trace_training(estimates, row)
+    emit(answer | {"trace": found}) if as_json else typer.echo(f"{training_text(answer)}\n\n{training_trace_text(found)}")
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 

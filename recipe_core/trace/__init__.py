@@ -48,7 +48,7 @@ def trace(table: PlanTable, row: int) -> dict[str, Any]:
         InputError: torch or transformers are missing, or transformers cannot build or run this model.
     """
     setting, cases, sequences = _case(table, row)
-    _need_torch()
+    need_torch()
     started = time.perf_counter()
     with _LOCK, _quiet("transformers", "torch._subclasses.fake_tensor"):
         try:
@@ -78,7 +78,8 @@ def _quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raise InputError where torch or transformers are missing."""
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401

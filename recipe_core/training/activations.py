@@ -2,7 +2,7 @@
 
 Eager 16-bit layers with flash attention keep, by saved-tensors hooks on Llama layers (equal to the byte),
 
-    8h + 4 n d + 4 k d + 4n + 8f   (+ 12h where norms are not fused and run in fp32)
+    8h + 4 n d + 4 k d + 4n + 8f   (+ 8h where norms are not fused and run in fp32)
 
 bytes a token: both norms' inputs and outputs, q and what attention gives, k and v, the log-sum of each head, and gate, up, their product
 and the activation. Tensor parallelism cuts all but 8h, sequence parallelism those too (Korthikanti et al., arXiv:2205.05198, section 4).
@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 
 from recipe_core.estimate.cases import Float
-from recipe_core.model.spec import Attention, LatentAttention, Layer, LinearAttention, MoeMlp
+from recipe_core.model.spec import Attention, DenseMlp, GroupedAttention, LatentAttention, Layer, LinearAttention, MoeMlp
 from recipe_core.training.cases import RECOMPUTE, TrainingCases, TrainingSetting
 
 BYTES = 2.0
-NORM_UPCAST = 6.0
-"""Bytes a value that an unfused norm keeps beside its input and output: fp32 copies."""
+NORM_UPCAST = 4.0
+"""Bytes a value that an unfused norm keeps more than a fused one: in place of its input that in fp32, and normed in 16 bits."""
 
 
 def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
@@ -55,23 +55,48 @@ def layer_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) ->
         * layer.streams
     )
     out: Float = norms / cases.norm_share
+    if framework.sharding == "fsdp":  # DTensor keeps what projections take in as it was gathered, for the gradients of their weights
+        out = out + BYTES * hidden * halves * layer.streams * (1 - 1 / cases.norm_share)
     out = out + np.where((cases.tp > 1) & (not setting.fused), framework.gathered_input_bytes.value * hidden * halves / 2, 0.0) / cases.tp
     if layer.attention is not None:
         out = out + _mixer(setting, cases, layer.attention)
-    if isinstance(layer.mlp, MoeMlp):
-        m = layer.mlp
-        rows = m.top_k * setting.figures.imbalance.value
-        out = out + rows * (4 * m.expert_hidden(hidden) + 8 * m.intermediate) / cases.tp
-        out = out + (8 * m.shared_intermediate / cases.tp) + 8.0 * m.experts / cases.norm_share
-    elif layer.mlp is not None:  # fused: gate and up, and their product in 8 bits
-        out = out + (2.5 if setting.fused else 4.0) * BYTES * layer.mlp.intermediate * (1.0 if layer.mlp.gated else 0.5) / cases.tp
-    return out
+    return out + mlp_bytes(setting, cases, layer)
+
+
+def mlp_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+    """Bytes a token that a layer's feed-forward block keeps."""
+    nothing = np.zeros(len(cases))
+    if layer.mlp is None:
+        return nothing
+    if not isinstance(layer.mlp, MoeMlp):  # fused: gate and up, and their product in 8 bits
+        return (2.5 if setting.fused else 4.0) * BYTES * layer.mlp.intermediate * (1.0 if layer.mlp.gated else 0.5) / cases.tp
+    m = layer.mlp
+    rows = m.top_k * np.where(cases.ep > 1, setting.figures.imbalance.value, 1.0)  # a rank with every expert has its own tokens' rows
+    out: Float = rows * (4 * m.expert_hidden(setting.model.hidden) + 8 * m.intermediate) / cases.tp
+    return out + (8 * m.shared_intermediate / cases.tp) + 8.0 * m.experts / cases.norm_share
+
+
+def _every_second_product(setting: TrainingSetting, cases: TrainingCases, a: GroupedAttention, mlp: DenseMlp | MoeMlp) -> Float:
+    """The layer's input, attention's output with its log-sums, and every second product: q, v, gate, down (torchtitan's ``op`` policy).
+
+    Of experts' grouped products none is kept; the router's is.
+    """
+    hidden = setting.model.hidden
+    kv = np.maximum(a.kv_heads, cases.tp) * a.v_head_dim
+    cut = BYTES * (a.heads * (a.head_dim + a.v_head_dim + 2) + kv)
+    if isinstance(mlp, MoeMlp):
+        return boundary_bytes(setting, cases) + cut / cases.tp + BYTES * mlp.experts
+    reduced = np.where((cases.tp > 1) & (cases.sequence_parallel > 0), 2 * BYTES * hidden / cases.norm_share, 0.0)
+    down = BYTES * hidden if mlp.gated else 0.0
+    return boundary_bytes(setting, cases) + (cut + BYTES * mlp.intermediate) / cases.tp + down + reduced
 
 
 def kept_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
     """Bytes a token that a layer keeps under each case's recomputation: all, a share, or its input only."""
     whole = layer_bytes(setting, cases, layer)
     some = whole * setting.framework.selective_keeps.value
+    if setting.framework.sharding == "fsdp" and setting.flash and isinstance(layer.attention, GroupedAttention) and layer.mlp is not None:
+        some = _every_second_product(setting, cases, layer.attention, layer.mlp)
     if not setting.flash and layer.attention is not None and not isinstance(layer.attention, LinearAttention):
         seen = np.minimum(cases.sequence_length, layer.attention.window or np.inf)
         some = np.minimum(some, whole - 5.0 * layer.attention.heads * seen / cases.tp)

@@ -29,7 +29,10 @@ class Number(_Data):
 
 
 class States(_Data):
-    """Bytes a parameter: kept, its gradient, a 16-bit gradient before it is added to that, a separate master copy, gathered, reduced."""
+    """Bytes a parameter: kept, its gradient, a 16-bit gradient before it is added to that, a separate master copy, gathered, reduced.
+
+    ``step``: what the optimizer makes of it for the time of its step (torch's AdamW: a root, unless it is fused).
+    """
 
     parameter: Amount
     gradient: Amount
@@ -37,6 +40,7 @@ class States(_Data):
     master: Amount
     gathered: Amount
     reduced: Amount
+    step: Amount = 0.0
     source: str
 
 

@@ -16,10 +16,11 @@ import numpy as np
 from recipe_core.estimate.cases import Float, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
-from recipe_core.training.activations import boundary_bytes, in_flight, kept_bytes, layer_bytes
+from recipe_core.training.activations import BYTES, boundary_bytes, in_flight, kept_bytes, layer_bytes
 from recipe_core.training.cases import TrainingCases, TrainingSetting
+from recipe_core.training.moments import FP32_LOSS, Stage, fullest
 
-PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "reserve")
+PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "temporary", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
 """Roles of the matrices that adapters are put beside."""
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
@@ -114,12 +115,23 @@ def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Fl
     unit, table = np.max(sizes, axis=0)[:, None], np.minimum(whole.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
     gradient = 0.0 if setting.frozen else states.reduced
     live = states.gathered * (2 * unit + table) + gradient * np.maximum(unit, table)
-    every = states.gathered * (whole.dense + whole.experts + whole.vocabulary)
-    sharded, stays = cases.shard[:, None] > 1, cases.zero_stage[:, None] == 2
-    if setting.framework.sharding == "fsdp":  # also without shards parameters are cast layer by layer
-        return np.where(sharded & stays, every + gradient * unit, np.where(sharded & (cases.zero_stage[:, None] == 3), live, 0.0))
+    sharded = cases.shard[:, None] > 1
     before = 0.0 if setting.frozen or setting.fused else states.transient * (whole.dense + whole.experts + whole.vocabulary)
     return np.where(sharded & (cases.zero_stage[:, None] == 3), live, before)
+
+
+def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, cut: Float, logits: Float) -> Stage:
+    """What `moments` needs to know of each stage."""
+    model, gradient = setting.model, setting.framework.states.gradient
+    count, first, last = stage_layers(setting, cases)
+    every = whole.dense + whole.experts + whole.vocabulary
+    unit = np.max([add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds], axis=0)[:, None]
+    table = (model.vocabulary * model.hidden / cases.tp)[:, None]
+    trained = whole.adapters if setting.frozen else every
+    each = (0.0 if setting.frozen else gradient) / np.where(cases.pp[:, None] > 1, 1.0, _divided(cases, 2, cases.shard.astype(float)))
+    uncut = 0.0 if setting.frozen else first * table * (cases.tp[:, None] - 1)  # see `moments`
+    made = np.where(cases.pp[:, None] > 1, gradient * (trained + uncut), cut)
+    return Stage(count, first, last, every, unit, table, cut, made, each * unit, each * table, logits)
 
 
 def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
@@ -159,14 +171,20 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
             "optimizer": state_bytes * once["optimizer"],
             "master": states.master * once["master"],
         }
-    parts["gathered"] = _gathered(setting, cases, whole)
     count, first, last = stage_layers(setting, cases)
-    parts["activations"] = _activations(setting, cases, count, first)
-    loss = setting.framework.loss_bytes.value / (LOSS_CHUNKS if setting.fused_loss else 1.0)
-    parts["loss"] = last * (cases.tokens * loss * model.vocabulary / cases.tp)[:, None]
+    logits = last * (cases.tokens * model.vocabulary / cases.tp)[:, None] / (LOSS_CHUNKS if setting.fused_loss else 1.0)
+    if fsdp:
+        parts |= fullest(setting, cases, _stage(setting, cases, whole, parts["gradients"], logits))
+    else:
+        parts["loss"] = setting.framework.loss_bytes.value * logits
+        parts["gathered"] = _gathered(setting, cases, whole)
+        parts["activations"] = _activations(setting, cases, count, first)
+        parts["temporary"] = 0.0 * count
     figures = setting.figures
-    moving = parts["activations"] + parts["loss"] + parts["gathered"]
-    parts["reserve"] = moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
+    moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
+    # the allocator keeps the 16-bit logits' block, which the fp32 copies made after them do not fit into
+    unfit = BYTES * logits if fsdp and setting.framework.loss_bytes.value >= FP32_LOSS else 0.0
+    parts["reserve"] = unfit + moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
     capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
     return Memory(parts, capacity)
 
