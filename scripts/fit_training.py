@@ -112,15 +112,18 @@ def request(row: Any, *, as_llama: bool) -> dict[str, Any]:
         "max_position_embeddings": whole(row.seq_len),
         "tie_word_embeddings": "tied_embeddings=True" in str(row.notes),
     }
+    source = str(row.id).split("-")[0]
     zero, recompute = str(row.zero_or_fsdp).lower(), str(row.recompute)
-    sharded = ("fsdp" in zero and not re.search("grad_op|zero2|not stated", zero)) or "zero3" in zero
+    hybrid = "hsdp" in zero
+    sharded = hybrid or ("fsdp" in zero and not re.search("grad_op|zero2|not stated", zero)) or "zero3" in zero
     stage = 3 if sharded else 2 if re.search("zero2|grad_op", zero) else 1 if re.search("zero1|distopt", zero) else 0
     gpus, each = whole(row.num_gpus), whole(row.gpus_per_node, 8)
+    parallel = not (source == "bs" or (source == "kor" and "seqpar" not in recompute))  # older than sequence parallelism, or without it
     megatron = re.search("Megatron|NeMo|nanotron|Primus", str(row.framework))
     return {
         "model": config,
         "hardware": {"device": device_name(row.gpu), "per_node": min(each, gpus), "nodes": max(1, gpus // each)},
-        "workload": {"kind": "training", "sequence_length": whole(row.seq_len), "global_batch": whole(row.global_batch)},
+        "workload": {"kind": "training", "sequence_length": whole(row.seq_len), "global_batch": whole(row.global_batch), "fused_loss": source == "lf"},
         "candidate": {
             "engine": "megatron" if megatron else "torchtitan",
             "tp": whole(row.tp),
@@ -133,6 +136,8 @@ def request(row: Any, *, as_llama: bool) -> dict[str, Any]:
             "micro_batch": whole(row.micro_batch),
             "recompute": "full" if recompute.startswith(("full", "yes")) else "selective" if recompute.startswith("selective") else "none",
             "precision": "fp8" if re.search("fp8|float8", str(row.precision)) else "fp16" if row.precision == "fp16" else "bf16",
+            **({"shard": min(each, gpus)} if hybrid else {}),
+            **({} if parallel else {"sequence_parallel": False}),
         },
     }
 

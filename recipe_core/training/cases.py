@@ -12,7 +12,7 @@ from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.estimate.network import Group
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.spec import ModelSpec
-from recipe_core.training.frameworks import Figures, Framework, Optimizer, training_data
+from recipe_core.training.frameworks import Figures, Framework, Optimizer, States, training_data
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v")
@@ -48,6 +48,11 @@ class TrainingSetting:
     def fused(self) -> bool:
         """Whether kernels keep their inputs in 8 bits, and nothing between norms and products."""
         return self.precision == "fp8" and self.framework.fused_in_8_bit
+
+    @property
+    def states(self) -> States:
+        """Bytes a parameter at the setting's precision."""
+        return (self.precision == "fp16" and self.framework.states_fp16) or self.framework.states
 
     def pace(self, dtype: str) -> float:
         """Rate of products in training, of what the device's roofline says of the same products alone."""

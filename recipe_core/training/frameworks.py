@@ -44,7 +44,7 @@ class Framework(_Data):
     """What one framework does.
 
     ``sharding``: ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and
-    reduces gradients once a step. ``gathered_input_bytes``: what tensor parallelism adds to each value of the
+    reduces gradients once a step. ``stages``: how layers are dealt to a pipeline (`stages`). ``gathered_input_bytes``: what tensor parallelism adds to each value of the
     hidden state that a layer keeps. ``fused_in_8_bit``: products in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8
     bits and neither fp32 norms, gathered inputs nor gradients before they are added.
     ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of its forward pass.
@@ -52,7 +52,9 @@ class Framework(_Data):
 
     title: str
     states: States
+    states_fp16: States | None = None
     sharding: Literal["fsdp", "optimizer"]
+    stages: Literal["even", "cost"] = "even"
     fused_norm: bool
     fused_in_8_bit: bool
     gathered_input_bytes: Number

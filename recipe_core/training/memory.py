@@ -18,6 +18,7 @@ from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
 from recipe_core.training.activations import boundary_bytes, in_flight, kept_bytes, layer_bytes
 from recipe_core.training.cases import TrainingCases, TrainingSetting
+from recipe_core.training.stages import stage_layers
 
 PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
@@ -84,17 +85,6 @@ def _adapters(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
     return out
 
 
-def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
-    """Cases × stages: layers, whether the stage has the embedding, whether it has the head. Rows end in NaN past the last stage."""
-    stages = np.arange(int(cases.pp.max()))[None, :]
-    pp, layers = cases.pp[:, None], len(setting.model.layers)
-    there = stages < pp
-    count = np.where(there, layers // pp + (stages < layers % pp), np.nan).astype(float)
-    first = np.where(there, stages == 0, np.nan).astype(float)
-    last = np.where(there, np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1), np.nan).astype(float)
-    return count, first, last
-
-
 def held(setting: TrainingSetting, cases: TrainingCases) -> Held:
     """Parameters of each stage on one rank (cases × stages). A tied head is held again where it is another stage's than the embedding."""
     model = setting.model
@@ -109,7 +99,7 @@ def held(setting: TrainingSetting, cases: TrainingCases) -> Held:
 
 def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Float:
     """Units that are whole for a while: two of layers (the current and the next), embedding or head, and a layer's gradient."""
-    states, model = setting.framework.states, setting.model
+    states, model = setting.states, setting.model
     sizes = [add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds]
     unit, table = np.max(sizes, axis=0)[:, None], np.minimum(whole.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
     gradient = 0.0 if setting.frozen else states.reduced
@@ -129,7 +119,7 @@ def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
 
 def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     """Bytes of every part on the fullest rank of each stage."""
-    states, optimizer, model = setting.framework.states, setting.optimizer, setting.model
+    states, optimizer, model = setting.states, setting.optimizer, setting.model
     whole = held(setting, cases)
     shard = cases.shard.astype(float)
     expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)

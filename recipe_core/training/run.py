@@ -52,7 +52,7 @@ class Run:
 
 def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
     """Weights and what is needed to go on: trained parameters in fp32 (or bf16 and master) and the optimizer's state."""
-    states, optimizer = setting.framework.states, setting.optimizer
+    states, optimizer = setting.states, setting.optimizer
     return trained * (max(states.master, states.parameter) + (states.parameter if states.master else 0.0) + optimizer.state_bytes)
 
 

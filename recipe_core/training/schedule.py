@@ -10,7 +10,8 @@ from recipe_core.estimate.cases import Float, add
 from recipe_core.estimate.network import all_gather_s, all_reduce_s, send_s
 from recipe_core.training.activations import BYTES
 from recipe_core.training.cases import TrainingCases, TrainingSetting, ranks
-from recipe_core.training.memory import Held, held, stage_layers
+from recipe_core.training.memory import Held, held
+from recipe_core.training.stages import stage_layers
 from recipe_core.training.steps import Parts, Work, ends_work, layer_work, optimizer_s, recomputed
 
 
@@ -90,7 +91,7 @@ def _data_parallel(
     it hides behind both passes. Otherwise gradients are reduced once a step behind the last backward pass, then parameters gathered.
     HSDP adds an all-reduce of the shards between groups.
     """
-    states, overlap = setting.framework.states, setting.figures.data_overlap.value
+    states, overlap = setting.states, setting.figures.data_overlap.value
     rows = np.arange(len(cases))
     parameters = (whole.dense + whole.experts * _expert_share(cases)[:, None] + whole.vocabulary)[rows, stage]
     trained = whole.adapters[rows, stage] if setting.frozen else parameters
