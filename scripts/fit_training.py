@@ -43,10 +43,15 @@ START = {
     "torchtitan:launch_s": (1e-3, 0.0, 1e-2),
     "quantize_passes": (1.0, 0.5, 8.0),
     "megatron:launch_s": (3e-3, 0.0, 1e-2),
+    "nanotron:launch_s": (4e-3, 0.0, 1e-2),
     "step_s": (2e-2, 5e-3, 0.5),
-    "tensor_exposed": (0.6, 0.1, 1.2),
+    "torchtitan:tensor_exposed": (0.6, 0.1, 1.2),
+    "megatron:tensor_exposed": (0.6, 0.1, 1.2),
+    "nanotron:tensor_exposed": (1.0, 0.1, 3.0),
     "pipeline_exposed": (0.5, 0.1, 2.0),
-    "data_overlap": (0.6, 0.0, 1.0),
+    "torchtitan:data_overlap": (0.6, 0.0, 1.0),
+    "megatron:data_overlap": (0.6, 0.0, 1.0),
+    "nanotron:data_overlap": (0.3, 0.0, 1.0),
     "straggler": (0.01, 0.0, 0.1),
     "attention_slowdown": (1.2, 0.8, 2.0),
 }
@@ -112,7 +117,7 @@ def request(row: Any, *, as_llama: bool) -> dict[str, Any]:
         "max_position_embeddings": whole(row.seq_len),
         "tie_word_embeddings": "tied_embeddings=True" in str(row.notes),
     }
-    source = str(row.id).split("-")[0]
+    source = row.source_key
     zero, recompute = str(row.zero_or_fsdp).lower(), str(row.recompute)
     hybrid = "hsdp" in zero
     sharded = hybrid or ("fsdp" in zero and not re.search("grad_op|zero2|not stated", zero)) or "zero3" in zero
@@ -125,7 +130,7 @@ def request(row: Any, *, as_llama: bool) -> dict[str, Any]:
         "hardware": {"device": device_name(row.gpu), "per_node": min(each, gpus), "nodes": max(1, gpus // each)},
         "workload": {"kind": "training", "sequence_length": whole(row.seq_len), "global_batch": whole(row.global_batch), "fused_loss": source == "lf"},
         "candidate": {
-            "engine": "megatron" if megatron else "torchtitan",
+            "engine": "nanotron" if source == "nano" else "megatron" if megatron else "torchtitan",
             "tp": whole(row.tp),
             "pp": whole(row.pp),
             "virtual_stages": whole(row.vp),
@@ -261,7 +266,7 @@ def table(rows: pd.DataFrame, told: np.ndarray, measured: np.ndarray, by: list[s
 def refused(path: Path, *, as_llama: bool) -> str:
     """Of runs that failed, how many are refused for memory."""
     rows = pd.read_csv(path, low_memory=False)
-    rows = rows.assign(source_key=rows.id.str.split("-").str[0] if "id" in rows else "", notes="")
+    rows = rows.assign(source_key=np.where(rows.framework.str.startswith("nanotron"), "nano", ""), notes="")
     short = np.zeros(len(rows), dtype=bool)
     for group in groups(rows, as_llama=as_llama):
         mem = memory(group.setting, group.cases)
@@ -294,6 +299,7 @@ def main() -> None:
             told[mine] = steps(found, best, len(rows))[mine]
     print(table(rows, told, measured, ["source_key", "gpu"]))
     print(table(rows[timed], told[timed], measured[timed], ["source_key"]))
+    print(table(rows[usual], told[usual], measured[usual], ["source_key"]))
     print(table(rows[usual].assign(all="described"), told[usual], measured[usual], ["all"]))
     held = stage_memory(found, rows)
     memory_rows = (rows.metric == "peak_memory_gib").to_numpy()

@@ -60,6 +60,8 @@ class Framework(_Data):
     gathered_input_bytes: Number
     elementwise_passes: Number
     launch_s: Number
+    tensor_exposed: Number
+    data_overlap: Number
     loss_bytes: Number
     selective_keeps: Number
     selective_recomputes: Number
@@ -86,9 +88,7 @@ class Figures(_Data):
     sustained_fp8: dict[str, Number]
     quantize_passes: Number
     step_s: Number
-    tensor_exposed: Number
     pipeline_exposed: Number
-    data_overlap: Number
     straggler: Number
     attention_slowdown: Number
     fragmentation: Number

@@ -91,7 +91,7 @@ def _data_parallel(
     it hides behind both passes. Otherwise gradients are reduced once a step behind the last backward pass, then parameters gathered.
     HSDP adds an all-reduce of the shards between groups.
     """
-    states, overlap = setting.states, setting.figures.data_overlap.value
+    states, overlap = setting.states, setting.framework.data_overlap.value
     rows = np.arange(len(cases))
     parameters = (whole.dense + whole.experts * _expert_share(cases)[:, None] + whole.vocabulary)[rows, stage]
     trained = whole.adapters[rows, stage] if setting.frozen else parameters

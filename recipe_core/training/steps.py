@@ -147,7 +147,7 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         forward["matmul"] = forward["matmul"] + product
     halves = (layer.attention is not None) + (layer.mlp is not None)
     data = BYTES * rows * hidden
-    reduce_s = 2 * all_gather_s(cluster, ranks(setting, cases, cases.tp), data) * setting.figures.tensor_exposed.value
+    reduce_s = 2 * all_gather_s(cluster, ranks(setting, cases, cases.tp), data) * setting.framework.tensor_exposed.value
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
     forward["expert_parallel"] = exchange
     forward["context_parallel"] = _ring(setting, cases, layer, forward["attention"])
@@ -171,7 +171,7 @@ def _ring(setting: TrainingSetting, cases: TrainingCases, layer: Layer, hides: F
         return np.zeros(len(cases))
     data = BYTES * cases.tokens * cases.cp * np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
     seconds = all_gather_s(setting.cluster, ranks(setting, cases, cases.cp, cases.tp), data)
-    return np.where(cases.cp > 1, np.maximum(seconds - setting.figures.data_overlap.value * hides, 0.0), 0.0)
+    return np.where(cases.cp > 1, np.maximum(seconds - setting.framework.data_overlap.value * hides, 0.0), 0.0)
 
 
 def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Work]:
