@@ -12,6 +12,7 @@ from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.estimate.network import Group
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.spec import ModelSpec
+from recipe_core.training.dims import ParallelDims
 from recipe_core.training.frameworks import Figures, Framework, Optimizer, States, training_data
 
 RECOMPUTE = ("none", "selective", "full")
@@ -122,6 +123,11 @@ class TrainingCases:
     def nodes_used(self) -> Float:
         """Nodes a case reaches over."""
         return np.ceil(self.devices / self.per_node)
+
+    def dims(self, i: int) -> ParallelDims:
+        """Degrees and batch of case ``i``."""
+        names = ("tp", "pp", "cp", "dp", "micro_batch", "global_batch", "shard")
+        return ParallelDims(**{name: int(getattr(self, name)[i]) for name in names})
 
     def has(self, schedule: str) -> Bool:
         """Where a schedule is used."""

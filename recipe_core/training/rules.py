@@ -23,10 +23,7 @@ def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Re
     yield Refusal(
         "devices",
         cases.devices > there,
-        lambda i: (
-            f"tp {cases.tp[i]} × pp {cases.pp[i]} × cp {cases.cp[i]} × dp {cases.dp[i]} = {cases.devices[i]:,} devices; "
-            f"there are {there[i]:,}"
-        ),
+        lambda i: cases.dims(i).device_terms(int(there[i])),
     )
     device, missing = setting.cluster.device, setting.precision not in setting.cluster.device.peak_flops_per_s
     yield Refusal(
@@ -63,16 +60,7 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
 
 def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
     each = np.maximum(cases.dp * cases.micro_batch, 1)
-
-    def said(i: int) -> str:
-        below = cases.global_batch[i] // each[i] * each[i]
-        near = f"{below:,} or {below + each[i]:,}" if below else f"{each[i]:,}"
-        return (
-            f"global_batch {cases.global_batch[i]:,} is not divisible by dp {cases.dp[i]} × micro_batch {cases.micro_batch[i]} = "
-            f"{each[i]:,}; the nearest that is: {near}"
-        )
-
-    yield Refusal("global-batch", cases.global_batch % each != 0, said)
+    yield Refusal("global-batch", cases.global_batch % each != 0, lambda i: cases.dims(i).batch_terms())
     pieces = 2 * cases.cp
     yield Refusal(
         "sequence",
@@ -98,7 +86,7 @@ def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
     yield Refusal(
         "shard",
         (cases.shard < 1) | (replicas % np.maximum(cases.shard, 1) != 0),
-        lambda i: f"dp × cp = {replicas[i]} replicas are not divisible by shard {cases.shard[i]}",
+        lambda i: cases.dims(i).shard_terms(),
     )
 
 
