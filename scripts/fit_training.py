@@ -128,7 +128,12 @@ def request(row: Any, *, as_llama: bool) -> dict[str, Any]:
     return {
         "model": config,
         "hardware": {"device": device_name(row.gpu), "per_node": min(each, gpus), "nodes": max(1, gpus // each)},
-        "workload": {"kind": "training", "sequence_length": whole(row.seq_len), "global_batch": whole(row.global_batch), "fused_loss": source == "lf"},
+        "workload": {
+            "kind": "training",
+            "sequence_length": whole(row.seq_len),
+            "global_batch": whole(row.global_batch),
+            "fused_loss": source == "lf",
+        },
         "candidate": {
             "engine": "nanotron" if source == "nano" else "megatron" if megatron else "torchtitan",
             "tp": whole(row.tp),

@@ -1,7 +1,7 @@
 """The invariant of a training run, in one place: who works on what, and how a global batch comes out even.
 
-    devices      = tp × pp × cp × dp
-    global_batch = micro_batch × accumulation × dp
+devices      = tp × pp × cp × dp
+global_batch = micro_batch × accumulation × dp
 """
 
 from __future__ import annotations

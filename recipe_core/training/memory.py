@@ -20,21 +20,27 @@ from recipe_core.training.activations import boundary_bytes, in_flight, kept_byt
 from recipe_core.training.cases import TrainingCases, TrainingSetting
 from recipe_core.training.stages import stage_layers
 
-PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "reserve")
+PARTS = ("parameters", "gradients", "optimizer", "master", "reference", "gathered", "activations", "loss", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
 """Roles of the matrices that adapters are put beside."""
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 """Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA, arXiv:2305.14314)."""
+REFERENCE_BYTES = 2.0
+"""Bytes a parameter of the frozen model that DPO compares with."""
 LOSS_CHUNKS = 8.0
 """Into how many pieces a fused loss cuts the tokens (torchtune's default)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes by part, each an array of cases × stages (NaN past a case's last stage), and what a process can have."""
+    """Bytes by part, each an array of cases × stages (NaN past a case's last stage), and what a process can have.
+
+    ``host_bytes``: what a device keeps in its host's memory, or on its disks, of its fullest stage.
+    """
 
     parts: dict[str, Float]
     capacity_bytes: float
+    host_bytes: Float
 
     @property
     def by_stage(self) -> Float:
@@ -125,6 +131,9 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)
     fsdp = setting.framework.sharding == "fsdp"  # which divides parameters at stage 2 too, and then keeps gathered ones
     divisors = {part: (stage, _divided(cases, stage, shard), _divided(cases, stage, expert_shard)) for part, stage in _STAGES.items()}
+    together = np.where(cases.sync_step[:, None] > 0, 1.0, np.inf)  # gradients that wait for the end of a step are whole until then
+    stage, dense, experts = divisors["gradients"]
+    divisors["gradients"] = (stage, np.minimum(dense, together), np.minimum(experts, together))
     if fsdp:
         divisors["parameters"] = (2, _divided(cases, 2, shard), _divided(cases, 2, expert_shard))
 
@@ -149,6 +158,12 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
             "optimizer": state_bytes * once["optimizer"],
             "master": states.master * once["master"],
         }
+    away = cases.offload[:, None] > 0
+    host: Float = np.nanmax(np.where(away, parts["optimizer"] + parts["master"], 0.0), axis=1)
+    for part in ("optimizer", "master"):
+        parts[part] = np.where(away, 0.0 * parts[part], parts[part])
+    frozen_copy = REFERENCE_BYTES if setting.method == "dpo" else 0.0
+    parts["reference"] = kept("parameters", frozen_copy)
     parts["gathered"] = _gathered(setting, cases, whole)
     count, first, last = stage_layers(setting, cases)
     parts["activations"] = _activations(setting, cases, count, first)
@@ -158,7 +173,7 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     moving = parts["activations"] + parts["loss"] + parts["gathered"]
     parts["reserve"] = moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
     capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
-    return Memory(parts, capacity)
+    return Memory(parts, capacity, host)
 
 
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}

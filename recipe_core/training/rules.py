@@ -8,7 +8,7 @@ import numpy as np
 
 from recipe_core.model.spec import MoeMlp
 from recipe_core.split import Refusal
-from recipe_core.training.cases import SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.cases import OFFLOADS, SCHEDULES, TrainingCases, TrainingSetting
 from recipe_core.training.memory import PARTS, Memory
 from recipe_core.units import gib
 
@@ -90,8 +90,8 @@ def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
     )
 
 
-def memory_rule(mem: Memory) -> Refusal:
-    """Peak memory against what a process can have."""
+def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
+    """Peak memory against what a process can have, and the share beyond it that estimates are known to be too high by."""
     peak = mem.peak_bytes
 
     def said(i: int) -> str:
@@ -105,4 +105,17 @@ def memory_rule(mem: Memory) -> Refusal:
             f"{most} are {gib(parts[most])}"
         )
 
-    return Refusal("memory", peak > mem.capacity_bytes, said)
+    return Refusal("memory", peak > (1 + setting.figures.tight.value) * mem.capacity_bytes, said)
+
+
+def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> Iterator[Refusal]:
+    """What the devices of a node keep in its memory, against that memory; nothing where a profile does not know it."""
+    known = setting.cluster.device.node.host_memory_bytes
+    if known is None:
+        return
+    wanted = mem.host_bytes * np.minimum(cases.per_node, cases.devices)
+    yield Refusal(
+        "host-memory",
+        (cases.offload == OFFLOADS.index("optimizer")) & (wanted > known.value),
+        lambda i: f"offload: optimizer states of a node need {gib(wanted[i])} of {gib(known.value)} host memory",
+    )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipe_core.estimate.cases import Float
+from recipe_core.estimate.cases import Float, Int
 from recipe_core.model.spec import MoeMlp
 from recipe_core.training.cases import TrainingCases, TrainingSetting
 
 
 def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
     """Cases × stages: layers, whether the stage has the embedding, whether it has the head. Rows end in NaN past the last stage."""
-    stages = np.arange(int(cases.pp.max()))[None, :]
+    stages = np.arange(int(cases.pp.max()), dtype=np.int64)[None, :]
     pp, layers = cases.pp[:, None], len(setting.model.layers)
     there = stages < pp
     count = (layers // pp + (stages < layers % pp)).astype(float)
@@ -27,7 +27,7 @@ def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
     return np.where(there, count, np.nan), first, last
 
 
-def _by_cost(stages: Float, pp: Float, layers: int, head: float) -> Float:
+def _by_cost(stages: Int, pp: Int, layers: int, head: float) -> Float:
     """Layers of each stage when one ends with the first layer that passes its share of ``layers + head``."""
     passed = np.minimum(np.floor((layers + head) * (stages + 1) / pp) + 1, layers)
     until = np.where(stages >= pp - 1, layers, passed)
