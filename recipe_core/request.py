@@ -104,8 +104,10 @@ class ServingWorkload(_Part):
 
 
 class Loading(_Part):
-    """How data reaches the devices: ``workers`` a replica, each preparing ``tokens_per_s_per_worker``, from storage that gives
-    ``read_bytes_per_s`` to all of them at ``bytes_per_token``; ``prefetch`` batches are made ahead (0: a step waits for its own).
+    """How data reaches the devices.
+
+    ``workers`` a replica, each preparing ``tokens_per_s_per_worker``, from storage that gives ``read_bytes_per_s`` to all of them at
+    ``bytes_per_token``; ``prefetch`` batches are made ahead (0: a step waits for its own).
     """
 
     workers: Annotated[int, Field(ge=1, le=1024)] = 2

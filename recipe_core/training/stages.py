@@ -1,8 +1,9 @@
 """Which layers a pipeline stage holds.
 
-``even``: as many layers in each, the first ones take what is over. ``cost``: a stage takes layers until its share of the products is
-reached, the head counted among them (nanotron's rule; Megatron says it by hand, with a pipeline layout), so first stages hold more layers
-than last ones. Chunks of interleaved schedules are even: every stage has the same number of them at the same size.
+``even``: as many layers in each, the first ones take what is over. ``cost``: where the head is worth a layer or more, a stage takes layers
+until its share of the products is reached, the head counted among them (nanotron's rule; Megatron has pipeline layouts and
+``account_for_loss_in_pipeline_split`` for it), so first stages hold more layers than last ones. Chunks of interleaved schedules are even:
+every stage has the same number of them at the same size.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
     pp, layers = cases.pp[:, None], len(setting.model.layers)
     there = stages < pp
     count = (layers // pp + (stages < layers % pp)).astype(float)
-    if setting.framework.stages == "cost":
-        count = np.where(cases.virtual_stages[:, None] > 1, count, _by_cost(stages, pp, layers, _head_layers(setting)))
+    if setting.framework.stages == "cost" and (head := _head_layers(setting)) >= 1:
+        count = np.where(cases.virtual_stages[:, None] > 1, count, _by_cost(stages, pp, layers, head))
     first = np.where(there, stages == 0, np.nan).astype(float)
     last = np.where(there, np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1), np.nan).astype(float)
     return np.where(there, count, np.nan), first, last
