@@ -29,7 +29,7 @@ WANTED = 180
 NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "micro_batch", "global_batch", "tp", "pp", "num_gpus")
 METRICS = {"tokens_per_s_per_gpu": "tokens_per_s_per_gpu", "step_time_s": "step_s", "peak_memory_gib": "peak_memory_gib"}
 DEVICES = {"H100-80GB-SXM": "h100-sxm", "A100-80GB-SXM": "a100-sxm-80gb", "A100-40GB-SXM": "a100-sxm-40gb", "H200-141GB-SXM": "h200-sxm"}
-ENGINES = {"nanotron": "nanotron", "Megatron": "megatron", "NeMo": "megatron", "Primus": "megatron"}
+ENGINES = {"nanotron": "megatron", "Megatron": "megatron", "NeMo": "megatron", "Primus": "megatron"}
 SOURCES = {
     "am": "nemo_automodel",
     "bs": "bigscience",
