@@ -5,8 +5,10 @@
 Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run (see
 recipe_core/published/README.md). Kept are dense pre-training runs of quality A or B on a device there is a profile of, with dimensions,
 split, lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no experts or other mixers that
-the table leaves out), without 4-bit products, activations on the host, and faults of the cluster that the source names. Each source × device × model has at least
-one run among the ``WANTED`` that are shipped, the others are dealt out by the square root of a cell's runs. Nothing is drawn at random.
+the table leaves out), without 4-bit products, activations on the host, and faults of the cluster that the source names.
+
+Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others are dealt out by the square root of a
+cell's runs. Nothing is drawn at random.
 """
 
 from __future__ import annotations
