@@ -20,7 +20,10 @@ from recipe_core.split import enumerate_splits, refusals, search_rules
 
 MAX_DEVICES = 4096
 CONTEXT_STEP = 1024
-_TRAINING_FIELDS = ("virtual_stages", "zero_stage", "micro_batch", "recompute", "precision", "schedule", "shard", "sequence_parallel")
+_TRAINING_FIELDS = (
+    *("virtual_stages", "zero_stage", "micro_batch", "recompute", "recompute_layers", "precision", "schedule", "shard"),
+    *("sequence_parallel", "offload", "gradient_sync"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,6 +23,7 @@ LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "of
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
 FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
 Label = Annotated[str, Field(max_length=4096)]
+Row = TypeVar("Row", bound=BaseModel)
 
 
 class Run(BaseModel):
@@ -88,7 +89,12 @@ class Run(BaseModel):
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs of a CSV table.
+    """The serving runs of a CSV table; raises InputError as `read_table` does."""
+    return read_table(path, Run)
+
+
+def read_table(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a CSV table whose columns are the fields of ``kind``, ``id`` among them.
 
     Raises:
         InputError: naming every line and column that is wrong (the first few), when the file cannot be read, columns are missing
@@ -96,8 +102,8 @@ def read_runs(path: Path) -> list[Run]:
     """
     rows = csv.DictReader(io.StringIO(read_text(path, field="table", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")))
     try:
-        _check_columns(list(rows.fieldnames or []))
-        runs, wrong = _parsed_rows(rows)
+        _check_columns(list(rows.fieldnames or []), kind)
+        runs, wrong = _parsed_rows(rows, kind)
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}.", field="table") from None
     if wrong:
@@ -114,23 +120,23 @@ def published_runs() -> tuple[Run, ...]:
     return tuple(read_runs(PUBLISHED))
 
 
-def _check_columns(names: list[str]) -> None:
-    known = list(Run.model_fields)
+def _check_columns(names: list[str], kind: type[BaseModel]) -> None:
+    known = list(kind.model_fields)
     for name in names:
         if name not in known:
             message, hint = unknown("column", name, known)
             raise InputError(message, field="table", hint=f"{hint} Columns are separated by commas.")
     twice = [name for name, n in Counter(names).items() if n > 1]
-    needed = [name for name, field in Run.model_fields.items() if field.is_required()]
+    needed = [name for name, field in kind.model_fields.items() if field.is_required()]
     lacking = [name for name in needed if name not in names]
     if twice or lacking:
         what = f"the column {twice[0]!r} is there twice" if twice else f"columns are missing: {', '.join(lacking)}"
         raise InputError(f"{what}.", field="table", hint=f"Needed are {', '.join(needed)}, and a figure.")
 
 
-def _parsed_rows(rows: csv.DictReader[str]) -> tuple[list[Run], list[str]]:
+def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row], list[str]]:
     """Runs, and a sentence on each thing that is wrong."""
-    runs: list[Run] = []
+    runs: list[Row] = []
     wrong: list[str] = []
     first: dict[str, int] = {}
     for row in rows:
@@ -139,13 +145,14 @@ def _parsed_rows(rows: csv.DictReader[str]) -> tuple[list[Run], list[str]]:
             wrong.append(f"{where}: more values than columns.")
             continue
         try:
-            run = Run.model_validate({name: value for name, value in row.items() if value and value.strip()})
+            run = kind.model_validate({name: value for name, value in row.items() if value and value.strip()})
         except ValidationError as error:
             wrong += [f"{where}{_problem(dict(problem))}" for problem in error.errors(include_url=False)]
             continue
-        if run.id in first:
-            wrong.append(f"{where}, column id: {run.id!r} is also the id of line {first[run.id]}; give each run its own.")
-        first.setdefault(run.id, rows.line_num)
+        name = str(row.get("id"))
+        if name in first:
+            wrong.append(f"{where}, column id: {name!r} is also the id of line {first[name]}; give each run its own.")
+        first.setdefault(name, rows.line_num)
         runs.append(run)
     return runs, wrong
 

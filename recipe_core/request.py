@@ -103,18 +103,41 @@ class ServingWorkload(_Part):
         return sum(round(mean * (1 + (spread or 0.0))) for mean, spread in stated)
 
 
+class Loading(_Part):
+    """How data reaches the devices.
+
+    ``workers`` a replica, each preparing ``tokens_per_s_per_worker``, from storage that gives ``read_bytes_per_s`` to all of them at
+    ``bytes_per_token``; ``prefetch`` batches are made ahead (0: a step waits for its own).
+    """
+
+    workers: Annotated[int, Field(ge=1, le=1024)] = 2
+    tokens_per_s_per_worker: Positive | None = None
+    read_bytes_per_s: Positive | None = None
+    bytes_per_token: Positive = 4.0
+    prefetch: Annotated[int, Field(ge=0, le=1024)] = 2
+
+
 class TrainingWorkload(_Part):
     """A training run: ``global_batch`` sequences a step; ``tokens`` is the whole budget (None: only a step is estimated).
 
-    ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece. ``lora_rank``: of
-    adapters. Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``.
+    ``method``: ``dpo`` keeps a frozen copy of the model beside the trained one and asks both; its batch counts both answers of a pair.
+    ``document_tokens``: mean length of what is put into sequences. ``packed``: documents share a sequence, and attention ends where they
+    end; otherwise a sequence is one of them and padding. ``gradient_dtype``: what gradients are kept and reduced in (None: as the framework
+    does). ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece. ``lora_rank``: of
+    adapters. Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``,
+    ``repair_s`` until a failed node is back (a spare: 0); ``min_nodes``: a run that needs no fewer nodes goes on without it.
+    ``checkpoints``: training waits for a checkpoint until it is written (``synchronous``) or copied to the host (``asynchronous``), every
+    ``checkpoint_interval_s`` (None: the interval that loses least); ``kept_checkpoints`` stay.
     """
 
     kind: Literal["training"]
-    method: Literal["pretrain", "finetune", "lora", "qlora"] = "pretrain"
+    method: Literal["pretrain", "finetune", "lora", "qlora", "dpo"] = "pretrain"
     sequence_length: Tokens
     global_batch: Count
     tokens: Positive | None = None
+    document_tokens: Tokens | None = None
+    packed: bool = True
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
     attention: Literal["flash", "eager"] = "flash"
     fused_loss: bool = False
@@ -122,6 +145,12 @@ class TrainingWorkload(_Part):
     device_mtbf_hours: Positive | None = None
     storage_bytes_per_s: Positive | None = None
     restart_s: Positive | None = None
+    repair_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    min_nodes: Count | None = None
+    checkpoints: Literal["synchronous", "asynchronous"] = "synchronous"
+    checkpoint_interval_s: Positive | None = None
+    kept_checkpoints: Annotated[int, Field(ge=1, le=10_000)] = 2
+    loading: Loading | None = None
 
 
 Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]
@@ -213,7 +242,9 @@ class CandidateRequest(_Part):
 
     With ``prefill`` prompts are computed by a pool of their own, and the other degrees are those of the pool that decodes; ``replicas``
     of that pool are whole copies, which dp is not where experts are shared. ``speculative`` goes before the workload's. What follows
-    ``replicas`` is training's; ``shard`` counts the ranks that divide states (fewer than dp × cp: HSDP).
+    ``replicas`` is training's; ``shard`` counts the ranks that divide states (fewer than dp × cp: HSDP). ``recompute_layers``: how many
+    layers of the model are recomputed (all). ``offload``: optimizer states live in host memory, or on its disks. ``gradient_sync``: whether
+    replicas exchange gradients once a step or after every micro-batch.
     """
 
     engine: Text | None = None
@@ -240,6 +271,9 @@ class CandidateRequest(_Part):
     schedule: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v"] | None = None
     shard: Degree | None = None
     sequence_parallel: bool | None = None
+    recompute_layers: Degree | None = None
+    offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
+    gradient_sync: Literal["micro-batch", "step"] | None = None
 
 
 class PlanRequest(_Part):
@@ -305,6 +339,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "candidate.speculative": Speculative,
     "candidate.prefill": PoolRequest,
     "workload.speculative": Speculative,
+    "workload.loading": Loading,
 }
 
 

@@ -182,7 +182,7 @@ def validation_text(comparison: Comparison, by: str | None = None) -> str:
     """The answer as text."""
     parts = [summary(comparison)]
     for name, table in sections(comparison, by).items():
-        parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{_aligned(table)}")
+        parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
     parts.append(
         "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is the share of measurements\n"
         "inside the estimate's low-high. Two splits of different numbers of GPUs are compared by throughput per GPU."
@@ -213,7 +213,7 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({HEADINGS.get(name, name): table[name].map(_SHOW.get(name, str)) for name in names})
 
 
-def _aligned(table: pd.DataFrame) -> str:
+def aligned(table: pd.DataFrame) -> str:
     """Columns side by side: words to the left, numbers to the right."""
     if table.empty:
         return "  none"

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_memory
+import accuracy_training
 import numpy as np
 import pandas as pd
 import publish_runs
+import publish_training
 
 from recipe_core.documents import read_document, to_yaml
 from recipe_core.estimate import result
@@ -25,6 +27,7 @@ from recipe_core.estimate.result import Band, BandFile
 from recipe_core.hardware.catalog import device, roofline
 from recipe_core.measured import PUBLISHED, Run, published_runs
 from recipe_core.model.catalog import catalog_model, in_catalog
+from recipe_core.training.validate import compare_training
 from recipe_core.validate import CELL, PAIRINGS, QUANTITIES, Comparison, compare, errors, formatted, pairs, ranking
 
 ROOT = Path(__file__).parent.parent
@@ -309,7 +312,8 @@ def main() -> None:
     found = compare(runs)  # again, with the bands that were just written
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
     memory = accuracy_memory.report(accuracy_memory.compared(truth / "memory_facts.csv"), capacities)
-    REPORT.write_text(report(found, runs, memory))
+    training = accuracy_training.section(compare_training(publish_training.runs(truth)), truth)
+    REPORT.write_text(f"{report(found, runs, memory).rstrip()}\n\n{training}")
     print(targets(found.figures))
     print(f"wrote {BANDS.relative_to(ROOT)} and {REPORT.relative_to(ROOT)}")
 

@@ -126,9 +126,13 @@ def _check_bundle(path: Path, public_key: Path | None, as_json: bool) -> None:
 def validate(
     table: Annotated[Path | None, typer.Argument(metavar="[TABLE]", help="Measured runs as CSV; without it, the shipped ones.")] = None,
     by: Annotated[str | None, typer.Option(metavar="COLUMN", help="Also by device, model, source or engine.")] = None,
+    training: Annotated[bool, typer.Option("--training", help="Training runs, instead of serving's.")] = False,
     as_json: Json = False,
 ) -> None:
     """How far estimates are from measured runs: published ones, or a table of your own."""
+    if training:
+        _validate_training(table, by, as_json)
+        return
     from recipe_core.measured import published_runs, read_runs
     from recipe_core.validate import compare, validation_text, validation_view
 
@@ -136,3 +140,13 @@ def validate(
     with working(f"Estimating {len(runs):,} runs …"):
         found = compare(runs)
     emit(validation_view(found, by)) if as_json else typer.echo(validation_text(found, by))
+
+
+def _validate_training(table: Path | None, by: str | None, as_json: bool) -> None:
+    from recipe_core.training.measured import published_training_runs, read_training_runs
+    from recipe_core.training.validate import compare_training, training_validation_text, training_validation_view
+
+    runs = published_training_runs() if table is None else read_training_runs(table)
+    with working(f"Estimating {len(runs):,} runs …"):
+        found = compare_training(runs)
+    emit(training_validation_view(found, by)) if as_json else typer.echo(training_validation_text(found, by))

@@ -16,7 +16,8 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.plan import PlanTable, chosen_plan
 from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
-from recipe_core.training.plan import TrainingTable, chosen_training, is_training, resolve_training
+from recipe_core.training.plan import chosen_training, is_training, resolve_training
+from recipe_core.training.table import TrainingTable
 
 
 @dataclass(frozen=True, slots=True)

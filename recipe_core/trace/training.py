@@ -20,8 +20,9 @@ from recipe_core.errors import InputError
 from recipe_core.trace import need_torch
 from recipe_core.trace.text import ROLES
 from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
-from recipe_core.training.memory import PARTS, stage_layers
+from recipe_core.training.memory import PARTS
 from recipe_core.training.moments import FP32_LOSS
+from recipe_core.training.stages import stage_layers
 from recipe_core.training.traffic import fsdp_traffic
 
 if TYPE_CHECKING:

@@ -100,7 +100,14 @@ def kept_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     if not setting.flash and layer.attention is not None and not isinstance(layer.attention, LinearAttention):
         seen = np.minimum(cases.sequence_length, layer.attention.window or np.inf)
         some = np.minimum(some, whole - 5.0 * layer.attention.heads * seen / cases.tp)
-    return np.select([cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1], [boundary_bytes(setting, cases), some], whole)
+    kept = np.select([cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1], [boundary_bytes(setting, cases), some], whole)
+    return whole + recomputed_share(setting, cases) * (kept - whole)
+
+
+def recomputed_share(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Share of the layers that are recomputed, each stage having as many of them as its size asks for."""
+    layers = len(setting.model.layers)
+    return np.where(cases.recompute_layers > 0, np.minimum(cases.recompute_layers / layers, 1.0), 1.0)
 
 
 def in_flight(cases: TrainingCases) -> Float:

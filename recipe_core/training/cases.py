@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +12,18 @@ from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.estimate.network import Group
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.spec import ModelSpec
-from recipe_core.training.frameworks import Figures, Framework, Optimizer, training_data
+from recipe_core.request import Loading
+from recipe_core.training.dims import ParallelDims
+from recipe_core.training.frameworks import Figures, Framework, Optimizer, States, training_data
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v")
 """Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk on the first stage."""
 
-Method = Literal["pretrain", "finetune", "lora", "qlora"]
+OFFLOADS = ("none", "optimizer", "optimizer-nvme")
+"""Where optimizer states live: on the device, in host memory, on the host's disks."""
+
+Method = Literal["pretrain", "finetune", "lora", "qlora", "dpo"]
 Precision = Literal["bf16", "fp16", "fp8"]
 
 
@@ -38,6 +43,10 @@ class TrainingSetting:
     fused_loss: bool
     lora_rank: int
     figures: Figures
+    document_tokens: int | None = None
+    packed: bool = True
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
+    loading: Loading = field(default_factory=Loading)
 
     @property
     def frozen(self) -> bool:
@@ -48,6 +57,27 @@ class TrainingSetting:
     def fused(self) -> bool:
         """Whether kernels keep their inputs in 8 bits, and nothing between norms and products."""
         return self.precision == "fp8" and self.framework.fused_in_8_bit
+
+    @property
+    def states(self) -> States:
+        """Bytes a parameter at the setting's precision and dtype of gradients (those of 16 bits are added in place)."""
+        usual = (self.precision == "fp16" and self.framework.states_fp16) or self.framework.states
+        if self.gradient_dtype is None:
+            return usual
+        wide = 4.0 if self.gradient_dtype == "fp32" else 2.0
+        return usual.model_copy(update={"gradient": wide, "reduced": wide, "transient": usual.transient if wide > 2 else 0.0})
+
+    def seen(self, sequence_length: Int | Float, window: int | None = None) -> Float:
+        """Positions that a token attends to on average, backwards in its document."""
+        longest = np.asarray(sequence_length, dtype=float)
+        if self.document_tokens is not None:
+            longest = np.minimum(longest, self.document_tokens)
+        return np.minimum(longest / 2, window or np.inf)
+
+    def useful(self, sequence_length: Int | Float) -> Float:
+        """Share of the tokens that are not padding."""
+        short = self.document_tokens is not None and not self.packed
+        return np.minimum((self.document_tokens if short else np.inf) / np.asarray(sequence_length, dtype=float), 1.0)
 
     def pace(self, dtype: str) -> float:
         """Rate of products in training, of what the device's roofline says of the same products alone."""
@@ -60,7 +90,9 @@ class TrainingCases:
 
     tp, pp, cp, dp: degrees; their product is the devices. virtual_stages: chunks of layers a stage holds. ep: ranks that share the experts,
     within tp × cp × dp. shard: ranks over which states are divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master,
-    2 gradients too, 3 all. micro_batch: sequences a replica works on at once. recompute, schedule: positions in `RECOMPUTE`, `SCHEDULES`.
+    2 gradients too, 3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload: positions in `RECOMPUTE`,
+    `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that are recomputed (0: all). sync_step: 1 where replicas exchange
+    gradients once a step.
     """
 
     tp: Int
@@ -73,7 +105,10 @@ class TrainingCases:
     zero_stage: Int
     micro_batch: Int
     recompute: Int
+    recompute_layers: Int
     schedule: Int
+    offload: Int
+    sync_step: Int
     sequence_parallel: Int
     sequence_length: Int
     global_batch: Int
@@ -103,6 +138,11 @@ class TrainingCases:
         return self.micro_batch * self.sequence_length / self.cp
 
     @property
+    def step_tokens(self) -> Float:
+        """Tokens of a step, padding among them."""
+        return (self.global_batch * self.sequence_length).astype(np.float64)
+
+    @property
     def micro_batches(self) -> Int:
         """Micro-batches of a step on one replica: gradient accumulation, or what fills a pipeline."""
         batches: Int = np.maximum(self.global_batch // np.maximum(self.dp * self.micro_batch, 1), 1)
@@ -118,6 +158,11 @@ class TrainingCases:
         """Nodes a case reaches over."""
         return np.ceil(self.devices / self.per_node)
 
+    def dims(self, i: int) -> ParallelDims:
+        """Degrees and batch of case ``i``."""
+        names = ("tp", "pp", "cp", "dp", "micro_batch", "global_batch", "shard")
+        return ParallelDims(**{name: int(getattr(self, name)[i]) for name in names})
+
     def has(self, schedule: str) -> Bool:
         """Where a schedule is used."""
         return np.asarray(self.schedule == SCHEDULES.index(schedule))
@@ -130,7 +175,8 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
     the schedule is the one that ``virtual_stages`` needs.
     """
     defaults: dict[str, Any] = dict.fromkeys(("tp", "pp", "virtual_stages", "cp", "ep", "dp", "micro_batch", "sequence_parallel"), 1)
-    given = defaults | {"zero_stage": 0, "recompute": 0} | columns
+    nothing = dict.fromkeys(("zero_stage", "recompute", "recompute_layers", "offload", "sync_step"), 0)
+    given = defaults | nothing | columns
     given.setdefault("schedule", np.where(np.asarray(given["virtual_stages"]) > 1, SCHEDULES.index("interleaved"), 0))
     given.setdefault("shard", np.asarray(given["dp"]) * np.asarray(given["cp"]))
     stretched = {f.name: np.ascontiguousarray(np.broadcast_to(np.asarray(given[f.name], dtype=np.int64), n)) for f in fields(TrainingCases)}

@@ -47,21 +47,27 @@ class States(_Data):
 class Framework(_Data):
     """What one framework does.
 
-    ``sharding``: ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and
-    reduces gradients once a step. ``gathered_input_bytes``: what tensor parallelism adds to each value of the
-    hidden state that a layer keeps. ``fused_in_8_bit``: products in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8
-    bits and neither fp32 norms, gathered inputs nor gradients before they are added.
+    ``states_fp16``: states in fp16 with loss scaling, where they differ. ``sharding``: ``fsdp`` gathers units layer by layer from shards of
+    everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces gradients once a step. ``stages``: how layers are dealt to a
+    pipeline (module `stages`). ``fused_in_8_bit``: products in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8 bits
+    and neither fp32 norms, gathered inputs nor gradients before they are added. ``gathered_input_bytes``: what tensor parallelism adds to
+    each value of the hidden state that a layer keeps. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it takes alone
+    (above 1 it is slower beside products). ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of its forward pass.
     """
 
     title: str
     states: States
+    states_fp16: States | None = None
     sharding: Literal["fsdp", "optimizer"]
+    stages: Literal["even", "cost"] = "even"
     fused_norm: bool
     fused_in_8_bit: bool
     gathered_input_bytes: Number
     elementwise_passes: Number
     launch_s: Number
+    tensor_exposed: Number
+    data_overlap: Number
     loss_bytes: Number
     selective_keeps: Number
     selective_recomputes: Number
@@ -81,22 +87,26 @@ class Optimizer(_Data):
 class Figures(_Data):
     """Fitted and assumed numbers that all frameworks share.
 
-    ``sustained`` by generation (an architecture without its last digit), else by runtime.
+    ``sustained`` by generation (an architecture without its last digit), else by runtime. ``tight``: share of the memory that a run may be
+    estimated to need too much and still be accepted, as tight.
     """
 
     sustained: dict[str, Number]
     sustained_fp8: dict[str, Number]
     quantize_passes: Number
     step_s: Number
-    tensor_exposed: Number
     pipeline_exposed: Number
-    data_overlap: Number
     straggler: Number
     attention_slowdown: Number
+    ring_slowdown: Number
     fragmentation: Number
     context_bytes: Number
     reserve_bytes: Number
     imbalance: Number
+    host_link_bytes_per_s: Number
+    host_memory_bytes_per_s: Number
+    nvme_bytes_per_s: Number
+    tight: Number
 
     def pace(self, device: Device, dtype: str) -> float:
         """Rate of products in training, of what the device's roofline says of the same products alone."""
@@ -110,6 +120,8 @@ class RunFigures(_Data):
     device_mtbf_s: Number
     storage_bytes_per_s_per_node: Number
     restart_s: Number
+    host_copy_bytes_per_s: Number
+    loader_tokens_per_s: Number
     joules_share: Number
 
 

@@ -19,22 +19,29 @@ from recipe_core.model.spec import Layer, Tensor
 from recipe_core.training.activations import BYTES, boundary_bytes, in_flight, kept_bytes, layer_bytes
 from recipe_core.training.cases import TrainingCases, TrainingSetting
 from recipe_core.training.moments import FP32_LOSS, Stage, fullest
+from recipe_core.training.stages import stage_layers
 
-PARTS = ("parameters", "gradients", "optimizer", "master", "gathered", "activations", "loss", "temporary", "reserve")
+PARTS = ("parameters", "gradients", "optimizer", "master", "reference", "gathered", "activations", "loss", "temporary", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
 """Roles of the matrices that adapters are put beside."""
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 """Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA, arXiv:2305.14314)."""
+REFERENCE_BYTES = 2.0
+"""Bytes a parameter of the frozen model that DPO compares with."""
 LOSS_CHUNKS = 8.0
 """Into how many pieces a fused loss cuts the tokens (torchtune's default)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes by part, each an array of cases × stages (NaN past a case's last stage), and what a process can have."""
+    """Bytes by part, each an array of cases × stages (NaN past a case's last stage), and what a process can have.
+
+    ``host_bytes``: what a device keeps in its host's memory, or on its disks, of its fullest stage.
+    """
 
     parts: dict[str, Float]
     capacity_bytes: float
+    host_bytes: Float
 
     @property
     def by_stage(self) -> Float:
@@ -85,17 +92,6 @@ def _adapters(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
     return out
 
 
-def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
-    """Cases × stages: layers, whether the stage has the embedding, whether it has the head. Rows end in NaN past the last stage."""
-    stages = np.arange(int(cases.pp.max()))[None, :]
-    pp, layers = cases.pp[:, None], len(setting.model.layers)
-    there = stages < pp
-    count = np.where(there, layers // pp + (stages < layers % pp), np.nan).astype(float)
-    first = np.where(there, stages == 0, np.nan).astype(float)
-    last = np.where(there, np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1), np.nan).astype(float)
-    return count, first, last
-
-
 def held(setting: TrainingSetting, cases: TrainingCases) -> Held:
     """Parameters of each stage on one rank (cases × stages). A tied head is held again where it is another stage's than the embedding."""
     model = setting.model
@@ -110,7 +106,7 @@ def held(setting: TrainingSetting, cases: TrainingCases) -> Held:
 
 def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Float:
     """Units that are whole for a while: two of layers (the current and the next), embedding or head, and a layer's gradient."""
-    states, model = setting.framework.states, setting.model
+    states, model = setting.states, setting.model
     sizes = [add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds]
     unit, table = np.max(sizes, axis=0)[:, None], np.minimum(whole.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
     gradient = 0.0 if setting.frozen else states.reduced
@@ -122,7 +118,7 @@ def _gathered(setting: TrainingSetting, cases: TrainingCases, whole: Held) -> Fl
 
 def _stage(setting: TrainingSetting, cases: TrainingCases, whole: Held, cut: Float, logits: Float) -> Stage:
     """What `moments` needs to know of each stage."""
-    model, gradient = setting.model, setting.framework.states.gradient
+    model, gradient = setting.model, setting.states.gradient
     count, first, last = stage_layers(setting, cases)
     every = whole.dense + whole.experts + whole.vocabulary
     unit = np.max([add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds], axis=0)[:, None]
@@ -141,12 +137,15 @@ def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
 
 def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     """Bytes of every part on the fullest rank of each stage."""
-    states, optimizer, model = setting.framework.states, setting.optimizer, setting.model
+    states, optimizer, model = setting.states, setting.optimizer, setting.model
     whole = held(setting, cases)
     shard = cases.shard.astype(float)
     expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)
     fsdp = setting.framework.sharding == "fsdp"  # which divides parameters at stage 2 too, and then keeps gathered ones
     divisors = {part: (stage, _divided(cases, stage, shard), _divided(cases, stage, expert_shard)) for part, stage in _STAGES.items()}
+    together = np.where(cases.sync_step[:, None] > 0, 1.0, np.inf)  # gradients that wait for the end of a step are whole until then
+    stage, dense, experts = divisors["gradients"]
+    divisors["gradients"] = (stage, np.minimum(dense, together), np.minimum(experts, together))
     if fsdp:
         divisors["parameters"] = (2, _divided(cases, 2, shard), _divided(cases, 2, expert_shard))
 
@@ -171,6 +170,12 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
             "optimizer": state_bytes * once["optimizer"],
             "master": states.master * once["master"],
         }
+    away = cases.offload[:, None] > 0
+    host: Float = np.nanmax(np.where(away, parts["optimizer"] + parts["master"], 0.0), axis=1)
+    for part in ("optimizer", "master"):
+        parts[part] = np.where(away, 0.0 * parts[part], parts[part])
+    frozen_copy = REFERENCE_BYTES if setting.method == "dpo" else 0.0
+    parts["reference"] = kept("parameters", frozen_copy)
     count, first, last = stage_layers(setting, cases)
     logits = last * (cases.tokens * model.vocabulary / cases.tp)[:, None] / (LOSS_CHUNKS if setting.fused_loss else 1.0)
     if fsdp:
@@ -186,7 +191,7 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     unfit = BYTES * logits if fsdp and setting.framework.loss_bytes.value >= FP32_LOSS else 0.0
     parts["reserve"] = unfit + moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
     capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
-    return Memory(parts, capacity)
+    return Memory(parts, capacity, host)
 
 
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}

@@ -11,32 +11,39 @@ from recipe_core.estimate.cases import Bool, Float, add
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.split import Refusal
-from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.cases import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.elastic import elastic_nodes
 from recipe_core.training.frameworks import training_data
+from recipe_core.training.loading import waiting_s
 from recipe_core.training.memory import PARTS, Memory, held, memory
-from recipe_core.training.rules import memory_rule, rules
+from recipe_core.training.rules import host_rule, memory_rule, rules
 from recipe_core.training.run import Failures, Run, run
 from recipe_core.training.schedule import step_parts
+from recipe_core.units import duration, gib
 
 SCHEMA_VERSION = 1
 COST = ("usd_per_hour", "usd_per_million_tokens", "usd")
 ENERGY = ("watts", "joules_per_token", "energy_joules")
-RUN = ("steps", "wall_s", "checkpoint_bytes", "checkpoint_s", "mtbf_s", "checkpoint_interval_s", "goodput")
+RUN = (
+    *("steps", "wall_s", "checkpoint_bytes", "checkpoint_s", "checkpoint_stall_s", "storage_bytes", "mtbf_s", "checkpoint_interval_s"),
+    *("goodput", "data_tokens_per_s", "data_bytes_per_s"),
+)
 
 
 def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
     """Model flops of a trained token: 6 a parameter that multiplies, and attention over half the sequence (causal), forward and backward.
 
-    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the causal half).
+    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the causal half). DPO's frozen model adds a
+    forward pass.
     """
     model = setting.model
     lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
     scores: Float = np.zeros(len(sequence_length))
     for layer, n in model.kinds:
         if (a := layer.attention) is not None and not isinstance(a, LinearAttention):
-            seen = np.minimum(sequence_length / 2, a.window or np.inf)
+            seen = setting.seen(sequence_length, a.window)
             scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen
-    passes = 2.0 if setting.frozen else 3.0
+    passes = {"lora": 2.0, "qlora": 2.0, "dpo": 4.0}.get(setting.method, 3.0)
     return passes * (2.0 * (model.active_parameters - lookups) + scores)
 
 
@@ -50,6 +57,7 @@ class TrainingEstimates:
     parts: dict[str, Float]
     step_s: Float
     run: Run
+    failures: Failures
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...] = ()
 
@@ -73,14 +81,45 @@ class TrainingEstimates:
         c, setting = self.cases, self.setting
         degrees = {name: int(getattr(c, name)[i]) for name in ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero_stage", "micro_batch")}
         more = {"recompute": RECOMPUTE[c.recompute[i]], "precision": setting.precision, "schedule": SCHEDULES[c.schedule[i]]}
-        return {"engine": setting.engine} | degrees | more | {"shard": int(c.shard[i]), "sequence_parallel": bool(c.sequence_parallel[i])}
+        layers = {"recompute_layers": int(c.recompute_layers[i])} if c.recompute_layers[i] else {}
+        more |= {"offload": OFFLOADS[c.offload[i]]} if c.offload[i] else {}
+        more |= {"gradient_sync": "step"} if c.sync_step[i] else {}
+        return (
+            {"engine": setting.engine}
+            | degrees
+            | more
+            | layers
+            | {"shard": int(c.shard[i]), "sequence_parallel": bool(c.sequence_parallel[i])}
+        )
+
+    @property
+    def tight(self) -> Bool:
+        """Where measured runs like it have needed more than there is: the upper end of memory's band is past the device."""
+        high = training_data().bands["peak_memory_bytes"].high
+        return np.asarray(self.memory.peak_bytes * high > self.memory.capacity_bytes)
+
+    def remarks(self, i: int) -> list[str]:
+        """What to know about case ``i`` beside its figures: the model's notes, memory that is tight, data that is slow."""
+        out = list(self.notes)
+        if self.tight[i]:
+            peak, band = float(self.memory.peak_bytes[i]), training_data().bands["peak_memory_bytes"]
+            out.append(
+                f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, and measured runs needed "
+                f"{band.low:.2f} to {band.high:.2f} times their estimates"
+            )
+        waits = float(self.parts["data_loading"][i])
+        if waits > 0:
+            out.append(
+                f"data loading binds: a step waits {duration(waits)} for its tokens; more workers, or faster storage, take that away"
+            )
+        return out
 
     def row(self, i: int) -> dict[str, Any]:
         """Case ``i`` as JSON values; infeasible ones keep their memory only."""
         reasons = self.reasons(i)
         stages = int(self.cases.pp[i])
-        legal = all(refusal.code == "memory" for refusal in self.refusals if refusal.broken[i])
-        out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "feasible": not reasons, "reasons": reasons, "notes": list(self.notes)}
+        legal = all(refusal.code in ("memory", "host-memory") for refusal in self.refusals if refusal.broken[i])
+        out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "feasible": not reasons, "reasons": reasons, "notes": self.remarks(i)}
         if legal:
             out["memory"] = self._memory(i, stages)
         if not reasons:
@@ -96,6 +135,8 @@ class TrainingEstimates:
         out = parts | totals | {"capacity_bytes": device.usable_memory_bytes, "fullest_stage": fullest}
         if stages > 1:
             out["stages"] = [{f"{name}_bytes": float(self.memory.parts[name][i, s]) for name in PARTS} for s in range(stages)]
+        if self.cases.offload[i]:
+            out["host_bytes"] = float(self.memory.host_bytes[i])
         return out
 
     def _figures(self, i: int, stages: int) -> dict[str, Any]:
@@ -119,13 +160,18 @@ class TrainingEstimates:
         bands = training_data().bands
         return {
             "training": training,
-            "run": {name: _known(getattr(self.run, name)[i]) for name in RUN},
+            "run": self._run(i),
             "cost": {name: _known(getattr(self.run, name)[i]) for name in COST},
             "energy": {name: _known(getattr(self.run, name)[i]) for name in ENERGY},
             "bands": {name: [training[name] * band.low, training[name] * band.high] for name, band in bands.items()},
             "basis": dict.fromkeys(bands, "computed") | {"usd_per_hour": self.setting.cluster.price_basis or "unknown"},
             "breakdown_s": {"step": {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}},
         }
+
+    def _run(self, i: int) -> dict[str, Any]:
+        figures: dict[str, Any] = {name: _known(getattr(self.run, name)[i]) for name in RUN}
+        least = self.failures.min_nodes
+        return figures if least is None else figures | {"elastic_nodes": elastic_nodes(self.cases, least, i)}
 
 
 def _known(value: float) -> float | None:
@@ -138,8 +184,10 @@ def training_estimate(
     """Memory, step time and run of every case, and why some cannot run; figures of infeasible cases mean nothing."""
     mem = memory(setting, cases)
     parts = step_parts(setting, cases)
+    parts["data_loading"] = waiting_s(cases, setting.loading, add(parts.values()))
     step_s = add(parts.values())
     one = TrainingCases(**{f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)})
     trained = float(held(setting, one).adapters.sum()) if setting.frozen else float(setting.model.parameters)
     ran = run(setting, cases, step_s, tokens, trained, failures)
-    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, (*rules(setting, cases), memory_rule(mem)), notes)
+    refusals = (*rules(setting, cases), memory_rule(setting, mem), *host_rule(setting, cases, mem))
+    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, failures, refusals, notes)

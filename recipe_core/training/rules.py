@@ -8,7 +8,7 @@ import numpy as np
 
 from recipe_core.model.spec import MoeMlp
 from recipe_core.split import Refusal
-from recipe_core.training.cases import SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.cases import OFFLOADS, SCHEDULES, TrainingCases, TrainingSetting
 from recipe_core.training.memory import PARTS, Memory
 from recipe_core.units import gib
 
@@ -23,10 +23,7 @@ def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Re
     yield Refusal(
         "devices",
         cases.devices > there,
-        lambda i: (
-            f"tp {cases.tp[i]} × pp {cases.pp[i]} × cp {cases.cp[i]} × dp {cases.dp[i]} = {cases.devices[i]:,} devices; "
-            f"there are {there[i]:,}"
-        ),
+        lambda i: cases.dims(i).device_terms(int(there[i])),
     )
     device, missing = setting.cluster.device, setting.precision not in setting.cluster.device.peak_flops_per_s
     yield Refusal(
@@ -63,16 +60,7 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
 
 def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
     each = np.maximum(cases.dp * cases.micro_batch, 1)
-
-    def said(i: int) -> str:
-        below = cases.global_batch[i] // each[i] * each[i]
-        near = f"{below:,} or {below + each[i]:,}" if below else f"{each[i]:,}"
-        return (
-            f"global_batch {cases.global_batch[i]:,} is not divisible by dp {cases.dp[i]} × micro_batch {cases.micro_batch[i]} = "
-            f"{each[i]:,}; the nearest that is: {near}"
-        )
-
-    yield Refusal("global-batch", cases.global_batch % each != 0, said)
+    yield Refusal("global-batch", cases.global_batch % each != 0, lambda i: cases.dims(i).batch_terms())
     pieces = 2 * cases.cp
     yield Refusal(
         "sequence",
@@ -98,12 +86,12 @@ def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
     yield Refusal(
         "shard",
         (cases.shard < 1) | (replicas % np.maximum(cases.shard, 1) != 0),
-        lambda i: f"dp × cp = {replicas[i]} replicas are not divisible by shard {cases.shard[i]}",
+        lambda i: cases.dims(i).shard_terms(),
     )
 
 
-def memory_rule(mem: Memory) -> Refusal:
-    """Peak memory against what a process can have."""
+def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
+    """Peak memory against what a process can have, and the share beyond it that estimates are known to be too high by."""
     peak = mem.peak_bytes
 
     def said(i: int) -> str:
@@ -117,4 +105,17 @@ def memory_rule(mem: Memory) -> Refusal:
             f"{most} are {gib(parts[most])}"
         )
 
-    return Refusal("memory", peak > mem.capacity_bytes, said)
+    return Refusal("memory", peak > (1 + setting.figures.tight.value) * mem.capacity_bytes, said)
+
+
+def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> Iterator[Refusal]:
+    """What the devices of a node keep in its memory, against that memory; nothing where a profile does not know it."""
+    known = setting.cluster.device.node.host_memory_bytes
+    if known is None:
+        return
+    wanted = mem.host_bytes * np.minimum(cases.per_node, cases.devices)
+    yield Refusal(
+        "host-memory",
+        (cases.offload == OFFLOADS.index("optimizer")) & (wanted > known.value),
+        lambda i: f"offload: optimizer states of a node need {gib(wanted[i])} of {gib(known.value)} host memory",
+    )

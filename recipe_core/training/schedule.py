@@ -10,7 +10,8 @@ from recipe_core.estimate.cases import Float, add
 from recipe_core.estimate.network import all_gather_s, all_reduce_s, send_s
 from recipe_core.training.activations import BYTES
 from recipe_core.training.cases import TrainingCases, TrainingSetting, ranks
-from recipe_core.training.memory import Held, held, stage_layers
+from recipe_core.training.memory import Held, held
+from recipe_core.training.stages import stage_layers
 from recipe_core.training.steps import Parts, Work, ends_work, layer_work, optimizer_s, recomputed
 
 
@@ -30,9 +31,10 @@ def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     m = cases.micro_batches.astype(float)
     work = _mean_layer(setting, cases)
     again = recomputed(setting, cases, work)
+    compared = add(work.forward.values()) if setting.method == "dpo" else np.zeros(len(cases))
     embedding, head = ends_work(setting, cases)
     count, first, last = stage_layers(setting, cases)
-    per_layer = add(work.forward.values()) + add(work.backward.values()) + again
+    per_layer = add(work.forward.values()) + add(work.backward.values()) + again + compared
     unhidden = np.maximum(setting.framework.launch_s.value - per_layer, 0.0)  # the host launches ahead of a device that is busy
     layer_s = (per_layer + unhidden)[:, None]
     stages = count * layer_s + first * _seconds(embedding)[:, None] + last * _seconds(head)[:, None]
@@ -46,6 +48,7 @@ def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
         for name in end.forward:
             parts[name] = m * there[rows, slowest] * (end.forward[name] + end.backward[name])
     parts["recompute"] = m * n * again
+    parts["reference"] = m * n * compared
     parts["launch"] = m * n * unhidden
     mean = np.nanmean(stages, axis=1)
     parts["bubble"] = bubble_micro_batches(cases) * mean
@@ -56,7 +59,7 @@ def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     )
     trained = whole.adapters if setting.frozen else whole.dense + whole.experts + whole.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
-    parts["optimizer"] = optimizer_s(setting, np.nanmax(trained, axis=1) / divided)
+    parts["optimizer"] = optimizer_s(setting, cases, np.nanmax(trained, axis=1) / divided)
     parts["fixed"] = np.full(len(cases), figures.step_s.value)
     slow = figures.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
     parts["stragglers"] = slow * add(parts.values())
@@ -90,7 +93,7 @@ def _data_parallel(
     it hides behind both passes. Otherwise gradients are reduced once a step behind the last backward pass, then parameters gathered.
     HSDP adds an all-reduce of the shards between groups.
     """
-    states, overlap = setting.framework.states, setting.figures.data_overlap.value
+    states, overlap = setting.states, setting.framework.data_overlap.value
     rows = np.arange(len(cases))
     parameters = (whole.dense + whole.experts * _expert_share(cases)[:, None] + whole.vocabulary)[rows, stage]
     trained = whole.adapters[rows, stage] if setting.frozen else parameters
@@ -103,8 +106,9 @@ def _data_parallel(
     everyone = all_reduce_s(setting.cluster, ranks(setting, cases, cases.replicas, cases.tp), states.reduced * trained)
     layerwise = cases.zero_stage >= (2 if setting.framework.sharding == "fsdp" else 3)
     twice = np.where(cases.zero_stage == 3, 2.0, 1.0)
-    ahead = np.maximum(gather - overlap * forward_s, 0) + np.maximum((twice - 1) * gather + scatter - overlap * backward_s, 0)
-    by_layer = m * ahead + spread
+    scattered = np.where(cases.sync_step > 0, 1.0, m)  # times a step
+    ahead = m * np.maximum(gather - overlap * forward_s, 0) + (m - scattered) * np.maximum((twice - 1) * gather - overlap * backward_s, 0)
+    by_layer = ahead + scattered * np.maximum((twice - 1) * gather + scatter - overlap * backward_s, 0) + spread
     updated = states.gathered * trained
     once = np.where(cases.zero_stage >= 1, scatter + spread + all_gather_s(setting.cluster, group, updated), everyone)
     at_end = np.maximum(once - overlap * (backward_s + forward_s), 0.0)

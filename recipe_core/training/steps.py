@@ -16,10 +16,12 @@ from recipe_core.estimate.cases import Float, add
 from recipe_core.estimate.network import all_gather_s, dispatch_s
 from recipe_core.estimate.roofline import experts_s, operator_s
 from recipe_core.model.spec import Attention, LatentAttention, Layer, LinearAttention, MoeMlp
-from recipe_core.training.activations import BYTES
-from recipe_core.training.cases import RECOMPUTE, TrainingCases, TrainingSetting, ranks
+from recipe_core.training.activations import BYTES, recomputed_share
+from recipe_core.training.cases import OFFLOADS, RECOMPUTE, TrainingCases, TrainingSetting, ranks
 
 ATTENTION_BACKWARD = 2.5
+GRADIENT_BYTES = 4.0
+"""Bytes of a gradient of keys and values, which ranks of a sequence add up in fp32."""
 OPTIMIZER_BYTES = 30.0
 """Bytes an AdamW step moves for a parameter: gradient, master and both moments in (16), master, moments and the cast parameter out (14)."""
 ORTHOGONAL_FLOPS = 30.0
@@ -87,12 +89,13 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Atten
         kv = np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
         projected = _product(setting, rows, hidden, heads * a.head_dim + kv)
     projected = projected + _product(setting, rows, heads * a.v_head_dim, hidden)
-    seen = np.minimum(cases.sequence_length / 2, a.window or np.inf)
+    seen = setting.seen(cases.sequence_length, a.window)
     wide = heads * (a.head_dim + a.v_head_dim)
     moved = BYTES * rows * 2 * wide
     if setting.flash:
         scores = operator_s(device, "attention_prefill", "bf16", 2 * rows * seen * wide, moved)
         scores = scores * setting.figures.attention_slowdown.value / setting.pace("bf16")
+        scores = scores * (1 + setting.figures.ring_slowdown.value * np.log2(cases.cp))
     else:  # all pairs, the masked ones too; scores are written, read for the softmax, written, and read again
         pairs = rows * cases.sequence_length * heads
         scores = operator_s(device, "gemm", "bf16", 2 * pairs * (a.head_dim + a.v_head_dim), moved + 4 * BYTES * pairs, 4.0)
@@ -147,10 +150,10 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         forward["matmul"] = forward["matmul"] + product
     halves = (layer.attention is not None) + (layer.mlp is not None)
     data = BYTES * rows * hidden
-    reduce_s = 2 * all_gather_s(cluster, ranks(setting, cases, cases.tp), data) * setting.figures.tensor_exposed.value
+    reduce_s = 2 * all_gather_s(cluster, ranks(setting, cases, cases.tp), data) * setting.framework.tensor_exposed.value
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
     forward["expert_parallel"] = exchange
-    forward["context_parallel"] = _ring(setting, cases, layer, forward["attention"])
+    forward["context_parallel"] = _ring(setting, cases, layer, BYTES, forward["attention"])
     trained = 1.0 if setting.frozen else 2.0  # frozen weights have no gradients
     backward = {
         "matmul": trained * forward["matmul"],
@@ -159,19 +162,24 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         "experts": trained * forward["experts"],
         "tensor_parallel": forward["tensor_parallel"],
         "expert_parallel": exchange,
-        "context_parallel": 2 * forward["context_parallel"],
+        "context_parallel": _ring(setting, cases, layer, BYTES + GRADIENT_BYTES, ATTENTION_BACKWARD * forward["attention"]),
     }
     return Work(forward, backward)
 
 
-def _ring(setting: TrainingSetting, cases: TrainingCases, layer: Layer, hides: Float) -> Float:
-    """Keys and values that go round the ranks of a sequence, beyond what attention hides."""
+def _ring(setting: TrainingSetting, cases: TrainingCases, layer: Layer, value_bytes: float, hides: Float) -> Float:
+    """Keys and values (backward: their gradients too) that go round the ranks of a sequence, beyond what attention hides.
+
+    Of cp hops' blocks each is computed while the next one travels, so attention hides what fits beside (cp - 1)/cp of it; the last hop has
+    nothing beside it (ring attention, arXiv:2310.01889).
+    """
     a = layer.attention
     if a is None or isinstance(a, LinearAttention) or not (cases.cp > 1).any():
         return np.zeros(len(cases))
-    data = BYTES * cases.tokens * cases.cp * np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
+    data = value_bytes * cases.tokens * cases.cp * np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
     seconds = all_gather_s(setting.cluster, ranks(setting, cases, cases.cp, cases.tp), data)
-    return np.where(cases.cp > 1, np.maximum(seconds - setting.figures.data_overlap.value * hides, 0.0), 0.0)
+    hops = np.maximum(cases.cp - 1, 1)
+    return np.where(cases.cp > 1, np.maximum(seconds - hides * hops / cases.cp, 0.0) + seconds / hops, 0.0)
 
 
 def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Work]:
@@ -191,10 +199,12 @@ def recomputed(setting: TrainingSetting, cases: TrainingCases, work: Work) -> Fl
     some = setting.framework.selective_recomputes.value * forward
     if not setting.flash:
         some = np.maximum(some, work.forward["attention"])
-    return np.select([cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1], [forward, some], 0.0)
+    return recomputed_share(setting, cases) * np.select(
+        [cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1], [forward, some], 0.0
+    )
 
 
-def optimizer_s(setting: TrainingSetting, trained: Float) -> Float:
+def optimizer_s(setting: TrainingSetting, cases: TrainingCases, trained: Float) -> Float:
     """Seconds of the optimizer on the parameters that a rank updates (``trained``, divided already)."""
     state = setting.optimizer.state_bytes
     moved = trained * (OPTIMIZER_BYTES - 2 * (8 - state))
@@ -202,4 +212,16 @@ def optimizer_s(setting: TrainingSetting, trained: Float) -> Float:
     if setting.optimizer.orthogonalizes:
         flops = ORTHOGONAL_FLOPS * setting.model.hidden * trained
         seconds = seconds + operator_s(setting.cluster.device, "gemm", "bf16", flops, moved)
-    return seconds
+    return np.where(cases.offload > 0, _offloaded_s(setting, cases, trained, moved), seconds)
+
+
+def _offloaded_s(setting: TrainingSetting, cases: TrainingCases, trained: Float, moved: Float) -> Float:
+    """Seconds of an update on the host: gradients down and parameters up, the host's memory, and its disks where states live there.
+
+    Each is one device's share of its node, one after the other (ZeRO-Offload, arXiv:2101.06840, without its delayed update).
+    """
+    figures = setting.figures
+    links = (setting.states.reduced + setting.states.gathered) * trained / figures.host_link_bytes_per_s.value
+    kept = 2 * (setting.states.master + setting.optimizer.state_bytes) * trained  # read and written
+    disks = np.where(cases.offload == OFFLOADS.index("optimizer-nvme"), kept / figures.nvme_bytes_per_s.value, 0.0)
+    return links + moved / figures.host_memory_bytes_per_s.value + disks

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipe_core.training.memory import PARTS
-from recipe_core.training.plan import TrainingTable
+from recipe_core.training.table import TrainingTable
 from recipe_core.units import duration, gib, per_second, rate, significant, usd
 
 
@@ -28,6 +28,7 @@ def training_split(candidate: dict[str, Any]) -> str:
     shown = [f"{name} {candidate[name]}" for name in ("tp", "pp", "cp", "dp", "ep") if candidate[name] > 1 or name == "dp"]
     chunks = f" × {candidate['virtual_stages']} chunks" if candidate["virtual_stages"] > 1 else ""
     more = f"zero {candidate['zero_stage']}, micro-batch {candidate['micro_batch']}, recompute {candidate['recompute']}"
+    more += "".join(f", {name} {candidate[name]}" for name in ("recompute_layers", "offload", "gradient_sync") if name in candidate)
     return f"{' × '.join(shown)}{chunks}, {more}"
 
 
@@ -47,6 +48,7 @@ def training_plan_text(table: TrainingTable, top: int) -> str:
         out.append(_render(rows))
     elif (near := table.nearest) is not None:
         out.append(f"nearest: {training_split(e.candidate(near))}: {'; '.join(table.reasons(near))}")
+        out += [f"can run with {each.field} {each.value}: {training_split(each.candidate)}" for each in table.remedies]
     codes = Counter({refusal.code: int(refusal.broken.sum()) for refusal in e.refusals})
     said = [f"  {n:,} by {code}: {_first(table, code)}" for code, n in codes.most_common() if n]
     return "\n".join([*out, *(["refused (a split can break several rules):", *said] if said else [])])

@@ -14,8 +14,9 @@ import numpy as np
 from recipe_core.estimate.cases import Float
 from recipe_core.training.activations import BYTES, boundary_bytes
 from recipe_core.training.cases import RECOMPUTE, TrainingCases, TrainingSetting
-from recipe_core.training.memory import held, stage_layers
+from recipe_core.training.memory import held
 from recipe_core.training.moments import hybrid
+from recipe_core.training.stages import stage_layers
 
 
 def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:

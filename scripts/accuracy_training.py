@@ -1,0 +1,147 @@
+"""Compare training estimates with all published runs: the section on training of docs/accuracy.md.
+
+    python scripts/accuracy_training.py TRUTH_DIR
+
+The comparison is that of ``recipe validate --training``, over the full data instead of the shipped table. accuracy.py writes the section
+with the rest of the document; run alone, this replaces the section only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import publish_training
+
+from recipe_core.documents import read_document
+from recipe_core.training.frameworks import training_data
+from recipe_core.training.measured import TRAINING_RUNS, published_training_runs
+from recipe_core.training.validate import MEMORY, TIME, TrainingComparison, compare_training
+from recipe_core.validate import CELL, errors, formatted
+
+ROOT = Path(__file__).parent.parent
+REPORT = ROOT / "docs" / "accuracy.md"
+LEFT_OUT = ROOT / "docs" / "training_left_out.json"
+HEADING = "## Training"
+# What is asked of this version: a title, the figure, how many of the cells' or sources' medians are taken together, and the aim.
+TARGETS = (
+    ("time of a step, median over cells", TIME, list(CELL), np.median, 0.12),
+    ("time of a step, worst source", TIME, ["source"], np.max, 0.20),
+    ("peak memory, all runs", MEMORY, [], np.median, 0.08),
+    ("peak memory, worst source", MEMORY, ["source"], np.max, 0.20),
+)
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of errors in Markdown."""
+    words = formatted(table)
+    lines = [f"| {' | '.join(map(str, words))} |", "|---" * len(words.columns) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in words.itertuples(index=False))])
+
+
+def targets(figures: pd.DataFrame) -> str:
+    """The aims, and whether they are met."""
+    lines = ["| figure | aim | error | |", "|---|---|---|---|"]
+    for title, figure, keys, together, aim in TARGETS:
+        rows = figures[figures.figure.eq(figure)]
+        found = float(together(rows.groupby(keys).error.median() if keys else rows.error))
+        lines.append(f"| {title} | {aim:.0%} | {found:.1%} | {'met' if found <= aim else 'missed'} |")
+    return "\n".join(lines)
+
+
+def bands(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """p10 and p90 of measured / estimated, each cell with the same weight."""
+    out: dict[str, tuple[float, float]] = {}
+    for figure, rows in figures.groupby("figure"):
+        weight = 1.0 / rows.groupby(list(CELL)).ratio.transform("size")
+        low, high = np.quantile(1.0 / rows.ratio, [0.1, 0.9], weights=weight, method="inverted_cdf")
+        out[str(figure)] = (round(float(low), 2), round(float(high), 2))
+    return out
+
+
+def failures(truth: Path) -> tuple[int, int]:
+    """Runs that failed, and how many of them are refused."""
+    found = compare_training(publish_training.failed(truth))
+    return found.runs, len(found.refused)
+
+
+def left_out() -> str:
+    """What happens to a source's error when it takes no part in the fit."""
+    if not LEFT_OUT.exists():
+        return "Not measured for this version."
+    lines = ["| source | runs | median | p90 |", "|---|---|---|---|"]
+    rows = json.loads(LEFT_OUT.read_text())
+    return "\n".join([*lines, *(f"| {row['source']} | {row['runs']:,} | {row['median']:.1%} | {row['p90']:.1%} |" for row in rows)])
+
+
+def sources() -> str:
+    """Whose figures they are, and what to know of them."""
+    known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
+    lines = ["| source | what | what to know |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |" for name, of in known.items())])
+
+
+def section(comparison: TrainingComparison, truth: Path) -> str:
+    """The section, heading first."""
+    f = comparison.figures
+    stated = comparison.runs - sum(1 for run in publish_training.runs(truth) if run.recompute is None)
+    accepted = 1 - len(comparison.refused) / stated
+    failed, caught = failures(truth)
+    shown = ", ".join(f"{name} {low:.2f} to {high:.2f}" for name, (low, high) in bands(f).items())
+    return f"""{HEADING}
+
+Written by `python scripts/accuracy_training.py TRUTH_DIR` (and by `scripts/accuracy.py` with the rest). `recipe validate --training` does
+the same for the {len(published_training_runs())} runs that come with the package, and for a table of your own.
+
+{comparison.runs:,} runs of dense models that a request can say: {f.source.nunique()} sources, {f.model.nunique()} models,
+{f.device.nunique()} devices, {f.engine.nunique()} engines. The time of a step also stands for tokens per second. The figures of training
+were fitted to these same runs, so these errors are in sample; what a source's error is in a fit without it comes below.
+
+{targets(f)}
+
+By figure and source:
+
+{markdown(errors(f, ["figure", "source"]))}
+
+By device and engine:
+
+{markdown(errors(f, ["figure", "device", "engine"]))}
+
+p10 to p90 of measured / estimated, each cell alike: {shown}.
+
+**Verdicts.** Of the {stated:,} runs that say what they recomputed {accepted:.1%} are accepted. {comparison.unstated} of the others are
+refused for memory with nothing recomputed, which says nothing about them. Of {failed} runs that ran out of memory, crashed or timed out
+(one label) {caught / failed:.1%} are refused. Memory estimated up to {training_data().figures.tight.value:.0%} too high is accepted.
+
+**Sources left out of the fit.** Each fitted without it; which figures there are, and the form of the fit, were chosen while looking at all.
+
+{left_out()}
+
+{sources()}
+"""
+
+
+def replaced(document: str, new: str) -> str:
+    """The document with its section on training exchanged, or with it added at the end."""
+    pattern = re.compile(rf"^{HEADING}$.*?(?=^## |\\Z)", re.MULTILINE | re.DOTALL)
+    if not pattern.search(document):
+        return f"{document.rstrip()}\n\n{new}"
+    return pattern.sub(lambda _: f"{new}\n", document).rstrip() + "\n"
+
+
+def main() -> None:
+    truth = Path(sys.argv[1])
+    found = compare_training(publish_training.runs(truth))
+    REPORT.write_text(replaced(REPORT.read_text(), section(found, truth)))
+    print(targets(found.figures))
+    print(bands(found.figures))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(str(__doc__))
+    main()

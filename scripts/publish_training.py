@@ -1,0 +1,196 @@
+"""Choose the measured training runs that the project ships: write recipe_core/published/training.csv.
+
+    python scripts/publish_training.py TRUTH_DIR
+
+Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run (see
+recipe_core/published/README.md). Kept are dense pre-training runs of quality A or B on a device there is a profile of, with dimensions,
+split, lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no experts or other mixers that
+the table leaves out), without 4-bit products, activations on the host, and faults of the cluster that the source names.
+
+Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others are dealt out by the square root of a
+cell's runs. Nothing is drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import publish_runs
+
+from recipe_core.training.measured import DIMENSIONS, TRAINING_FIGURES, TRAINING_RUNS, TrainingRun
+from recipe_core.training.validate import grouped
+from recipe_core.validate import CELL
+
+WANTED = 180
+NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "micro_batch", "global_batch", "tp", "pp", "num_gpus")
+METRICS = {"tokens_per_s_per_gpu": "tokens_per_s_per_gpu", "step_time_s": "step_s", "peak_memory_gib": "peak_memory_gib"}
+DEVICES = {"H100-80GB-SXM": "h100-sxm", "A100-80GB-SXM": "a100-sxm-80gb", "A100-40GB-SXM": "a100-sxm-40gb", "H200-141GB-SXM": "h200-sxm"}
+ENGINES = {"nanotron": "megatron", "Megatron": "megatron", "NeMo": "megatron", "Primus": "megatron"}
+SOURCES = {
+    "am": "nemo_automodel",
+    "bs": "bigscience",
+    "cvs": "rocm_cvs",
+    "dgxc": "dgxc",
+    "fms": "fms_fsdp",
+    "kor": "korthikanti",
+    "lf": "llm_foundry",
+    "mbr": "megatron_bridge",
+    "mlm": "megatron_lm",
+    "mlp": "mlperf_training",
+    "nano": "nanotron",
+    "tt": "torchtitan",
+}
+MEMORY_OF = {"nano": "first", "bs": "driver"}
+
+
+def device_name(gpu: str) -> str | None:
+    """The profile of a device as the data writes it; None where there is none, or where another part than the profile's was used."""
+    if gpu in DEVICES:
+        return DEVICES[gpu]
+    return None if "(" in gpu or "-" in gpu else publish_runs.device_name(gpu)
+
+
+def _whole(value: Any, default: int = 1) -> int:
+    return default if pd.isna(value) else int(value)
+
+
+def is_gated(row: Any) -> bool:
+    """Whether three matrices a feed-forward block meet the published parameter count better than two."""
+    if not np.isfinite(row.params):
+        return True
+    kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads
+    ends = 1.0 if "tied_embeddings=True" in str(row.notes) else 2.0 if "tied_embeddings=False" in str(row.notes) else 1.5
+    rest = 2 * row.layers * row.hidden**2 * (1 + kv / row.heads) + ends * row.vocab * row.hidden
+    matrix = row.layers * row.hidden * row.ffn
+    return bool(abs(rest + 3 * matrix - row.params) < abs(rest + 2 * matrix - row.params))
+
+
+def _zero_stage(said: str) -> int:
+    if re.search("zero2|grad_op", said):
+        return 2
+    if re.search("hsdp|zero3", said) or ("fsdp" in said and "not stated" not in said):
+        return 3
+    return 1 if re.search("zero1|distopt", said) else 0
+
+
+def _recompute(said: str) -> str | None:
+    if re.search("specific|see config|unverified", said):
+        return None
+    return "full" if said.startswith(("full", "yes")) else "selective" if said.startswith("selective") else "none"
+
+
+def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
+    """A row of the data as a run; ``row`` has the data's columns."""
+    zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
+    gpus, each = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
+    engine = next((ours for word, ours in ENGINES.items() if word in str(row.framework)), "torchtitan")
+    older = source == "bs" or (source == "kor" and "seqpar" not in str(row.recompute))  # than sequence parallelism, or without it
+    sizes = (_whole(getattr(row, each)) for each in ("layers", "hidden", "heads"))
+    return TrainingRun(
+        id=name,
+        model=str(row.model),
+        **dict(zip(DIMENSIONS, (*sizes, _whole(row.kv_heads, _whole(row.heads)), _whole(row.ffn), _whole(row.vocab)), strict=True)),
+        gated=is_gated(row),
+        tied="tied_embeddings=True" in str(row.notes),
+        device=str(device_name(row.gpu)),
+        nodes=max(1, gpus // each),
+        per_node=min(each, gpus),
+        engine=engine,
+        tp=_whole(row.tp),
+        pp=_whole(row.pp),
+        virtual_stages=_whole(row.vp),
+        cp=_whole(row.cp),
+        dp=_whole(row.dp),
+        shard=min(each, gpus) if "hsdp" in zero else None,
+        zero_stage=_zero_stage(zero),
+        sequence_parallel=not older,
+        micro_batch=_whole(row.micro_batch),
+        recompute=_recompute(str(row.recompute)),  # type: ignore[arg-type]
+        precision="fp8" if re.search("fp8|float8", precision) else "fp16" if precision == "fp16" else "bf16",
+        fused_loss=source == "lf",
+        sequence_length=_whole(row.seq_len),
+        global_batch=_whole(row.global_batch),
+        **figures,
+        memory_of=MEMORY_OF.get(source, "fullest"),  # type: ignore[arg-type]
+        source=SOURCES.get(source, source),
+        version=str(row.framework)[:64],
+        reference=re.sub(r"\s+", " ", str(row.source).replace('"', "")),
+    )
+
+
+def _asked_for(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows that say all that a request needs, on devices with a profile."""
+    keep = rows.gpu.map({gpu: device_name(gpu) for gpu in rows.gpu.unique()}).notna()
+    keep &= rows.active_params.isna() | rows.active_params.eq(rows.params)
+    return rows[keep & rows[list(NEEDED)].notna().all(axis=1)]
+
+
+def runs(truth: Path) -> list[TrainingRun]:
+    """Every run of the data that a request can say, ordered by id; figures of one run together."""
+    rows = pd.read_csv(truth / "training_calibration.csv.gz", low_memory=False)
+    rows = rows[rows.quality.isin(["A", "B"]) & rows.task.isin(["pretrain", "pretrain-ci"]) & rows.metric.isin(METRICS) & rows.value.gt(0)]
+    rows = _asked_for(rows).assign(source_key=lambda r: r.id.str.split("-").str[0])
+    faulty = rows.notes.astype(str).str.contains("pathology") & rows.metric.ne("peak_memory_gib")
+    unsaid = rows.precision.str.contains("fp4") | rows.recompute.astype(str).str.contains("cpu_offload")
+    rows = rows[~(unsaid | faulty)]
+    same = [name for name in rows.columns if name not in ("id", "metric", "value", "notes", "quality")]
+    out: list[TrainingRun] = []
+    parameters: dict[str, float] = {}
+    for _, part in rows.groupby(same, dropna=False, sort=False):
+        figures = {METRICS[metric]: float(values.median()) for metric, values in part.groupby("metric").value}
+        row = next(part.itertuples())
+        out.append(run_of(row, str(row.id), figures))
+        parameters[str(row.id)] = float(row.params)
+    return sorted(_described(out, parameters), key=lambda run: run.id)
+
+
+def _described(found: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
+    """Runs whose dimensions give the published number of parameters."""
+    groups, _ = grouped(found)
+    own = {found[n].id: group.setting.model.parameters for group in groups for n in map(int, group.rows)}
+    return [run for run in found if run.id in own and abs(own[run.id] / parameters[run.id] - 1) < 0.15]
+
+
+def failed(truth: Path) -> list[TrainingRun]:
+    """Runs that ran out of memory, crashed or timed out (one label); their figures are missing, a step of one second stands in."""
+    rows = pd.read_csv(truth / "training_failed_runs.csv.gz", low_memory=False)
+    rows = _asked_for(rows).assign(notes="", source_key=lambda r: np.where(r.framework.str.startswith("nanotron"), "nano", "other"))
+    return [run_of(row, f"failed-{n}", {"step_s": 1.0}) for n, row in enumerate(rows.itertuples())]
+
+
+def table(found: list[TrainingRun]) -> pd.DataFrame:
+    """Runs as rows, in the columns of the shipped table."""
+    return pd.DataFrame([run.model_dump() for run in found], columns=list(TrainingRun.model_fields))
+
+
+def chosen(everything: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
+    """About ``wanted`` rows: at least one of each cell, evenly spread over its splits."""
+    cells = dict(iter(everything.groupby(list(CELL))))
+    weight = {key: math.sqrt(len(rows)) for key, rows in cells.items()}
+    left = max(wanted - len(cells), 0)
+    picked: list[int] = []
+    for key, rows in cells.items():
+        seats = min(1 + round(left * weight[key] / sum(weight.values())), len(rows))
+        ordered = rows.sort_values(["nodes", "tp", "pp", "micro_batch", "id"]).index.to_numpy()
+        picked += [int(ordered[place]) for place in np.unique(np.linspace(0, len(ordered) - 1, seats).round().astype(int))]
+    return everything.loc[picked].sort_values([*CELL, "id"], ignore_index=True)
+
+
+def main() -> None:
+    everything = table(runs(Path(sys.argv[1])))
+    shipped = chosen(everything)
+    shipped.to_csv(TRAINING_RUNS, index=False, float_format="%.6g", lineterminator="\n")
+    measured = shipped[list(TRAINING_FIGURES)].notna().sum().to_dict()
+    print(f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, {measured}: {TRAINING_RUNS}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(str(__doc__))
+    main()

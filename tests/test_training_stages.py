@@ -1,0 +1,44 @@
+"""Which layers a stage holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recipe_core.request import PlanRequest
+from recipe_core.training.asked import resolve_training, training_setting
+from recipe_core.training.cases import TrainingSetting, training_cases
+from recipe_core.training.stages import stage_layers
+
+SHARED = {"sequence_length": 4096, "global_batch": 256, "per_node": 8, "nodes": 64}
+
+
+def setting(engine: str, vocabulary: int = 131072) -> TrainingSetting:
+    """The 8B model of nanotron's published runs, and the same with a small vocabulary."""
+    model = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
+    model |= {"num_key_value_heads": 32, "vocab_size": vocabulary, "max_position_embeddings": 4096}
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 256}
+    value = {"model": model, "hardware": {"device": "h100-sxm", "nodes": 64}, "workload": workload, "candidate": {"engine": engine}}
+    return training_setting(resolve_training(PlanRequest.parse(value)))
+
+
+@pytest.mark.parametrize(("pp", "first", "last"), [(2, 18, 14), (4, 9, 6), (32, 2, 0)])
+def test_a_stage_ends_with_the_layer_that_passes_its_share(pp: int, first: int, last: int) -> None:
+    """The head is worth 2.2 layers, so a stage of p has 34.2/p layers' work and ends with the first layer beyond."""
+    count, _, _ = stage_layers(setting("megatron"), training_cases(1, pp=pp, **SHARED))
+    assert (count[0, 0], count[0, pp - 1], count[0].sum()) == (first, last, 32)
+
+
+@pytest.mark.parametrize(("engine", "vocabulary", "chunks"), [("torchtitan", 131072, 1), ("megatron", 32000, 1), ("megatron", 131072, 2)])
+def test_stages_are_even_without_a_heavy_head_and_in_chunks(engine: str, vocabulary: int, chunks: int) -> None:
+    count, first, last = stage_layers(setting(engine, vocabulary), training_cases(1, pp=4, virtual_stages=chunks, **SHARED))
+    assert (count[0] == 8).all()
+    assert first[0].tolist() == [1, 0, 0, 0]
+    assert last[0].tolist() == [0, 0, 0, 1]
+
+
+def test_a_case_does_not_change_those_beside_it() -> None:
+    both, _, _ = stage_layers(setting("megatron"), training_cases(2, pp=np.array([2, 8]), **SHARED))
+    assert both[0, :2].tolist() == [18, 14]
+    assert np.isnan(both[0, 2:]).all()
+    assert both[1].sum() == 32

@@ -1,0 +1,80 @@
+"""Training estimates against the published runs that are shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recipe_core.cli import app
+from recipe_core.documents import read_document
+from recipe_core.errors import InputError
+from recipe_core.training.measured import TRAINING_RUNS, TrainingRun, published_training_runs, read_training_runs
+from recipe_core.training.validate import compare_training, training_sections, training_validation_text
+
+ONE = next(run for run in published_training_runs() if run.source == "torchtitan")
+
+
+def test_each_source_says_whose_it_is() -> None:
+    known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
+    assert {run.source for run in published_training_runs()} <= set(known)
+    assert all(run.reference for run in published_training_runs())
+
+
+def test_shipped_runs_are_met() -> None:
+    """What docs/accuracy.md says of all data holds of the shipped share of it, with some room."""
+    found = compare_training(published_training_runs())
+    figures = training_sections(found)["figures"].set_index("figure")
+    assert figures.loc["step_s", "median"] < 0.14
+    assert figures.loc["peak_memory_gib", "median"] < 0.10
+    assert len(found.refused) < 0.05 * found.runs
+
+
+def test_a_run_is_asked_for_as_it_ran() -> None:
+    request = ONE.request()
+    assert request["candidate"]["dp"] == ONE.dp
+    assert request["model"]["intermediate_size"] == ONE.ffn
+    assert ONE.measured_step_s == pytest.approx(
+        ONE.global_batch * ONE.sequence_length / (ONE.tokens_per_s_per_gpu * ONE.nodes * ONE.per_node) if ONE.tokens_per_s_per_gpu else 0
+    )
+
+
+def test_what_the_driver_shows_is_more_than_what_is_allocated() -> None:
+    run = ONE.model_copy(update={"peak_memory_gib": 50.0})
+    plain, driver = (compare_training([run.model_copy(update={"memory_of": name})]).figures for name in ("fullest", "driver"))
+    estimated = [rows.set_index("figure").estimated["peak_memory_gib"] for rows in (plain, driver)]
+    assert 0.5 < estimated[1] - estimated[0] < 4
+
+
+def test_runs_that_do_not_say_what_they_recomputed_are_counted_apart() -> None:
+    """A batch that no device holds is refused; where recomputation is not stated that proves nothing."""
+    full = ONE.model_copy(update={"micro_batch": 64, "global_batch": 64 * ONE.dp})
+    stated, open_ = (compare_training([full.model_copy(update={"recompute": name})]) for name in ("none", None))
+    assert (len(stated.refused), stated.unstated) == (1, 0)
+    assert (len(open_.refused), open_.unstated) == (0, 1)
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    row = {name: value for name, value in ONE.model_dump().items() if value is not None}
+    table = tmp_path / "runs.csv"
+    table.write_text(",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n")
+    assert read_training_runs(table) == [ONE]
+    done = CliRunner().invoke(app, ["validate", "--training", str(table), "--json"])
+    assert json.loads(done.output)["runs"] == 1
+    table.write_text("id,model\n1,x\n")
+    with pytest.raises(InputError, match="columns are missing"):
+        read_training_runs(table)
+
+
+def test_nothing_measured_is_no_run() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        TrainingRun.model_validate(ONE.model_dump() | dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "peak_memory_gib")))
+
+
+def test_the_text_names_sources_and_refuses_unknown_columns() -> None:
+    found = compare_training(published_training_runs()[:20])
+    assert published_training_runs()[0].source in training_validation_text(found)
+    with pytest.raises(InputError, match="not a column"):
+        training_sections(found, by="colour")
