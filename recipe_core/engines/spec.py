@@ -6,6 +6,7 @@ Differences between engines live here, not in the physics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.documents import read_document
+from recipe_core.engines.release import ContainerImage, Floor, Metrics
 from recipe_core.engines.table import OptionTable, option_table
 from recipe_core.errors import InputError, unknown
 from recipe_core.hardware.profile import Figure, Runtime, Sourced, Status
@@ -153,7 +155,12 @@ class Overheads(_Data):
 
 
 class Engine(Sourced):
-    """An engine at one version. Of the engines that run on a device the one with the lowest ``preference`` is the default.
+    """An engine at one version.
+
+    ``default_on``: runtimes for which it is taken where a request names none. ``wraps``: the engine that does the work inside this one,
+    whose figures this file repeats; ``wrapped_version``: the one that its container holds, where it is another.
+
+    ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
     ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides the transfer of its cache.
 
@@ -164,11 +171,16 @@ class Engine(Sourced):
     title: str
     version: str
     buildable: bool
-    preference: Whole
+    default_on: tuple[Runtime, ...] = ()
+    wraps: str | None = None
+    wrapped_version: str | None = None
     runtimes: tuple[Runtime, ...]
     program: str
     module: str
     install: str
+    images: Mapping[Runtime, tuple[ContainerImage, ...]] = {}
+    floors: Mapping[Runtime, Floor] = {}
+    metrics: Metrics | None = None
     split: SplitSupport
     memory: MemoryUse
     batching: tuple[BatchLimits, ...]
@@ -193,6 +205,11 @@ class Engine(Sourced):
         """The engine's own time on a runtime; one that it does not run on (and that is refused) borrows another's figures."""
         return self.overheads.get(runtime) or next(iter(self.overheads.values()))
 
+    def image(self, runtime: Runtime, architecture: str) -> ContainerImage | None:
+        """The container for a device, None where no tag of this version is known."""
+        here = self.images.get(runtime, ())
+        return next((image for image in here if not image.architectures or architecture in image.architectures), None)
+
     def argv(self, values: dict[str, Any]) -> list[str]:
         """Options by name as separate argv words, in the order given; raises InputError for one that this version does not have."""
         return self.options.argv(values)
@@ -215,12 +232,20 @@ def engine(name: str) -> Engine:
         message, hint = unknown("engine", name, engine_names())
         raise InputError(message, field="candidate.engine", hint=hint)
     try:
-        return Engine.model_validate(read_document(path))
+        return Engine.model_validate(_whole(read_document(path)))
     except ValidationError as error:
         raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
 
 
+def _whole(document: Any) -> Any:
+    """The document of an engine; one that wraps another says what differs, and the rest is the other's."""
+    if not isinstance(document, dict) or "wraps" not in document:
+        return document
+    inner = {**read_document(_files()[document["wraps"]]), "default_on": [], "images": {}, "metrics": None}
+    return inner | document | {"sources": inner["sources"] | document["sources"]}
+
+
 def default_engine(runtime: Runtime) -> Engine:
-    """The engine taken when a request names none: the preferred one that can be built for the runtime; where none can, any refuses."""
-    buildable = [e for e in map(engine, engine_names()) if e.buildable]
-    return min([e for e in buildable if runtime in e.runtimes] or buildable, key=lambda e: e.preference)
+    """The engine taken when a request names none; where a runtime has none, the one that refuses it with the reason."""
+    every = [engine(name) for name in engine_names()]
+    return next((e for e in every if runtime in e.default_on), engine("vllm"))
