@@ -15,7 +15,7 @@ from recipe_core.candidates import served_context
 from recipe_core.documents import to_json
 from recipe_core.engines.deployment import Candidate, Deployment
 from recipe_core.engines.launch import Launch, launch
-from recipe_core.errors import BundleError, InputError, NoAnswer
+from recipe_core.errors import BundleError, NoAnswer
 from recipe_core.model.catalog import in_catalog
 from recipe_core.plan import PlanTable, chosen_plan, plan
 from recipe_core.request import PlanRequest
@@ -109,7 +109,6 @@ def make_recipe(request: PlanRequest, *, folders: bool = True) -> Recipe:
         InputError: for a request that cannot be read.
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
-    _check_buildable(request)
     table, row = chosen_plan(request, folders=folders)
     if not table.columns["feasible"][row]:
         raise _refused(table, row)
@@ -132,25 +131,19 @@ def make_recipe(request: PlanRequest, *, folders: bool = True) -> Recipe:
     )
 
 
-def _check_buildable(request: PlanRequest) -> None:
-    """Raise InputError for what is estimated but not launched."""
-    candidate = request.candidate
-    if candidate is not None and candidate.prefill is not None:
-        raise InputError("disaggregated pools are estimated, not built by this version.", field="candidate.prefill", hint="Leave it out.")
-    for name, part in (("candidate", candidate), ("workload", request.workload)):
-        if getattr(part, "speculative", None) is not None:
-            message = "speculative decoding is estimated, not built by this version."
-            raise InputError(message, field=f"{name}.speculative", hint="Leave it out.")
-
-
 def deployment_of(table: PlanTable, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
+    request = table.request
+    drafts = (request.candidate.speculative if request.candidate else None, table.found.workload.speculative)
     return Deployment(
         setting=table.setting(row),
         candidate=Candidate(**{f.name: value for f in fields(Candidate) if (value := table.candidate(row).get(f.name)) is not None}),
         max_context=served_context(table.found.workload, table.found.model),
         cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
+        engine_options=request.options.engine_options,
+        environment=request.options.environment,
+        draft_model=next((draft.model for draft in drafts if draft and draft.model), None),
     )
 
 

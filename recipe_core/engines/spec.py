@@ -158,7 +158,8 @@ class Engine(Sourced):
     """An engine at one version.
 
     ``default_on``: runtimes for which it is taken where a request names none. ``wraps``: the engine that does the work inside this one,
-    whose figures this file repeats; ``wrapped_version``: the one that its container holds, where it is another.
+    whose figures this file repeats; ``wrapped_version``: the one that its container holds, where it is another. ``table``: of whose
+    options its own are, where that is not its name.
 
     ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
@@ -177,6 +178,7 @@ class Engine(Sourced):
     runtimes: tuple[Runtime, ...]
     program: str
     module: str
+    table: str | None = None
     install: str
     images: Mapping[Runtime, tuple[ContainerImage, ...]] = {}
     floors: Mapping[Runtime, Floor] = {}
@@ -194,7 +196,7 @@ class Engine(Sourced):
     @property
     def options(self) -> OptionTable:
         """The options of this version; none where no table of it is shipped."""
-        return option_table(self.name, self.version)
+        return option_table(self.table or self.name, self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
         """The default limits on a device of this size and architecture."""
