@@ -77,7 +77,7 @@ def _nodes(split: Split, per_node: int, there: int, spans: Spans) -> int:
         raise NoAnswer(
             f"tp {split.tp} × pp {split.pp} × dp {split.dp} = {split.devices} devices do not divide evenly over nodes of {per_node} here.",
             field="candidate",
-            hint="Choose degrees whose product fits a node, or fills whole nodes.",
+            hint="Choose degrees whose product fits a node, or fills whole nodes evenly.",
         )
     return found
 

@@ -49,8 +49,10 @@ class SplitSupport(_Data):
     ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
     over the rest. ``enforces_context``: whether requests longer than the model's own context are refused. ``disaggregated``: whether
     prompts can be computed by a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks of tp that
-    would hold the same cache can share it. ``exchange``: None where experts are
-    never shared.
+    would hold the same cache can share it. ``exchange``: None where experts are never shared. ``one_node``: whether a server stays in a
+    node. ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp besides ("any"), may not ("whole"), or
+    is not to be had ("none"). ``drafts_in_pipeline``: whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether
+    those looked up in the prompt are where attention is data-parallel.
     """
 
     tensor: bool
@@ -62,6 +64,10 @@ class SplitSupport(_Data):
     speculative: bool = False
     context: bool = False
     exchange: Exchange | None = None
+    one_node: bool = False
+    attention_dp: Literal["any", "whole", "none"] = "any"
+    drafts_in_pipeline: bool = True
+    lookups_in_attention_dp: bool = True
 
 
 class RowPadding(_Data):
@@ -244,7 +250,7 @@ def _whole(document: Any) -> Any:
     if not isinstance(document, dict) or "wraps" not in document:
         return document
     inner = {**read_document(_files()[document["wraps"]]), "default_on": [], "images": {}, "metrics": None}
-    return inner | document | {"sources": inner["sources"] | document["sources"]}
+    return inner | document | {part: inner[part] | document.get(part, {}) for part in ("sources", "split")}
 
 
 def default_engine(runtime: Runtime) -> Engine:
