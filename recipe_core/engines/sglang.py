@@ -106,8 +106,9 @@ def _draft(deployment: Deployment) -> dict[str, Any]:
     if draft is None:
         return {}
     steps = {"speculative_num_steps": draft.tokens, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": draft.tokens + 1}
-    if draft.method == "ngram":
-        return {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": draft.tokens + 1}
+    if draft.method == "ngram":  # a chain here too: it would look up a tree
+        breadth = {"speculative_ngram_min_bfs_breadth": 1, "speculative_ngram_max_bfs_breadth": 1}
+        return {"speculative_algorithm": "NGRAM"} | steps | breadth
     if draft.method == "mtp":
         return {"speculative_algorithm": "NEXTN"} | steps
     return {"speculative_algorithm": deployment.eagle.upper(), "speculative_draft_model_path": deployment.draft} | steps
