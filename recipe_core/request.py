@@ -48,12 +48,14 @@ class Speculative(_Part):
     """Speculative decoding: ``tokens`` drafted a step, each accepted with probability ``acceptance`` when those before it were.
 
     ``method``: ``mtp`` drafts with the model's own draft layers, ``eagle`` with a layer of the model's shape, ``ngram`` looks drafts up
-    in the prompt. Left out: mtp where the model has draft layers, else eagle.
+    in the prompt. Left out: mtp where the model has draft layers, else eagle. ``model``: the checkpoint of an eagle draft, which a launch
+    needs.
     """
 
     tokens: Annotated[int, Field(ge=1, le=16)]
     acceptance: Share
     method: Literal["mtp", "eagle", "ngram"] | None = None
+    model: Text | None = None
 
 
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
@@ -208,6 +210,10 @@ class Options(_Part):
     requests or requests per second, by the mode), ``max_batched_tokens``: other limits than the engine's default, ``speculative``: drafts
     besides the workload's; each is combined with every split. ``context_parallel``: also splits whose ranks share a cache (cp).
     ``disaggregated``: also deployments with a prefill pool of their own.
+
+    ``engine_options``: the engine's own options by name (parsers of tools and reasoning, LoRA adapters …), passed on when it is started;
+    what the candidate or the workload says cannot be among them. ``environment``: variables of its processes, such as
+    ``NCCL_SOCKET_IFNAME``; secrets cannot be among either.
     """
 
     engines: tuple[Text, ...] = ()
@@ -220,6 +226,8 @@ class Options(_Part):
     speculative: Annotated[tuple[Speculative, ...], Field(max_length=16)] = ()
     context_parallel: bool = False
     disaggregated: bool = False
+    engine_options: dict[Text, Any] = {}
+    environment: dict[Text, str] = {}
 
 
 class PoolRequest(_Part):

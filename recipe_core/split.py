@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from recipe_core.estimate.cases import Bool, Cases, Int, Setting
+from recipe_core.hardware.catalog import no_kernels
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 
 
@@ -118,6 +119,16 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         _everywhere(cases, not usable),
         lambda i: f"no kernels for {setting.weight_dtype} weights on {device.name}; it runs {', '.join(device.weight_dtypes)}",
     )
+    quantization = setting.model.quantization
+    writer = quantization.scheme.split("/")[0] if quantization and quantization.dtype == setting.weight_dtype else ""
+    none = no_kernels(engine.wraps or engine.name, device.architecture, setting.weight_dtype, writer)
+    what = f"{setting.weight_dtype} weights" + (f" of {writer}" if none and none.encoding else "")
+    why = f": {none.note}" if none and none.note else ""
+    yield Refusal(
+        "engine-weights",
+        _everywhere(cases, none is not None),
+        lambda i: f"{engine.title} has no kernels for {what} on {device.name}{why}",
+    )
     cacheable = setting.kv_dtype in device.kv_dtypes and setting.kv_dtype in engine.kv_dtypes
     both = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
     yield Refusal(
@@ -217,6 +228,34 @@ def _widths(setting: Setting, cases: Cases) -> list[tuple[str, int, Bool]]:
     return [(name, width, cut) for (name, width), cut in found.items()]
 
 
+def _drafts(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
+    """What verifying drafts does not go with."""
+    split, drafts = setting.engine.split, cases.draft_tokens > 0
+    if not split.drafts_in_pipeline:
+        stages = np.maximum(cases.pp, cases.prefill_pp)
+        yield Refusal("pipelined-drafts", drafts & (stages > 1), lambda i: f"{title} verifies no drafts in {stages[i]} pipeline stages")
+    if not split.lookups_in_attention_dp:
+        within = cases.shares_experts & (cases.dp > 1) | (cases.prefill_ep > 1) & (cases.prefill_dp > 1)
+        yield Refusal(
+            "looked-up-drafts", drafts & (cases.draft_layers == 0) & within, lambda i: f"{title} looks up no drafts beside ep and dp"
+        )
+
+
+def _attention_ranks(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
+    """Attention that is data-parallel within a server: some engines cut it no further, some have none."""
+    within = cases.shares_experts & (cases.dp > 1)
+    if setting.engine.split.attention_dp == "none":
+        yield Refusal(
+            "no-attention-dp", within, lambda i: f"{title} runs one scheduler a server; dp beside ep must be 1, not {cases.dp[i]}"
+        )
+    elif setting.engine.split.attention_dp == "whole":
+        yield Refusal(
+            "attention-dp",
+            within & (cases.tp > 1),
+            lambda i: f"{title} cuts attention over all ranks or none; tp {cases.tp[i]} × dp {cases.dp[i]} is neither",
+        )
+
+
 def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     engine, model = setting.engine, setting.model
     split, title = engine.split, f"{engine.title} {engine.version}"
@@ -228,6 +267,11 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         yield Refusal("no-pools", cases.disaggregated, lambda i: f"{title} does not hand caches from a prefill pool to another")
     if not split.speculative:
         yield Refusal("no-drafts", cases.draft_tokens > 0, lambda i: f"{title} does not verify drafts; leave speculative out")
+    yield from _drafts(setting, cases, title)
+    if split.one_node:
+        each = cases.tp * cases.pp
+        yield Refusal("one-node", each > cases.per_node, lambda i: f"a server of {title} stays in a node: {each[i]} of {cases.per_node[i]}")
+    yield from _attention_ranks(setting, cases, title)
     yield from _shared_caches(setting, cases, title)
     experts = max((layer.mlp.experts for layer, _ in model.kinds if isinstance(layer.mlp, MoeMlp)), default=0)
     yield Refusal("no-experts", (cases.ep > 1) & (experts == 0), lambda i: f"ep is {cases.ep[i]} but the model has no experts to share")

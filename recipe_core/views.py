@@ -82,21 +82,26 @@ def hardware_view(device: Device, offers: Iterable[Offer]) -> dict[str, Any]:
 
 
 def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
-    """What silicon and engines make of each weight format, each with its source."""
+    """What silicon and engines make of each weight format, each with its source; rows about one format are shown together."""
     table = dtypes()
-    rows = [row for row in table.support if device.architecture in row.architectures]
-    return {
-        f"{row.dtype} ({row.encoding})" if row.encoding else row.dtype: row.model_dump(
-            include={"silicon", "engines", "status", "note"}, exclude_none=True
-        )
-        | {"source": table.sources[row.source].model_dump(exclude_none=True)}
-        for row in rows
-    }
+    out: dict[str, dict[str, Any]] = {}
+    for row in table.support:
+        if device.architecture not in row.architectures:
+            continue
+        key = f"{row.dtype} ({row.encoding})" if row.encoding else str(row.dtype)
+        if key in out:
+            out[key]["engines"] |= row.engines
+            continue
+        shown = row.model_dump(include={"silicon", "engines", "status", "note"}, exclude_none=True)
+        out[key] = shown | {"source": table.sources[row.source].model_dump(exclude_none=True)}
+    return out
 
 
 def engine_view(engine: Engine) -> dict[str, Any]:
     """An engine's version and abilities."""
-    return engine.model_dump(include={"name", "title", "version", "buildable", "runtimes", "split", "install"})
+    return engine.model_dump(
+        include={"name", "title", "version", "buildable", "wraps", "wrapped_version", "runtimes", "split", "install", "images", "floors"}
+    )
 
 
 LISTED, REFUSED_LISTED = 1000, 5000

@@ -1,13 +1,15 @@
 """Write an engine's option table from its own argument parser: ``python scripts/engine_options.py vllm > FILE``.
 
-Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do; SGLang needs no GPU to make its
-parser). What an option means for an estimate is not here: that is written by hand in ``recipe_core/engines/options/<engine>.yaml``.
+Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do; SGLang, the routers and Dynamo need no
+GPU to make their parsers). What an option means for an estimate is not here: that is written by hand in
+``recipe_core/engines/options/<engine>.yaml``.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable
@@ -15,8 +17,10 @@ from typing import Any
 
 import yaml
 
+Made = tuple[argparse.ArgumentParser, dict[str, list[str]]]
 
-def vllm_parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
+
+def vllm_parser() -> Made:
     """The parser of ``vllm serve``, and values that are checked only after parsing."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
@@ -25,7 +29,7 @@ def vllm_parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
     return make_arg_parser(FlexibleArgumentParser()), {"--quantization": [*QUANTIZATION_METHODS]}
 
 
-def sglang_parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
+def sglang_parser() -> Made:
     """The parser of ``sglang serve``."""
     from sglang.srt.server_args import ServerArgs
 
@@ -34,7 +38,37 @@ def sglang_parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
     return parser, {}
 
 
-PARSERS: dict[str, Callable[[], tuple[argparse.ArgumentParser, dict[str, list[str]]]]] = {"vllm": vllm_parser, "sglang": sglang_parser}
+def router_parser(module: str) -> Callable[[], Made]:
+    """The parser of ``vllm-router`` or ``sglang_router.launch_router``."""
+
+    def made() -> Made:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"{module}.router_args").RouterArgs.add_cli_args(parser)
+        return parser, {}
+
+    return made
+
+
+def dynamo_parser() -> Made:
+    """What ``dynamo.vllm`` and ``dynamo.frontend`` take besides vLLM's own options."""
+    from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup
+    from dynamo.frontend.frontend_args import FrontendArgGroup
+    from dynamo.vllm.backend_args import DynamoVllmArgGroup
+
+    parser = argparse.ArgumentParser(conflict_handler="resolve")
+    for group in (FrontendArgGroup(), DynamoRuntimeArgGroup(), DynamoVllmArgGroup()):
+        group.add_arguments(parser)
+    return parser, {}
+
+
+PARSERS: dict[str, Callable[[], Made]] = {
+    "vllm": vllm_parser,
+    "sglang": sglang_parser,
+    "vllm-router": router_parser("vllm_router"),
+    "sglang-router": router_parser("sglang_router"),
+    "dynamo": dynamo_parser,
+}
+DISTRIBUTIONS = {"dynamo": "ai-dynamo"}
 
 # How the engines name the functions that read a value: type, and what is accepted besides.
 READERS: dict[str, dict[str, Any]] = {
@@ -90,6 +124,7 @@ def facts(action: argparse.Action, after: dict[str, list[str]]) -> tuple[str, di
     else:
         out = dict(READERS.get(reader(action.type), {"type": "str"}))
         out |= {"many": True} if action.nargs in ("+", "*") else {}
+        out |= {"repeated": True} if type(action).__name__ == "_AppendAction" else {}
         out |= {"optional": True} if action.nargs in ("?", "*") else {}
         out |= {"keys": keys} if (keys := json_keys(action.type)) else {}
         choices = [str(choice) for choice in action.choices or after.get(flag, ()) if choice is not None]
@@ -106,7 +141,7 @@ def facts(action: argparse.Action, after: dict[str, list[str]]) -> tuple[str, di
 def main(engine: str) -> None:
     parser, after = PARSERS[engine]()
     found = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
-    version = importlib.metadata.version(engine).split("+")[0]
+    version = importlib.metadata.version(DISTRIBUTIONS.get(engine, engine)).split("+")[0]
     print(f"# Written by: python scripts/engine_options.py {engine}")
     print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
     for flag, values in found.items():

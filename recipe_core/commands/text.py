@@ -46,8 +46,8 @@ def _better(better: dict[str, Any] | None) -> list[str]:
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"
     lines = [f"better{gain}: {split_text(better['candidate'])}: {figures}"]
     for each in better["commands"]:
-        copies = f"   # {each['copies']} times, each on devices of its own" if each["copies"] > 1 else ""
-        lines.append(f"  {each['command']}{copies}")
+        node = f"   # on node{each['node']}" if len({other["node"] for other in better["commands"]}) > 1 else ""
+        lines.append(f"  {each['command']}{node}")
     return [*lines, f"  no command for it: {better['why_no_command']}"] if "why_no_command" in better else lines
 
 

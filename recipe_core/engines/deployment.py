@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from recipe_core.errors import InputError
 from recipe_core.estimate.cases import Setting
 
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Speculative decoding: ``tokens`` drafted a step by ``method``; how many are accepted is the estimate's matter."""
+
+    tokens: int
+    acceptance: float
+    method: Literal["mtp", "eagle", "ngram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How one pool is cut, and how often it is there (``replicas``)."""
+
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    replicas: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices of one replica."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
-    """A chosen split with the engine's limits; nothing is left to choose."""
+    """A chosen split with the engine's limits; nothing is left to choose.
+
+    ``replicas``: whole copies of it, beside the dp of its own. ``prefill``: the pool that computes prompts, where there is one; the other
+    degrees are then those of the pool that decodes. Both take mappings too, as a plan describes them.
+    """
 
     engine: str
     tp: int
@@ -26,11 +57,24 @@ class Candidate:
     memory_fraction: float
     block_size: int
     cp: int = 1
+    replicas: int = 1
+    prefill: Split | None = None
+    speculative: Draft | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("prefill", Split), ("speculative", Draft)):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, kind(**value))
+
+    @property
+    def split(self) -> Split:
+        """The pool that answers (or decodes)."""
+        return Split(self.tp, self.pp, self.dp, self.ep, self.replicas)
 
     @property
     def devices(self) -> int:
-        """Devices used."""
-        return self.tp * self.pp * self.dp
+        """Devices used, those of every replica and pool."""
+        return sum(pool.devices * pool.replicas for pool in (self.split, self.prefill) if pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +82,8 @@ class Deployment:
     """A candidate on its setting.
 
     ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a replica's cache must hold for the
-    load that was estimated (for engines that are told a size rather than a share of the device).
+    load that was estimated (for engines that are told a size rather than a share of the device). ``engine_options`` are the user's own,
+    by name, and ``environment`` its variables; ``draft_model`` is the checkpoint of an eagle draft.
     """
 
     setting: Setting
@@ -46,12 +91,32 @@ class Deployment:
     max_context: int
     cache_tokens: int
     served_name: str
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    draft_model: str | None = None
+
+    @property
+    def activation_dtype(self) -> str:
+        """The 16- or 32-bit format that activations have."""
+        weights = self.setting.weight_dtype
+        return weights if weights in DTYPE_WORDS else self.setting.model.dtype
 
     @property
     def activation_word(self) -> str:
-        """The 16- or 32-bit format that activations have, as torch names it."""
-        weights = self.setting.weight_dtype
-        return DTYPE_WORDS[weights if weights in DTYPE_WORDS else self.setting.model.dtype]
+        """The format that activations have, as torch names it."""
+        return DTYPE_WORDS[self.activation_dtype]
+
+    @property
+    def draft(self) -> str:
+        """The checkpoint that an eagle draft is loaded from; raises InputError where none is named."""
+        if self.draft_model is None:
+            raise InputError("an eagle draft is a checkpoint of its own.", field="workload.speculative.model", hint="Name it: model.")
+        return self.draft_model
+
+    @property
+    def eagle(self) -> Literal["eagle", "eagle3"]:
+        """Which kind of eagle a draft is; checkpoints say it by name."""
+        return "eagle3" if "eagle3" in self.draft.casefold().replace("-", "").replace("_", "") else "eagle"
 
 
 Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
@@ -62,9 +127,11 @@ Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
 class Process:
     """One process: argv words, environment, device indices within its ``node``.
 
-    Words and environment may hold ``${model}``, ``${host}``, ``${port}``, ``${head}`` (the address of node 0), ``${root}`` (the bundle) and
-    ``${run}`` (its run folder), filled at launch. ``group``: processes of one group are one engine spread over nodes (all but the first
-    are workers); groups are replicas or pools.
+    Words and environment may hold, filled at launch: ``${model}``; ``${host}`` (to listen on) and ``${port}`` (of this process);
+    ``${head}`` (the address of the first node of its group), ``${node0}``, ``${node1}`` … (addresses of nodes) and ``${port0}``,
+    ``${port1}`` … (the bundle's port plus so much: those of other processes, by their offset); ``${root}`` (the bundle) and ``${run}``
+    (its run folder).
+    ``group``: processes of one group are one engine spread over nodes (all but the first are workers); groups are replicas or pools.
     """
 
     name: str
@@ -105,9 +172,3 @@ class Launch:
     def nodes(self) -> int:
         """Nodes that processes run on."""
         return 1 + max(process.node for process in self.processes)
-
-
-def device_groups(candidate: Candidate, processes: int) -> list[tuple[int, ...]]:
-    """Device indices of each process: consecutive, equally many."""
-    each = candidate.devices // processes
-    return [tuple(range(n * each, (n + 1) * each)) for n in range(processes)]

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from recipe_core.engines import transformers, vllm
+from collections.abc import Callable
+from dataclasses import replace
+
+from recipe_core.engines import dynamo, llama_cpp, sglang, tensorrt_llm, tgi, transformers, triton, vllm
 from recipe_core.engines.deployment import Deployment, Launch
+from recipe_core.engines.passed import check_environment
 from recipe_core.errors import NoAnswer
 
-_BUILDERS = {"vllm": vllm.launch, "transformers": transformers.launch}
+BUILDERS: dict[str, Callable[[Deployment], Launch]] = {
+    "dynamo": dynamo.launch,
+    "llama-cpp": llama_cpp.launch,
+    "sglang": sglang.launch,
+    "tensorrt-llm": tensorrt_llm.launch,
+    "tgi": tgi.launch,
+    "transformers": transformers.launch,
+    "triton": triton.launch,
+    "triton-tensorrt-llm": triton.launch,
+    "vllm": vllm.launch,
+}
 
 
 def launch(deployment: Deployment) -> Launch:
     """The processes of a deployment.
 
     Raises:
-        NoAnswer: when the engine cannot be started this way: several nodes, weights the checkpoint does not hold,
-            a cache dtype it cannot be told.
+        NoAnswer: when the engine cannot be started this way: weights the checkpoint does not hold, a cache dtype it cannot be told,
+            groups that do not pack into nodes.
+        InputError: for the user's own options and variables.
     """
-    setting, candidate = deployment.setting, deployment.candidate
-    engine, cluster = setting.engine, setting.cluster
-    if not engine.buildable:
-        raise NoAnswer(f"{engine.title} can be estimated but not built by this version.", field="candidate.engine", hint="Use vllm.")
-    if candidate.devices > cluster.per_node:
-        raise NoAnswer(
-            f"the split uses {candidate.devices} devices and a node has {cluster.per_node}; bundles start on one node in this version.",
-            field="candidate",
-            hint=f"Choose a split of at most {cluster.per_node} devices and start one bundle a node.",
-        )
+    setting = deployment.setting
+    engine = setting.engine
     if setting.needs_other_checkpoint:
         stored = setting.model.weight_dtype
         raise NoAnswer(
@@ -33,7 +40,7 @@ def launch(deployment: Deployment) -> Launch:
             field="candidate.weight_dtype",
             hint=f"Name a checkpoint that stores {setting.weight_dtype}, or use weight_dtype: auto.",
         )
-    return _BUILDERS[engine.name](deployment)
+    return BUILDERS[engine.name](replace(deployment, environment=check_environment(deployment.environment)))
 
 
-__all__ = ["Deployment", "Launch", "launch"]
+__all__ = ["BUILDERS", "Deployment", "Launch", "launch"]

@@ -6,6 +6,7 @@ Differences between engines live here, not in the physics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.documents import read_document
+from recipe_core.engines.release import ContainerImage, Floor, Metrics
 from recipe_core.engines.table import OptionTable, option_table
 from recipe_core.errors import InputError, unknown
 from recipe_core.hardware.profile import Figure, Runtime, Sourced, Status
@@ -47,8 +49,10 @@ class SplitSupport(_Data):
     ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
     over the rest. ``enforces_context``: whether requests longer than the model's own context are refused. ``disaggregated``: whether
     prompts can be computed by a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks of tp that
-    would hold the same cache can share it. ``exchange``: None where experts are
-    never shared.
+    would hold the same cache can share it. ``exchange``: None where experts are never shared. ``one_node``: whether a server stays in a
+    node. ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp besides ("any"), may not ("whole"), or
+    is not to be had ("none"). ``drafts_in_pipeline``: whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether
+    those looked up in the prompt are where attention is data-parallel.
     """
 
     tensor: bool
@@ -60,6 +64,10 @@ class SplitSupport(_Data):
     speculative: bool = False
     context: bool = False
     exchange: Exchange | None = None
+    one_node: bool = False
+    attention_dp: Literal["any", "whole", "none"] = "any"
+    drafts_in_pipeline: bool = True
+    lookups_in_attention_dp: bool = True
 
 
 class RowPadding(_Data):
@@ -153,7 +161,13 @@ class Overheads(_Data):
 
 
 class Engine(Sourced):
-    """An engine at one version. Of the engines that run on a device the one with the lowest ``preference`` is the default.
+    """An engine at one version.
+
+    ``default_on``: runtimes for which it is taken where a request names none. ``wraps``: the engine that does the work inside this one,
+    whose figures this file repeats; ``wrapped_version``: the one that its container holds, where it is another. ``table``: of whose
+    options its own are, where that is not its name.
+
+    ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
     ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides the transfer of its cache.
 
@@ -164,11 +178,17 @@ class Engine(Sourced):
     title: str
     version: str
     buildable: bool
-    preference: Whole
+    default_on: tuple[Runtime, ...] = ()
+    wraps: str | None = None
+    wrapped_version: str | None = None
     runtimes: tuple[Runtime, ...]
     program: str
     module: str
+    table: str | None = None
     install: str
+    images: Mapping[Runtime, tuple[ContainerImage, ...]] = {}
+    floors: Mapping[Runtime, Floor] = {}
+    metrics: Metrics | None = None
     split: SplitSupport
     memory: MemoryUse
     batching: tuple[BatchLimits, ...]
@@ -182,7 +202,7 @@ class Engine(Sourced):
     @property
     def options(self) -> OptionTable:
         """The options of this version; none where no table of it is shipped."""
-        return option_table(self.name, self.version)
+        return option_table(self.table or self.name, self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
         """The default limits on a device of this size and architecture."""
@@ -192,6 +212,11 @@ class Engine(Sourced):
     def overhead(self, runtime: Runtime) -> Overheads:
         """The engine's own time on a runtime; one that it does not run on (and that is refused) borrows another's figures."""
         return self.overheads.get(runtime) or next(iter(self.overheads.values()))
+
+    def image(self, runtime: Runtime, architecture: str) -> ContainerImage | None:
+        """The container for a device, None where no tag of this version is known."""
+        here = self.images.get(runtime, ())
+        return next((image for image in here if not image.architectures or architecture in image.architectures), None)
 
     def argv(self, values: dict[str, Any]) -> list[str]:
         """Options by name as separate argv words, in the order given; raises InputError for one that this version does not have."""
@@ -215,12 +240,20 @@ def engine(name: str) -> Engine:
         message, hint = unknown("engine", name, engine_names())
         raise InputError(message, field="candidate.engine", hint=hint)
     try:
-        return Engine.model_validate(read_document(path))
+        return Engine.model_validate(_whole(read_document(path)))
     except ValidationError as error:
         raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
 
 
+def _whole(document: Any) -> Any:
+    """The document of an engine; one that wraps another says what differs, and the rest is the other's."""
+    if not isinstance(document, dict) or "wraps" not in document:
+        return document
+    inner = {**read_document(_files()[document["wraps"]]), "default_on": [], "images": {}, "metrics": None}
+    return inner | document | {part: inner[part] | document.get(part, {}) for part in ("sources", "split")}
+
+
 def default_engine(runtime: Runtime) -> Engine:
-    """The engine taken when a request names none: the preferred one that can be built for the runtime; where none can, any refuses."""
-    buildable = [e for e in map(engine, engine_names()) if e.buildable]
-    return min([e for e in buildable if runtime in e.runtimes] or buildable, key=lambda e: e.preference)
+    """The engine taken when a request names none; where a runtime has none, the one that refuses it with the reason."""
+    every = [engine(name) for name in engine_names()]
+    return next((e for e in every if runtime in e.default_on), engine("vllm"))

@@ -18,7 +18,7 @@ from recipe_core.errors import InputError, unknown
 
 FOLDER = Path(__file__).with_name("options")
 _PYTHON: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "json": (dict, list), "switch": (bool,)}
-_FILLED = re.compile(r"\$\{\w+\}")  # filled at launch, whatever the type
+_FILLED = re.compile(r"\$\{\w+\}.*")  # filled at launch, whatever the type
 
 
 class _Data(BaseModel):
@@ -29,7 +29,8 @@ class Option(_Data):
     """One option: its ``flag``, what it is ``also`` called, and the values it takes.
 
     ``choices`` are all values there are; ``words`` are taken besides those of the type ("auto" of a number); ``keys`` are those of a
-    JSON object. ``many``: one value or more follow; ``optional``: there may be none. ``scaled``: a number may end in k, M … or K;
+    JSON object. ``many``: one value or more follow; ``repeated``: the flag may be given again; ``optional``: there may be none.
+    ``scaled``: a number may end in k, M … or K;
     ``folded``: choices may be written in capitals or with dashes. ``negated``: a switch that ``--no-…`` turns off. ``deprecated``: this
     version still takes it and says not to use it.
     """
@@ -41,6 +42,7 @@ class Option(_Data):
     words: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     many: bool = False
+    repeated: bool = False
     optional: bool = False
     scaled: bool = False
     folded: bool = False
@@ -109,15 +111,19 @@ class OptionTable(_Data):
         values = value if option.many and isinstance(value, list | tuple) else [value]
         for each in values:
             self._check(option, each)
-        return [option.flag, *(json.dumps(each) if option.type == "json" else str(each) for each in values)]
+        return [option.flag, *(json.dumps(each, separators=(",", ":")) if option.type == "json" else str(each) for each in values)]
 
     @staticmethod
     def _check(option: Option, value: Any) -> None:
         if isinstance(value, str) and _FILLED.fullmatch(value):
             return
-        typed = isinstance(value, _PYTHON[option.type]) and not isinstance(value, bool)
+        typed = isinstance(value, _PYTHON[option.type]) and (option.type == "switch" or not isinstance(value, bool))
         if not (value in option.words or (typed and (not option.choices or str(value) in option.choices))):
             raise InputError(f"{option.flag} takes {option.takes}, not {value!r}.", field=f"options.{option.name}")
+        if option.keys and isinstance(value, dict):
+            for key in sorted(value.keys() - set(option.keys)):
+                message, hint = unknown(f"key of {option.flag}", key, option.keys)
+                raise InputError(message, field=f"options.{option.name}", hint=hint)
 
 
 @cache

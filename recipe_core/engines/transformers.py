@@ -7,7 +7,11 @@ import math
 from pathlib import PurePath
 from typing import Any
 
-from recipe_core.engines.deployment import Deployment, Launch, Process, device_groups
+from recipe_core.engines import rules
+from recipe_core.engines.deployment import Deployment, Launch
+from recipe_core.engines.passed import check_options
+from recipe_core.engines.placement import groups, one_node
+from recipe_core.engines.processes import processes
 
 STARTUP_TIMEOUT_S = 600
 _REQUIRES = ("torch", "openai", "fastapi", "uvicorn", "accelerate")
@@ -17,13 +21,14 @@ _EXACT_LENGTH = json.dumps({"eos_token_id": -1, "do_sample": False})
 
 def launch(deployment: Deployment) -> Launch:
     """One server a replica, on consecutive ports."""
-    candidate = deployment.candidate
     options = _options(deployment)
-    argv = ("transformers", "serve", "${model}", *deployment.setting.engine.argv(options))
-    groups = device_groups(candidate, candidate.dp)
+    engine = deployment.setting.engine
+    options |= check_options(deployment.engine_options, engine, engine.options, options)
+    argv = ("transformers", "serve", "${model}", *engine.argv(options))
     environment = _environment(deployment)
+    placed = groups(deployment, apart=lambda _: True, spans=one_node)
     return Launch(
-        processes=tuple(Process(f"server-{n}", argv, environment, n, groups[n]) for n in range(candidate.dp)),
+        processes=tuple(processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))),
         options=options,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
@@ -49,6 +54,6 @@ def _options(deployment: Deployment) -> dict[str, Any]:
 
 
 def _environment(deployment: Deployment) -> dict[str, str]:
-    """A model folder needs no hub; on a CPU idle OpenMP threads must not spin, or any other busy process stalls every step."""
+    """A model folder needs no hub."""
     out = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"} if PurePath(deployment.setting.model.name).is_absolute() else {}
-    return out | ({"OMP_WAIT_POLICY": "PASSIVE"} if deployment.setting.cluster.device.runtime == "cpu" else {})
+    return out | rules.environment(deployment)

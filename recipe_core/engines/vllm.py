@@ -1,56 +1,77 @@
-"""vLLM: ``vllm serve`` on CUDA and ROCm."""
+"""vLLM: ``vllm serve`` on CUDA, ROCm and CPU, over nodes by its own multiprocessing, with pools behind ``vllm-router``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.engines.deployment import Deployment, Launch, Process, device_groups
+from recipe_core.engines import rules
+from recipe_core.engines.deployment import Deployment, Launch
+from recipe_core.engines.passed import check_options
+from recipe_core.engines.placement import Group, groups
+from recipe_core.engines.processes import HEAD, MASTER_PORT, processes, router, url
+from recipe_core.engines.spec import engine
+from recipe_core.engines.table import option_table
 from recipe_core.errors import NoAnswer
 
 STARTUP_TIMEOUT_S = 1800
-_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+ROUTER = ("vllm-router", "0.1.17")
+SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 
 def launch(deployment: Deployment) -> Launch:
     """Servers for the split.
 
-    Replicas of a dense model, and data-parallel attention with shared experts, are vLLM's own data parallelism behind one
-    address. Replicas of a mixture of experts are separate servers on consecutive ports: under vLLM's data parallelism their
-    experts would be cut over all replicas, which is another split than the one estimated.
+    Replicas of a dense model within a node, and data-parallel attention with shared experts, are vLLM's own data parallelism behind one
+    address. Replicas of a mixture of experts are separate servers: under vLLM's data parallelism their experts would be cut over all
+    replicas, which is another split than the one estimated. Replicas that fill a node each are separate servers too.
     """
-    candidate = deployment.candidate
-    apart = candidate.dp > 1 and candidate.ep == 1 and deployment.setting.model.is_moe
-    count = candidate.dp if apart else 1
-    options = _options(deployment, data_parallel=1 if apart else candidate.dp)
-    argv = ("vllm", "serve", "${model}", *deployment.setting.engine.argv(options))
-    groups = device_groups(candidate, count)
-    processes = tuple(Process(f"server-{n}", argv, dict(_ENVIRONMENT), n, groups[n]) for n in range(count))
+    setting = deployment.setting
+    per_node, moe = setting.cluster.per_node, setting.model.is_moe
+    placed = groups(deployment, apart=lambda split: split.ep == 1 and (moe or split.devices > per_node))
+    own = check_options(deployment.engine_options, setting.engine, engine("vllm").options, stated(deployment, placed[0]))
+    pools = deployment.candidate.prefill is not None
+    started = processes(
+        placed,
+        lambda group, rank: ("vllm", "serve", "${model}", *engine("vllm").argv(_of_node(deployment, group, rank) | own)),
+        lambda group, rank: rules.environment(deployment) | (side_channel(group, rank) if pools else {}),
+        first_port=int(pools),
+    )
+    if pools:
+        started.insert(0, router(_router(placed), placed))
     return Launch(
-        processes=processes,
-        options=options,
+        processes=tuple(started),
+        options=stated(deployment, placed[-1]) | own,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
+        requires=("vllm-router", "nixl") if pools else (),
     )
 
 
-def _options(deployment: Deployment, data_parallel: int) -> dict[str, Any]:
+def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Every option that the estimate depends on, stated even where it is the default.
 
     The default block size is not stated: attention backends demand different ones (16 is refused by some), and vLLM finds
     the one that fits when it is left to choose. The estimate depends on it by less than a block a request.
     """
-    candidate = deployment.candidate
-    options: dict[str, Any] = {
+    return {
         "host": "${host}",
         "port": "${port}",
         "served_model_name": deployment.served_name,
-        "tensor_parallel_size": candidate.tp,
-        "pipeline_parallel_size": candidate.pp,
-        "data_parallel_size": data_parallel,
-        "enable_expert_parallel": candidate.ep > 1,
+        **engine_arguments(deployment, group),
+    }
+
+
+def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """The options of the engine itself, without those of its server."""
+    candidate, split = deployment.candidate, group.split
+    options: dict[str, Any] = {
+        "tensor_parallel_size": split.tp,
+        "pipeline_parallel_size": split.pp,
+        "data_parallel_size": split.dp,
+        "enable_expert_parallel": split.ep > 1,
         "dtype": deployment.activation_word,
         "kv_cache_dtype": _cache_word(deployment),
         "max_model_len": deployment.max_context,
@@ -58,13 +79,42 @@ def _options(deployment: Deployment, data_parallel: int) -> dict[str, Any]:
         "max_num_batched_tokens": candidate.max_batched_tokens,
         "gpu_memory_utilization": candidate.memory_fraction,
     }
-    if candidate.cp > 1:
+    if split.ep > 1 and split.dp > 1:
+        options["all2all_backend"] = "allgather_reducescatter"  # what the estimate counts
+    if candidate.cp > 1 and group.role != "prefill":
         options["decode_context_parallel_size"] = candidate.cp
     if candidate.block_size != deployment.setting.engine.memory.block_tokens:
         options["block_size"] = candidate.block_size
     if candidate.weight_dtype != deployment.setting.model.weight_dtype and candidate.weight_dtype == "fp8":
         options["quantization"] = "fp8"
+    if (draft := _draft(deployment)) is not None:
+        options["speculative_config"] = draft
+    if group.role in ("prefill", "decode"):
+        options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    return options | rules.options(deployment)
+
+
+def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
+    """Options on one of the nodes of a group; the first answers, the others take part without a server."""
+    options = stated(deployment, group)
+    if group.nodes == 1:
+        return options
+    options |= {"nnodes": group.nodes, "node_rank": rank, "master_addr": HEAD, "master_port": MASTER_PORT}
+    if rank:
+        options = {name: value for name, value in options.items() if name not in ("host", "port")} | {"headless": True}
     return options
+
+
+def _draft(deployment: Deployment) -> dict[str, Any] | None:
+    draft = deployment.candidate.speculative
+    if draft is None:
+        return None
+    out: dict[str, Any] = {"method": draft.method, "num_speculative_tokens": draft.tokens}
+    if draft.method == "ngram":
+        out |= {"prompt_lookup_max": max(draft.tokens, 2), "prompt_lookup_min": 2}
+    if draft.method == "eagle":
+        out |= {"model": deployment.draft, "method": deployment.eagle}
+    return out
 
 
 def _cache_word(deployment: Deployment) -> str:
@@ -72,7 +122,7 @@ def _cache_word(deployment: Deployment) -> str:
     wanted = deployment.candidate.kv_dtype
     if wanted == "fp8":
         return "fp8"
-    follows = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[deployment.activation_word]
+    follows = deployment.activation_dtype
     if wanted != follows:
         raise NoAnswer(
             f"vLLM keeps a 16-bit cache in the activations' format, {follows}, not in {wanted}.",
@@ -80,3 +130,19 @@ def _cache_word(deployment: Deployment) -> str:
             hint=f"Use kv_dtype: {follows}, fp8 or auto.",
         )
     return "auto"
+
+
+def side_channel(group: Group, rank: int) -> dict[str, str]:
+    """Where the other pool asks for cached blocks: an address that it reaches, and a port for each engine (and rank) of a node."""
+    port = SIDE_CHANNEL_PORT + group.number * RANKS_A_GROUP
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{group.places[rank].node}}}", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+
+
+def _router(placed: list[Group]) -> list[str]:
+    """The router's words: every prefill and decode server by address."""
+    table = option_table(*ROUTER)
+    decode = [group for group in placed if group.role == "decode"]
+    words = ["vllm-router", *table.argv({"host": "${host}", "port": "${port}", "policy": "round_robin", "vllm_pd_disaggregation": True})]
+    for group in placed:
+        words += table.argv({group.role: url(group)})
+    return [*words, *table.argv({"kv_connector": "nixl", "intra_node_data_parallel_size": decode[0].split.dp})]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from recipe_core.documents import read_document
 from recipe_core.errors import HardwareError, unknown
-from recipe_core.hardware.profile import Device, DtypeFile, Fabric, Family, Offer, OfferFile, Priors, Roofline
+from recipe_core.hardware.profile import Device, DtypeFile, DtypeSupport, Fabric, Family, Offer, OfferFile, Priors, Roofline
 from recipe_core.request import HardwareRequest
 from recipe_core.resources import root
 
@@ -88,6 +88,16 @@ def priors() -> Priors:
 def dtypes() -> DtypeFile:
     """What silicon and engines make of each weight format, by architecture."""
     return _read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
+
+
+@cache
+def no_kernels(engine: str, architecture: str, dtype: str, writer: str) -> DtypeSupport | None:
+    """The row that says an engine has no kernels for a weight format, as ``writer`` encodes it, on an architecture."""
+    for row in dtypes().support:
+        encoded = row.encoding is None or row.dtype != "int4" or (writer == "bitsandbytes") == row.encoding.startswith("bitsandbytes")
+        if row.dtype == dtype and architecture in row.architectures and encoded and row.engines.get(engine) == "none":
+            return row
+    return None
 
 
 def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:

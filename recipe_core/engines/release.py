@@ -1,0 +1,71 @@
+"""What comes with an engine's release, as data: its containers, the host software they need, the names of its metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from recipe_core.hardware.profile import Status
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ContainerImage(_Data):
+    """A container that holds the engine at this version: a tag that never moves, its digest where that is known.
+
+    ``architectures``: those it is for, where there are several images of a runtime; empty: all.
+    """
+
+    reference: Annotated[str, Field(pattern=r"^[\w./-]+:[\w][\w.-]*$")]
+    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    architectures: tuple[str, ...] = ()
+    source: str
+    note: str | None = None
+
+    @field_validator("reference")
+    @classmethod
+    def _never_moves(cls, value: str) -> str:
+        if value.endswith(":latest"):
+            raise ValueError("the tag latest moves; name a release")
+        return value
+
+
+class Floor(_Data):
+    """The oldest host software that the engine's builds run on: NVIDIA's driver, or AMD's ROCm release."""
+
+    what: Literal["driver", "rocm"]
+    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
+    source: str
+    status: Status
+
+
+class Metrics(_Data):
+    """Names of the engine's Prometheus metrics as they are scraped from ``path``; None where it has none.
+
+    Histograms (``ttft``, ``tpot``: mean time per output token of a request, ``itl``: time between two tokens, ``queue_time``, ``latency``)
+    are named without ``_bucket``; gauges are ``waiting``, ``running`` (requests) and ``kv_usage`` (0 to 1); counters are ``success`` and
+    ``failure``, ``prompt_tokens`` and ``output_tokens``. ``needs``: options without which there are none. ``port``: where they are
+    scraped, if not where requests are answered. ``unit_s``: the unit of times, in seconds.
+    """
+
+    path: str = "/metrics"
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    unit_s: Annotated[float, Field(gt=0)] = 1.0
+    ttft: str | None = None
+    tpot: str | None = None
+    itl: str | None = None
+    queue_time: str | None = None
+    latency: str | None = None
+    waiting: str | None = None
+    running: str | None = None
+    kv_usage: str | None = None
+    success: str | None = None
+    failure: str | None = None
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    needs: dict[str, Any] = {}
+    source: str
+    note: str | None = None

@@ -1,0 +1,88 @@
+"""Random deployments that no rule refuses: models, devices, nodes, dtypes, splits, limits, pools and drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from recipe_core.candidates import Resolved, describe, every_split, one_split, resolve, setting
+from recipe_core.engines.deployment import Candidate, Deployment
+from recipe_core.engines.spec import engine
+from recipe_core.estimate import Cases, Setting
+from recipe_core.request import CandidateRequest
+from recipe_core.split import refusals
+from tests.conftest import make_request
+
+MODELS = ("meta-llama/Llama-3.1-70B-Instruct", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8", "deepseek-ai/DeepSeek-V3")
+DEVICES = {"cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"), "rocm": ("mi300x", "mi355x"), "cpu": ("cpu",)}
+SIZES = ((8, 1), (4, 2), (8, 2), (8, 4))
+DRAFT_CHECKPOINT = "example/Model-EAGLE3"
+
+
+@cache
+def legal(model: str, name: str, device: str, per_node: int, nodes: int, weights: str, cache_dtype: str) -> tuple[Resolved, Setting, Cases]:
+    """Every split that no rule refuses."""
+    found: Resolved = resolve(make_request(model, device, per_node, nodes, options={"context_parallel": True}))
+    chosen = setting(found, engine(name), weights, cache_dtype)
+    splits = every_split(found, chosen)
+    fine = np.ones(len(splits), dtype=bool)
+    for rule in refusals(chosen, splits):
+        fine &= ~rule.broken
+    return found, chosen, splits.take(np.flatnonzero(fine))
+
+
+def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
+    """``count`` deployments of an engine; the same for the same seed."""
+    draw, spec = random.Random(seed), engine(name)
+    while count:
+        device = draw.choice([d for runtime in spec.runtimes for d in DEVICES[runtime]])
+        per_node, nodes = (1, 1) if device == "cpu" else draw.choice(SIZES)
+        weights, cache_dtype = draw.choice(("auto", "auto", "fp8", "fp16")), draw.choice(("auto", "auto", "fp8"))
+        found, chosen, splits = legal(draw.choice(MODELS), name, device, per_node, nodes, weights, cache_dtype)
+        if not len(splits) or chosen.needs_other_checkpoint:
+            continue
+        drawn = _deployment(draw, found, chosen, splits)
+        if drawn is not None:
+            yield drawn
+            count -= 1
+
+
+def _deployment(draw: random.Random, found: Resolved, chosen: Setting, splits: Cases) -> Deployment | None:
+    """One of the splits with limits, pools and drafts; None where a rule refuses those."""
+    values = describe(chosen, splits, draw.randrange(len(splits)))
+    values |= {
+        "max_num_seqs": draw.choice((1, 17, 256, 1024)),
+        "max_batched_tokens": draw.choice((2048, 3001, 8192, 16384)),
+        "memory_fraction": draw.choice((0.5, 0.8, 0.9, 0.95)),
+    }
+    if draw.random() < 0.3 and chosen.engine.split.disaggregated and chosen.cluster.devices > 1:
+        values |= _pools(draw, chosen, splits)
+    if draw.random() < 0.3 and chosen.engine.split.speculative:
+        methods = ("eagle", "ngram", "mtp") if chosen.model.draft_layers else ("eagle", "ngram")
+        values["speculative"] = {"tokens": draw.choice((1, 3)), "acceptance": 0.7, "method": draw.choice(methods)}
+    exact = one_split(found, CandidateRequest.model_validate(values))
+    if exact is None or any(rule.broken[0] for rule in refusals(*exact)):
+        return None
+    context = draw.choice((2048, 4096, 8191))
+    return Deployment(chosen, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m", draft_model=DRAFT_CHECKPOINT)
+
+
+def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any]:
+    """A decoding and a prefill split that share the cluster, each as often as still fits."""
+    there = chosen.cluster.devices
+    units = [n for n in range(len(splits)) if splits.devices[n] <= there // 2 and splits.cp[n] == 1]
+    decode, prefill = (describe(chosen, splits, draw.choice(units)) for _ in range(2))
+    sizes = [pool["tp"] * pool["pp"] * pool["dp"] for pool in (decode, prefill)]
+    replicas = draw.randint(1, (there - sizes[1]) // sizes[0])
+    others = draw.randint(1, (there - replicas * sizes[0]) // sizes[1])
+    return decode | {"replicas": replicas, "prefill": {k: prefill[k] for k in ("tp", "pp", "dp", "ep")} | {"replicas": others}}
+
+
+def with_options(deployment: Deployment, **options: Any) -> Deployment:
+    """The same with options that a user passes on."""
+    return replace(deployment, engine_options=options)
