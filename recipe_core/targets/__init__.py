@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import recipe_core.monitoring.pack as monitoring
 from recipe_core.errors import NoAnswer
 from recipe_core.targets import autoscale, containers, kserve, kubernetes, llm_d, ray_serve, skypilot, slurm, training
 from recipe_core.targets.context import Context, Image, Parameters
 
 Target = Callable[[Context], dict[str, str]]
+
+
+def _monitoring(context: Context) -> dict[str, str]:
+    from recipe_core.monitoring.pack import monitoring_files  # which finds pods by the names that targets give them
+
+    return monitoring_files(context)
+
 
 SERVING: Mapping[str, Target] = {
     "docker": containers.docker,
@@ -25,7 +31,7 @@ SERVING: Mapping[str, Target] = {
     "slurm": slurm.files,
     "skypilot": skypilot.files,
     "ray-serve": ray_serve.files,
-    "monitoring": monitoring.monitoring_files,
+    "monitoring": _monitoring,
 }
 TRAINING: Mapping[str, Target] = {
     "slurm": slurm.files,
