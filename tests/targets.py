@@ -62,13 +62,23 @@ def spread(nodes: int = 2, tp: int = 8) -> Launch:
     return launched(tuple(found), values)
 
 
-def pools() -> Launch:
-    """Prompts and answers computed by servers of their own, behind a router, on one node."""
+def pools(nodes: int = 1) -> Launch:
+    """Prompts and answers computed by servers of their own, behind a router; on two nodes each pool has one."""
     values = options(tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=1)
-    prefill = Process("prefill-0", argv(values), {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}, 1, (0, 1, 2, 3), role="prefill", group=1)
-    decode = Process("decode-0", argv(values), {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700"}, 2, (4, 5, 6, 7), role="decode", group=2)
-    words = ("vllm-router", "--host", "${host}", "--port", "${port}", "--prefill", "http://${head}:8001", "--decode", "http://${head}:8002")
-    return launched((Process("router", words, {}, 0, (), role="router"), prefill, decode), values)
+    last = nodes - 1
+
+    def pool(name: str, offset: int, node: int, devices: tuple[int, ...]) -> Process:
+        environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{node}}}", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5500 + 100 * offset)}
+        return Process(f"{name}-0", argv(values), environment, offset, devices, node, name, offset - 1)  # type: ignore[arg-type]
+
+    asked = [
+        word
+        for name, node, offset in (("prefill", 0, 1), ("decode", last, 2))
+        for word in (f"--{name}", f"http://${{node{node}}}:${{port{offset}}}")
+    ]
+    router = Process("router", ("vllm-router", "--host", "${host}", "--port", "${port}", *asked), {}, 0, (), 0, "router", 2)
+    found = (pool("prefill", 1, 0, (0, 1, 2, 3)), pool("decode", 2, last, (4, 5, 6, 7) if nodes == 1 else (0, 1, 2, 3)), router)
+    return launched(found, values)
 
 
 def training(nodes: int = 2, devices: int = 8) -> Launch:
@@ -122,6 +132,7 @@ EXAMPLES: dict[str, Context] = {
     ),
     "two-nodes": context(spread(), name="llama-3-1-405b-h100-sxm-tp8-pp2-vllm", model="meta-llama/Llama-3.1-405B-Instruct"),
     "pools": context(pools(), name="llama-3-1-70b-h100-sxm-tp4-pools-vllm"),
+    "pools-two-nodes": context(pools(2), name="llama-3-1-70b-h100-sxm-tp4-pools-2-vllm", devices_per_node=4),
     "training-two-nodes": context(
         training(), name="llama-3-1-8b-training", image=Image(reference="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"), engine="torch"
     ),

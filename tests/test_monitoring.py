@@ -169,6 +169,10 @@ def test_larger_weights_take_longer_to_warm_up():
 def test_every_server_is_scraped_and_no_router():
     targets = [target for job in json_of(context(pools()))["scrape_configs"][:1] for target in job["static_configs"][0]["targets"]]
     assert targets == ["127.0.0.1:8001", "127.0.0.1:8002"]
+    within = monitoring_files(context(pools()))["monitoring/prometheus-kubernetes.yaml"]
+    assert {"source_labels": ["__meta_kubernetes_pod_container_name"], "regex": "router", "action": "drop"} in parse_yaml(within)[
+        "scrape_configs"
+    ][0]["relabel_configs"]
     assert len(json_of(context(replicas(4, 2)))["scrape_configs"][0]["static_configs"][0]["targets"]) == 4
 
 

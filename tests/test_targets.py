@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -84,11 +84,28 @@ def test_replicas_become_copies_of_one_pod():
 def test_pools_share_a_pod_with_ports_of_their_own():
     (deployment,) = documents(context(pools()), "kubernetes/deployment.yaml").values()
     containers = {c["name"]: c for c in deployment["spec"]["template"]["spec"]["containers"]}
-    assert [c["ports"][0]["containerPort"] for c in containers.values()] == [8000, 8001, 8002]
+    assert {name: c["ports"][0]["containerPort"] for name, c in containers.items()} == {"router": 8000, "prefill-0": 8001, "decode-0": 8002}
     assert "nvidia.com/gpu" not in containers["router"]["resources"].get("limits", {})
     assert "http://127.0.0.1:8001" in containers["router"]["command"]
     (service,) = documents(context(pools()), "kubernetes/service.yaml").values()
     assert [port["port"] for port in service["spec"]["ports"]] == [8000]
+
+
+def test_pools_on_nodes_of_their_own_are_workloads_that_find_each_other():
+    found = documents(context(pools(2)), ".yaml")
+    (router,) = found["targets/kubernetes/deployment-router.yaml"]["spec"]["template"]["spec"]["containers"]
+    (decode,) = found["targets/kubernetes/deployment-decode-0.yaml"]["spec"]["template"]["spec"]["containers"]
+    service = found["targets/kubernetes/service-decode-0.yaml"]
+    assert router["command"][-1] == f"http://{service['metadata']['name']}:8002"
+    assert service["spec"]["selector"]["app.kubernetes.io/component"] == "decode-0"
+    assert {entry["name"]: entry.get("value") for entry in decode["env"]}["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
+    assert found["targets/kubernetes/service.yaml"]["spec"]["selector"]["app.kubernetes.io/component"] == "router"
+
+
+def test_servers_that_need_root_are_refused_on_kubernetes():
+    leader, worker = spread(2).processes
+    value = context(replace(spread(2), processes=(leader, replace(worker, argv=("/usr/sbin/sshd", "-D")))))
+    assert "sshd, which needs root" in refusals(value)["kubernetes"]
 
 
 def test_workers_of_many_nodes_take_their_number_from_the_set():
@@ -206,13 +223,21 @@ def test_long_names_are_cut_and_stay_apart():
 
 
 def test_layout_keeps_processes_that_know_each_other_together():
-    assert layout(replicas(3)).copies == 3
-    assert layout(pools()).copies == 1
-    assert [len(pod) for pod in layout(spread(3)).pods] == [1, 1, 1]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(replicas(3))] == [(3, 1, 1)]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(pools())] == [(1, 1, 3)]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(spread(3))] == [(1, 3, 1)]
+    assert [unit.name for unit in layout(pools(2))] == ["prefill-0", "decode-0", "router"]
+
+
+def test_copies_over_several_nodes_have_leaders_of_their_own():
+    first, second = spread(2).processes, spread(2).processes
+    moved = tuple(replace(p, node=p.node + 2, group=1, port_offset=1) for p in second)
+    (unit,) = layout(replace(spread(2), processes=(*first, *moved)))
+    assert (unit.copies, len(unit.pods)) == (2, 2)
 
 
 def test_a_word_that_counts_is_the_pods_number():
-    (worker,) = same_pod(layout(spread(4)).pods[1:], first=1) or ()
+    (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
     assert INDEX in worker.argv
     assert same_pod([(Process("a", ("x", "1"), {}, 0, ()),), (Process("b", ("x", "5"), {}, 0, ()),)], first=1) is None
 
@@ -232,12 +257,13 @@ def test_shell_words_come_back(text):
 
 
 SECRET = "hf_plantedSecretThatMustNotLeak"
+QUICK = (Phase.explicit, Phase.generate)  # to shrink a bundle takes minutes and makes it no clearer
 LAUNCHES = st.one_of(
     st.builds(single, st.sampled_from([1, 2, 4, 8])),
     st.builds(replicas, st.integers(1, 4), st.sampled_from([1, 2])),
     st.builds(spread, st.integers(2, 5), st.sampled_from([4, 8])),
     st.builds(training, st.integers(1, 4), st.sampled_from([1, 8])),
-    st.just(pools()),
+    st.builds(pools, st.integers(1, 2)),
 )
 PARAMETERS = st.fixed_dictionaries(
     {
@@ -253,21 +279,21 @@ PARAMETERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, phases=QUICK)
 @given(LAUNCHES, st.sampled_from([(NVIDIA, VLLM), (AMD, ROCM)]), PARAMETERS)
 def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
         files = target_files(with_parameters(context(launch, hardware[0], image=hardware[1]), **parameters))
     for path, text in files.items():
-        assert not re.search(r"\$\{(model|host|port|head|root|run|index)\}", text), path
+        assert not re.search(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}", text), path
         assert ":latest" not in text, path
         assert "None" not in text, path
         assert SECRET not in text, path
         assert not re.search(r"HF_TOKEN(=|: (?!null)|\n +value:)", text), path
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, phases=QUICK)
 @given(LAUNCHES, PARAMETERS)
 def test_every_target_says_the_launchs_own_degrees(launch, parameters):
     """Each command is found word by word in each target that starts commands, and no word was joined with another."""

@@ -77,6 +77,14 @@ def after(words, flag):
     return words[words.index(flag) + 1]
 
 
+def test_a_router_is_told_of_pools_on_other_nodes(slurm, tmp_path):
+    path = bundle(context(pools(2), devices_per_node=4), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n")
+    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    said = {(words[0], words[1]): words for words in told(tmp_path)}
+    assert set(said) == {("0", "vllm"), ("0", "vllm-router"), ("1", "vllm")}
+    assert after(said["0", "vllm-router"], "--decode") == "http://127.0.0.1:8002"
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_slurm_takes_every_example(slurm, name, tmp_path):
     path = bundle(with_parameters(EXAMPLES[name], partition="debug"), tmp_path)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.monitoring.metrics import EngineMetrics, engine_metrics, exporter
 from recipe_core.monitoring.rules import jobs
-from recipe_core.targets.pod import labels
+from recipe_core.targets.pod import label_name, labels
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
@@ -58,6 +58,7 @@ def _pods(context: Context, engine: EngineMetrics) -> dict[str, Any]:
         "relabel_configs": [
             {"source_labels": [_NAME_LABEL], "regex": name, "action": "keep"},
             *_pod_port(engine),
+            *_no_routers(context),
             {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
             {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
         ],
@@ -71,6 +72,12 @@ def _pod_port(engine: EngineMetrics) -> list[dict[str, Any]]:
         return [keep]
     own = {"source_labels": ["__meta_kubernetes_pod_ip"], "target_label": "__address__", "replacement": f"$1:{engine.port}"}
     return [keep, own]
+
+
+def _no_routers(context: Context) -> list[dict[str, Any]]:
+    """A router has no metrics of the engine's."""
+    names = [label_name(p.name) for p in context.launch.processes if p.role == "router"]
+    return [{"source_labels": ["__meta_kubernetes_pod_container_name"], "regex": "|".join(names), "action": "drop"}] if names else []
 
 
 def _exporters(job: str, port: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from recipe_core.monitoring.metrics import EngineMetrics, engine_metrics
 from recipe_core.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import layout
+from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata, object_name
 
 KEDA, HPA = "targets/kubernetes-keda", "targets/kubernetes-hpa"
@@ -43,6 +43,8 @@ def _checked(context: Context) -> EngineMetrics:
         raise NoAnswer(
             "min_replicas is 0, and no request can wait at a copy that does not run.", field="parameters.min_replicas", hint="Use 1."
         )
+    if len(layout(context.launch)) > 1:
+        raise NoAnswer("pools over several nodes are workloads of their own, and grow in proportion only by another plan.")
     kubernetes.objects(context)  # says what the workload itself lacks
     return engine
 
@@ -52,25 +54,30 @@ def _overlay(folder: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {f"{folder}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
 
 
+def _unit(context: Context) -> Unit:
+    (unit,) = layout(context.launch)
+    return unit
+
+
 def _target(context: Context) -> dict[str, str]:
-    workload = kubernetes.workload(context, layout(context.launch))
+    workload = kubernetes.workload(context, _unit(context))
     return {"apiVersion": workload["apiVersion"], "kind": workload["kind"], "name": object_name(context)}
 
 
 def _bounds(context: Context) -> tuple[int, int]:
     """Pods (or groups) that the recipe's own number of copies makes of the bounds."""
-    copies = layout(context.launch).copies
+    copies = _unit(context).copies
     return copies * context.parameters.min_replicas, copies * context.parameters.max_replicas
 
 
 def _waiting(context: Context) -> int:
     """Requests that may wait for each pod (or group)."""
-    return max(1, round(thresholds(context).waiting / layout(context.launch).copies))
+    return max(1, round(thresholds(context).waiting / _unit(context).copies))
 
 
 def _behavior(context: Context) -> dict[str, Any]:
     """Up: one copy in the time that a copy takes to warm up, since only then it shows in the metrics. Down: later and slowly."""
-    warm, step = warm_up_s(context), layout(context.launch).copies
+    warm, step = warm_up_s(context), _unit(context).copies
     up = {"type": "Pods", "value": step, "periodSeconds": min(LONGEST_PERIOD_S, warm)}
     down = {"type": "Pods", "value": step, "periodSeconds": 300}
     return {

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A value that a shell script has in a variable, known only when it runs."""
+    """A value that a shell script has in a variable (or element of an array), known only when it runs."""
 
     name: str
 
@@ -55,7 +55,9 @@ def compose_literal(text: str) -> str:
 
 
 def _shell(value: str | Variable) -> str:
-    return f'"${value.name}"' if isinstance(value, Variable) else shlex.quote(value)
+    if isinstance(value, Variable):
+        return f'"${{{value.name}}}"' if "[" in value.name else f'"${value.name}"'
+    return shlex.quote(value)
 
 
 def _pieces(template: str) -> list[tuple[bool, str]]:

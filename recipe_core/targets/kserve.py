@@ -8,7 +8,7 @@ from recipe_core.documents import to_yaml
 from recipe_core.errors import NoAnswer
 from recipe_core.targets import kubernetes, pod
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Layout, layout
+from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata
 
 FOLDER = "targets/kserve"
@@ -21,8 +21,8 @@ def files(context: Context) -> dict[str, str]:
     Raises:
         NoAnswer: where a copy is more than one container, or no image is known.
     """
-    shape = layout(context.launch)
-    if len(shape.pods) > 1 or len(shape.leader) > 1:
+    shape = layout(context.launch)[0]
+    if context.nodes > 1 or len(shape.leader) > 1:
         raise NoAnswer("an InferenceService has one container; this recipe needs more for each copy.", hint="Use the Kubernetes target.")
     own = kubernetes.objects(context)
     shared = {f"{name}.yaml": own[name] for name in ("storage", "files") if name in own}
@@ -31,7 +31,7 @@ def files(context: Context) -> dict[str, str]:
     return {f"{FOLDER}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
 
 
-def inference_service(context: Context, shape: Layout) -> dict[str, Any]:
+def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     """The InferenceService. KServe's own autoscaler is off: what it knows (CPU, requests) says little of an engine."""
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)

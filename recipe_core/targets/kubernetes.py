@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from recipe_core.documents import to_yaml
@@ -10,12 +11,13 @@ from recipe_core.engines.deployment import Process
 from recipe_core.errors import NoAnswer
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Layout, Pod, layout, same_pod
-from recipe_core.targets.pod import GIB, labels, metadata
+from recipe_core.targets.layout import Pod, Unit, layout, same_pod
+from recipe_core.targets.pod import GIB, label_name, labels, metadata, object_name
 
 FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
 QUEUE = "kueue.x-k8s.io/queue-name"
+ROOTS = {"sshd"}  # programs that do not start without root
 SPARE_CACHE = 1.2  # a download is kept beside the file it becomes
 
 
@@ -23,7 +25,7 @@ def files(context: Context) -> dict[str, str]:
     """One file an object, and the list of them for kustomize.
 
     Raises:
-        NoAnswer: where no image is known, or workers differ in more than their number.
+        NoAnswer: where no image is known, or workers differ in more than their number, or need root.
     """
     found = {f"{name}.yaml": to_yaml(value) for name, value in objects(context).items()}
     listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(found)}
@@ -32,71 +34,120 @@ def files(context: Context) -> dict[str, str]:
 
 def objects(context: Context) -> dict[str, dict[str, Any]]:
     """The objects by the names of their files."""
-    shape = layout(context.launch)
-    kind = "deployment" if len(shape.pods) == 1 else "leaderworkerset"
-    found = {kind: workload(context, shape), "service": service(context, shape)}
+    units = layout(context.launch)
+    found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
+    found |= {f"service{suffix(unit)}": service(context, unit, suffix(unit)) for unit in units if unit.answers and _asked_inside(unit)}
+    found["service"] = service(context, entry(units), "")
     if pod.claim_name(context) and not context.parameters.model_cache:
-        found["storage"] = storage(context, shape)
+        found["storage"] = storage(context, units)
     if context.mounted:
         found["files"] = pod.files_map(context)
-    return found | {"disruption": disruption(context, shape), "network": network(context)}
+    return found | {"disruption": disruption(context, units), "network": network(context)}
 
 
-def workload(context: Context, shape: Layout) -> dict[str, Any]:
-    """What starts the pods."""
-    return _deployment(context, shape) if len(shape.pods) == 1 else _leader_worker_set(context, shape)
+def suffix(unit: Unit) -> str:
+    """What tells the objects of a unit from those of others."""
+    return f"-{label_name(unit.name)}" if unit.name else ""
 
 
-def copies(context: Context, shape: Layout) -> int:
+def kind(unit: Unit) -> str:
+    """The kind of object that starts a unit, in small letters."""
+    return "deployment" if len(unit.pods) == 1 else "leaderworkerset"
+
+
+def entry(units: Sequence[Unit]) -> Unit:
+    """The unit that clients ask: the one with the router, else the first."""
+    return next((unit for unit in units if any(p.role == "router" for p in unit.leader)), units[0])
+
+
+def _asked_inside(unit: Unit) -> bool:
+    """Whether a unit has an address for other units."""
+    return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
+
+
+def workload(context: Context, unit: Unit) -> dict[str, Any]:
+    """What starts the pods of a unit."""
+    return _deployment(context, unit) if len(unit.pods) == 1 else _leader_worker_set(context, unit)
+
+
+def copies(context: Context, unit: Unit) -> int:
     """Pods (or groups of pods) to begin with: those of the recipe, as often as the lower bound says."""
-    return shape.copies * max(1, context.parameters.min_replicas)
+    return unit.copies * max(1, context.parameters.min_replicas)
 
 
-def _deployment(context: Context, shape: Layout) -> dict[str, Any]:
-    count = copies(context, shape)
-    startup = max(_startup(context, process) for process in shape.leader if process.answers)
+def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
+    count = copies(context, unit)
+    startup = max(_startup(context, process) for process in unit.leader if process.answers)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _queued(context, metadata(context)),
+        "metadata": _queued(context, metadata(context, suffix(unit))),
         "spec": {
             "replicas": count,
-            "selector": {"matchLabels": labels(context)},
+            "selector": {"matchLabels": labels(context) | {ROLE: leader_role(unit)}},
             # devices are scarce: an update takes a pod down before it starts the next
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "progressDeadlineSeconds": startup + 600,
-            "template": _template(context, shape.leader, "leader", head="127.0.0.1", **_spread(context, count)),
+            "template": _template(context, unit.leader, leader_role(unit), head="127.0.0.1", **_spread(context, count)),
         },
     }
 
 
-def _leader_worker_set(context: Context, shape: Layout) -> dict[str, Any]:
-    head = {"head": "$(LWS_LEADER_ADDRESS)", "index": "$(LWS_WORKER_INDEX)"}
-    worker = same_pod(shape.pods[1:], first=1)
+def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
+    worker = same_pod(unit.pods[1:], first=1)
     if worker is None:
         raise NoAnswer("its nodes run different processes; a LeaderWorkerSet has one template for all workers.", hint="Use Slurm.")
+    if programs := ROOTS & {p.argv[0].split("/")[-1] for pods in unit.pods for p in pods}:
+        raise NoAnswer(f"its workers run {', '.join(programs)}, which needs root and keys in a container.", hint="Use Slurm.")
+    known = {"head": "$(LWS_LEADER_ADDRESS)", "index": "$(LWS_WORKER_INDEX)", **_members(context, unit)}
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": _queued(context, metadata(context)),
+        "metadata": _queued(context, metadata(context, suffix(unit))),
         "spec": {
-            "replicas": copies(context, shape),
+            "replicas": copies(context, unit),
             "startupPolicy": "LeaderCreated",
             "leaderWorkerTemplate": {
-                "size": len(shape.pods),
+                "size": len(unit.pods),
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": _template(context, shape.leader, "leader", **head),
-                "workerTemplate": _template(context, worker, "worker", **head),
+                "leaderTemplate": _template(context, unit.leader, leader_role(unit), **known),
+                "workerTemplate": _template(context, worker, "-".join(filter(None, (label_name(unit.name), "worker"))), **known),
             },
         },
     }
 
 
+def _members(context: Context, unit: Unit) -> dict[str, str]:
+    """Addresses of workers, where a unit is there once; the number of a copy is not known to its pods."""
+    name = object_name(context, suffix(unit))
+    known = {f"node{n}": f"{name}-0-{n}.{name}" for n in range(1, len(unit.pods))}
+    return known if copies(context, unit) == 1 and context.parameters.max_replicas == 1 else {}
+
+
+def leader_role(unit: Unit) -> str:
+    """The label of the pods that answer."""
+    return label_name(unit.name) or "leader"
+
+
 def _template(context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any) -> dict[str, Any]:
-    known = pod.values(context, head, index=index)
+    """A pod of a unit; ``more`` are addresses of other pods, or fields of its specification."""
+    addresses = {key: value for key, value in more.items() if isinstance(value, str)}
+    known = pod.values(context, head, index=index) | _elsewhere(context) | addresses
     grace = max(60, math.ceil(2 * context.estimate.get("serving", {}).get("request_latency_s", 0)))
-    spec = pod.pod_spec(context, processes, known, terminationGracePeriodSeconds=grace, **more)
+    fields = {key: value for key, value in more.items() if key not in addresses}
+    spec = pod.pod_spec(context, processes, known, terminationGracePeriodSeconds=grace, **fields)
     return {"metadata": {"labels": labels(context) | {ROLE: role}}, "spec": spec}
+
+
+def _elsewhere(context: Context) -> dict[str, str]:
+    """Where the processes of other units answer (in the same pod where there is one unit), by the offset of their port."""
+    units = layout(context.launch)
+    return {
+        f"at{process.port_offset}": f"{object_name(context, suffix(unit)) if unit.name else '127.0.0.1'}:{pod.port_of(context, process)}"
+        for unit in units
+        for process in unit.leader
+        if process.answers
+    }
 
 
 def _spread(context: Context, count: int) -> dict[str, Any]:
@@ -123,25 +174,23 @@ def _startup(context: Context, process: Process) -> int:
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
-def entries(shape: Layout) -> list[Process]:
-    """Processes of the leader that clients ask: the router where there is one."""
-    answering = [process for process in shape.leader if process.answers]
+def entries(unit: Unit) -> list[Process]:
+    """Processes of the leader that are asked: the router where there is one."""
+    answering = [process for process in unit.leader if process.answers]
     return [process for process in answering if process.role == "router"] or answering
 
 
-def service(context: Context, shape: Layout) -> dict[str, Any]:
-    """One address inside the cluster for all copies."""
-    ports = [{"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)} for p in entries(shape)]
-    if len(ports) == 1:
-        ports[0]["port"] = context.parameters.port
-    spec = {"type": "ClusterIP", "selector": labels(context) | {ROLE: "leader"}, "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(context), "spec": spec}
+def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
+    """One address inside the cluster for all copies of a unit; ``name`` is appended to the recipe's."""
+    ports = [{"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)} for p in entries(unit)]
+    spec = {"type": "ClusterIP", "selector": labels(context) | {ROLE: leader_role(unit)}, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(context, name), "spec": spec}
 
 
-def storage(context: Context, shape: Layout) -> dict[str, Any]:
+def storage(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
     """A claim for the weights, which pods on several nodes share."""
-    alone = len(shape.pods) == 1 and shape.copies * context.parameters.max_replicas == 1
-    return claim(context, pod.object_name(context, "-models"), cache_gib(context), shared=not alone)
+    pods = sum(unit.copies * len(unit.pods) for unit in units) * context.parameters.max_replicas
+    return claim(context, object_name(context, "-models"), cache_gib(context), shared=pods > 1)
 
 
 def cache_gib(context: Context) -> int:
@@ -160,10 +209,10 @@ def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[s
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(context) | {"name": name}, "spec": spec}
 
 
-def disruption(context: Context, shape: Layout) -> dict[str, Any]:
-    """Maintenance takes one pod (or group) at a time."""
-    chosen = labels(context) | ({ROLE: "leader"} if len(shape.pods) > 1 else {})
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": chosen}}
+def disruption(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
+    """Maintenance takes one pod at a time; of a set over several nodes its leader stands for all."""
+    alone = {ROLE: leader_role(units[0])} if len(units) == 1 else {}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(context) | alone}}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(context), "spec": spec}
 
 

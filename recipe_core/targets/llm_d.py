@@ -8,7 +8,7 @@ from recipe_core.documents import to_yaml
 from recipe_core.errors import NoAnswer
 from recipe_core.targets import kubernetes, pod
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Layout, layout
+from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import object_name
 
 FILE = "targets/llm-d/values.yaml"
@@ -23,15 +23,15 @@ def files(context: Context) -> dict[str, str]:
     Raises:
         NoAnswer: for other engines, several nodes or pools, other devices, or where no image is known.
     """
-    shape = layout(context.launch)
+    shape = layout(context.launch)[0]
     if context.engine != ENGINE or context.vendor not in TYPES:
         raise NoAnswer(f"its scheduler reads the metrics of {ENGINE} on accelerators, not of {context.engine} on {context.vendor}.")
-    if len(shape.pods) > 1 or len(shape.leader) > 1 or context.mounted:
+    if context.nodes > 1 or len(shape.leader) > 1 or context.mounted:
         raise NoAnswer("the chart renders multi-node and disaggregated commands itself, which could differ from the estimated ones.")
     return {FILE: to_yaml(values(context, shape))}
 
 
-def values(context: Context, shape: Layout) -> dict[str, Any]:
+def values(context: Context, shape: Unit) -> dict[str, Any]:
     """The chart's values: the recipe's own command, and no prefill pods."""
     (process,) = shape.leader
     tensor, data = (context.launch.options.get(f"{name}_parallel_size", 1) for name in ("tensor", "data"))
@@ -58,7 +58,7 @@ def values(context: Context, shape: Layout) -> dict[str, Any]:
     }
 
 
-def _decode(context: Context, shape: Layout, parallelism: dict[str, int]) -> dict[str, Any]:
+def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[str, Any]:
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
     (whole,) = spec["containers"]

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from recipe_core.engines.deployment import Process
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable, shell_word
+from recipe_core.targets.pod import port_values
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 _INDENT = "    "
 
 _BEGIN = """#!/bin/bash
-# The processes of one node. Argument: the address of the first node.
+# The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-head=$1
+nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
@@ -88,11 +89,14 @@ def _case(context: Context, on: Sequence[Process], *, visible_given: bool) -> st
 
 
 def _command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:
+    first = min(p.node for p in context.launch.processes if p.group == process.group)
     known: Values = {
         "model": context.model_source,
         "host": "0.0.0.0",  # noqa: S104 - asked from other nodes
         "port": str(context.parameters.port + process.port_offset),
-        "head": Variable("head"),
+        "head": Variable(f"nodes[{first}]"),
+        **{f"node{n}": Variable(f"nodes[{n}]") for n in range(context.nodes)},
+        **port_values(context),
         "root": Variable("root"),
         "run": Variable("run"),
     }

@@ -44,7 +44,14 @@ def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
 
 def values(context: Context, head: str, **more: str) -> dict[str, str]:
     """What placeholders of a launch are in a pod; the port is each process's own."""
-    return {"model": context.model_source, "host": "0.0.0.0", "head": head, "root": ROOT, "run": RUN, **more}  # noqa: S104 - inside its pod
+    known = {"model": context.model_source, "host": "0.0.0.0", "head": head, "root": ROOT, "run": RUN}  # noqa: S104 - inside its pod
+    return known | {"self": "$(POD_IP)"} | port_values(context) | more
+
+
+def port_values(context: Context) -> dict[str, str]:
+    """Ports by their offsets from the first: ``port0`` and so on."""
+    last = max(process.port_offset for process in context.launch.processes)
+    return {f"port{n}": str(context.parameters.port + n) for n in range(last + 1)}
 
 
 def port_of(context: Context, process: Process) -> int:
@@ -54,13 +61,14 @@ def port_of(context: Context, process: Process) -> int:
 
 def pod_spec(context: Context, pod: Pod, known: Mapping[str, str], **more: Any) -> dict[str, Any]:
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
-    affinity = node_affinity(context.device, context.vendor)
+    computes = context.vendor == "cpu" or any(process.devices for process in pod)  # a router needs no node with devices
+    affinity = node_affinity(context.device, context.vendor) if computes else None
     return {
         "automountServiceAccountToken": False,
         "securityContext": security(context),
         **({"affinity": affinity} if affinity else {}),
         **({"nodeSelector": dict(context.parameters.node_selector)} if context.parameters.node_selector else {}),
-        **tolerations(context),
+        **(tolerations(context) if computes else {}),
         "containers": [container(context, process, known) for process in pod],
         "volumes": volumes(context, pod),
         **more,
@@ -71,7 +79,7 @@ def container(context: Context, process: Process, known: Mapping[str, str], name
     """One process as a container."""
     here = {**known, "port": str(port_of(context, process))}
     return {
-        "name": name or process.name.lower().replace("_", "-").replace(".", "-"),
+        "name": name or label_name(process.name),
         "image": image(context),
         "command": [fill(word, here, kubernetes_literal) for word in process.argv],
         "workingDir": ROOT if context.mounted else RUN,
@@ -82,6 +90,11 @@ def container(context: Context, process: Process, known: Mapping[str, str], name
         **(probes(context, process) if process.answers else {}),
         "volumeMounts": mounts(context),
     }
+
+
+def label_name(name: str) -> str:
+    """A process's name as a DNS label."""
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def port_name(process: Process) -> str:
@@ -107,10 +120,12 @@ def environment(context: Context, process: Process, known: Mapping[str, str]) ->
     writable = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}  # USER: torch asks for it, and no entry of passwd has this number
     writable |= {"PYTHONPATH": ROOT} if context.kind == "training" else {}  # modules of the bundle, where no working folder can be named
     own = {key: fill(value, known, kubernetes_literal) for key, value in process.env.items()}
-    plain = [{"name": key, "value": value} for key, value in (writable | own).items()]
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    asked = any("${self}" in text for text in (*process.argv, *process.env.values()))
+    plain: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in (writable | own).items()]
     secret = context.parameters.token_secret
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}
-    return [*plain, *([token] if secret else [])]
+    return [*([address] if asked else []), *plain, *([token] if secret else [])]
 
 
 def resources(context: Context, process: Process) -> dict[str, Any]:

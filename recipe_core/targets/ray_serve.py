@@ -73,7 +73,7 @@ def _engine(context: Context) -> dict[str, Any]:
 
 
 def _replicas(context: Context) -> dict[str, Any]:
-    p, copies = context.parameters, layout(context.launch).copies
+    p, copies = context.parameters, layout(context.launch)[0].copies
     if p.min_replicas == p.max_replicas:
         return {"num_replicas": copies * p.min_replicas}
     bounds = {"min_replicas": copies * p.min_replicas, "max_replicas": copies * p.max_replicas}

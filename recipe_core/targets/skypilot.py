@@ -40,7 +40,7 @@ def task(context: Context) -> dict[str, Any]:
         "resources": _resources(context),
         **secret,
         **_setup(context),
-        "run": f'bash {FOLDER}/node.sh "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"\n',
+        "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
         **({} if training else {"service": _service(context)}),
     }
 

@@ -20,15 +20,17 @@ CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 8, "64G"  # assumed, where a node is shared
 _HEAD = """set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 # NodeAddr is what Slurm itself connects to; a node's name need not resolve.
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-head=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+nodes=()
+for name in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    nodes+=("$(scontrol show node "$name" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')")
+done
 """
-_SERVE = """echo "$SLURM_JOB_NAME will answer on http://$head:{port}"
-srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "$head"
+_SERVE = """echo "$SLURM_JOB_NAME will answer on http://${{nodes[0]}}:{port}"
+srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${{nodes[@]}}"
 """
 _TRAIN = """# Slurm signals this shell before the limit; the job then goes back to the queue and continues from its last checkpoint.
 trap 'scontrol requeue "$SLURM_JOB_ID"; exit 0' USR1
-srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "$head" &
+srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${nodes[@]}" &
 wait $!
 """
 

@@ -129,7 +129,8 @@ def _parts(context: Context, head: str, index: str, name: str) -> tuple[dict[str
 
 def _every(context: Context) -> Pod:
     """The one process that stands for those of all nodes."""
-    same = same_pod(layout(context.launch).pods, first=0)
+    (unit,) = layout(context.launch)
+    same = same_pod(unit.pods, first=0)
     if same is None or len(same) != 1:
         raise NoAnswer("its nodes run different processes; these jobs have one template for all.", hint="Use Slurm.")
     return same

@@ -1,7 +1,7 @@
 #!/bin/bash
-# The processes of one node. Argument: the address of the first node.
+# The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-head=$1
+nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"

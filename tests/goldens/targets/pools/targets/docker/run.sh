@@ -9,14 +9,15 @@ gpus() {  # docker takes a list that has quotes of its own, podman the names of 
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp4-pools-vllm-prefill-0 \
     --restart unless-stopped \
-    --publish 127.0.0.1:8000:8000 \
     --publish 127.0.0.1:8001:8001 \
     --publish 127.0.0.1:8002:8002 \
+    --publish 127.0.0.1:8000:8000 \
     $(gpus 0,1,2,3) \
     --shm-size 16g \
     --volume llama-3-1-70b-h100-sxm-tp4-pools-vllm-models:/models \
     --volume llama-3-1-70b-h100-sxm-tp4-pools-vllm-run:/run/recipe \
     --env HF_HOME=/models \
+    --env VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
     --env VLLM_NIXL_SIDE_CHANNEL_PORT=5600 \
     --env HF_TOKEN \
     --entrypoint vllm vllm/vllm-openai:v0.32.0@sha256:5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec serve meta-llama/Llama-3.1-70B-Instruct \
@@ -35,6 +36,7 @@ gpus() {  # docker takes a list that has quotes of its own, podman the names of 
     --volume llama-3-1-70b-h100-sxm-tp4-pools-vllm-models:/models \
     --volume llama-3-1-70b-h100-sxm-tp4-pools-vllm-run:/run/recipe \
     --env HF_HOME=/models \
+    --env VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
     --env VLLM_NIXL_SIDE_CHANNEL_PORT=5700 \
     --env HF_TOKEN \
     --entrypoint vllm vllm/vllm-openai:v0.32.0@sha256:5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec5b8511ec serve meta-llama/Llama-3.1-70B-Instruct \

@@ -1,7 +1,7 @@
 #!/bin/bash
-# The processes of one node. Argument: the address of the first node.
+# The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-head=$1
+nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
@@ -9,10 +9,10 @@ command -v torchrun >/dev/null || { echo 'torchrun is not installed on this node
 case "$SKYPILOT_NODE_RANK" in
 0)
     exec env OMP_NUM_THREADS=1 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id recipe --rdzv-endpoint \
-        "$head":29500 "$root"/trainer/train.py --config "$root"/training.yaml --folder "$run"
+        "${nodes[0]}":29500 "$root"/trainer/train.py --config "$root"/training.yaml --folder "$run"
     ;;
 1)
     exec env OMP_NUM_THREADS=1 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id recipe --rdzv-endpoint \
-        "$head":29500 "$root"/trainer/train.py --config "$root"/training.yaml --folder "$run"
+        "${nodes[0]}":29500 "$root"/trainer/train.py --config "$root"/training.yaml --folder "$run"
     ;;
 esac

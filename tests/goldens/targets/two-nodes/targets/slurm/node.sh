@@ -1,7 +1,7 @@
 #!/bin/bash
-# The processes of one node. Argument: the address of the first node.
+# The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-head=$1
+nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
@@ -10,11 +10,11 @@ case "$SLURM_NODEID" in
 0)
     exec env vllm serve meta-llama/Llama-3.1-405B-Instruct --host 0.0.0.0 --port 8000 --served-model-name llama \
         --tensor-parallel-size 8 --pipeline-parallel-size 2 --data-parallel-size 1 --nnodes 2 --node-rank 0 \
-        --master-addr "$head"
+        --master-addr "${nodes[0]}"
     ;;
 1)
     exec env vllm serve meta-llama/Llama-3.1-405B-Instruct --host 0.0.0.0 --port 8000 --served-model-name llama \
         --tensor-parallel-size 8 --pipeline-parallel-size 2 --data-parallel-size 1 --nnodes 2 --node-rank 1 \
-        --master-addr "$head" --headless
+        --master-addr "${nodes[0]}" --headless
     ;;
 esac
