@@ -102,9 +102,16 @@ def read_document(path: Path, *, field: str | None = None) -> Any:
     return parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that stands in two places twice: the reader above, like some others, takes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the library's signature
+        return True
+
+
 def to_yaml(value: Any) -> str:
-    """Block-style YAML in the given key order."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
+    """Block-style YAML in the given key order, without aliases."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
 
 
 def to_json(value: Any, *, indent: int | None = 1) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.engines.deployment import Launch
 
@@ -21,6 +21,8 @@ class Parameters(BaseModel):
     ``model_cache``: where weights are kept: a folder on the host, or on Kubernetes the name of a PersistentVolumeClaim. ``token_secret``:
     the name of a Kubernetes Secret whose key ``token`` holds the hub token; the token itself is never part of a bundle. ``queue``: of
     Kueue, Volcano or Slurm's QOS. ``min_replicas`` and ``max_replicas``: bounds of autoscaling, in copies of the whole deployment.
+    ``device_groups``: numbers of the host's groups that may open AMD's devices (of video and render on Ubuntu 22.04), for containers that
+    do not run as root. ``prometheus``: the address at which autoscaling asks for metrics. ``monitoring_namespace``: from where it scrapes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +45,15 @@ class Parameters(BaseModel):
     region: Word | None = None
     min_replicas: Annotated[int, Field(ge=0, le=4096)] = 1
     max_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    device_groups: tuple[Annotated[int, Field(ge=0, le=65534)], ...] = (44, 109)
+    prometheus: Word = "http://prometheus-operated.monitoring.svc:9090"
+    monitoring_namespace: DnsLabel = "monitoring"
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Parameters:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is more than max_replicas ({self.max_replicas})")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,8 @@ class Context:
     ``name`` is a DNS label. ``devices_per_node`` of ``device`` (a profile's name)
     are used in each of ``launch.nodes`` nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm, cpu). ``image`` is None
     where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and ``limits`` are the recipe's (for
-    thresholds). ``workload`` is the request's.
+    thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle besides ``launch.files`` (a trainer's
+    program), by path. ``install``: the shell words that install the engine where there is no container.
     """
 
     name: str
@@ -87,8 +99,25 @@ class Context:
     estimate: dict[str, Any]
     workload: dict[str, Any]
     limits: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+    install: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:
         """Nodes of one copy of the deployment."""
         return self.launch.nodes
+
+    @property
+    def model_source(self) -> str:
+        """What engines load: a folder on the nodes or a hub id."""
+        return self.parameters.model or self.model
+
+    @property
+    def model_is_folder(self) -> bool:
+        """Whether the model is a folder on the nodes rather than a hub id."""
+        return self.model_source.startswith("/")
+
+    @property
+    def mounted(self) -> dict[str, str]:
+        """Every file of the bundle that processes read, by path."""
+        return self.launch.files | self.files

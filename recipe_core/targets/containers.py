@@ -1,0 +1,210 @@
+"""Containers on one machine: a compose file, and the same as ``docker run`` (or podman) commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.engines.deployment import Process
+from recipe_core.errors import NoAnswer
+from recipe_core.targets.context import Context
+from recipe_core.targets.fill import compose_literal, fill
+from recipe_core.targets.layout import layout
+from recipe_core.targets.node_script import VISIBLE
+from recipe_core.targets.pod import CACHE, ROOT, RUN, image, object_name, port_values
+
+_BEGIN = """#!/bin/bash
+# Argument: docker (the default) or podman.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+engine="${1:-docker}\""""
+_GPUS = """gpus() {  # docker takes a list that has quotes of its own, podman the names of the container device interface
+    if [ "$engine" = docker ]; then printf -- '--gpus "device=%s"' "$1"; else printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }; fi
+}"""
+COMPOSE, SCRIPT = "targets/compose/compose.yaml", "targets/docker/run.sh"
+BUNDLE = "../.."  # from a target's folder
+_PROBE = "curl -fsS {url} || python3 -c 'import urllib.request as r; r.urlopen(\"{url}\", timeout=5)'"  # images have one or the other
+
+
+def compose(context: Context) -> dict[str, str]:
+    """``compose.yaml``: a service a process.
+
+    Raises:
+        NoAnswer: for several nodes, or where no image is known.
+    """
+    _check_single(context)
+    services = {_name(p): _service(context, p) for p in _started(context)}
+    value = {"name": object_name(context), "services": services, "volumes": _named_volumes(context)}
+    return {COMPOSE: to_yaml({key: item for key, item in value.items() if item})}
+
+
+def docker(context: Context) -> dict[str, str]:
+    """``run.sh``: a command a process, for docker or, as its argument, podman.
+
+    Raises:
+        NoAnswer: for several nodes, or where no image is known.
+    """
+    _check_single(context)
+    lines = [_BEGIN, *([_GPUS] if context.vendor == "nvidia" else [])]
+    lines += [f'"$engine" run {_lines(_run(context, p))}' for p in _started(context)]
+    return {SCRIPT: "\n".join(lines) + "\n"}
+
+
+def _check_single(context: Context) -> None:
+    if context.nodes > 1:
+        raise NoAnswer(f"it starts containers on one machine, and the recipe uses {context.nodes} nodes.", hint="Use Kubernetes or Slurm.")
+    image(context)
+
+
+def _name(process: Process) -> str:
+    return process.name.lower()
+
+
+def _together(context: Context) -> bool:
+    """Whether processes ask each other, so that they share one network as on a bare machine."""
+    (unit,) = layout(context.launch)
+    return len(unit.leader) > 1
+
+
+def _started(context: Context) -> list[Process]:
+    """Processes in the order in which they are started: a router waits for those behind it."""
+    return sorted(context.launch.processes, key=lambda process: process.role == "router")
+
+
+def _first(context: Context) -> Process:
+    """The one whose network the others join."""
+    return _started(context)[0]
+
+
+def _port(context: Context, process: Process) -> int:
+    return context.parameters.port + process.port_offset
+
+
+def _published(context: Context, process: Process) -> list[str]:
+    """Ports as they appear on the host: of everything that answers, where a network is shared all on its first service."""
+    if _together(context):
+        answering = [p for p in context.launch.processes if p.answers] if process is _first(context) else []
+    else:
+        answering = [process]
+    return [f"{context.parameters.host}:{_port(context, p)}:{_port(context, p)}" for p in answering]
+
+
+def _values(context: Context, process: Process) -> dict[str, str]:
+    port = str(_port(context, process))
+    everywhere = "0.0.0.0"  # noqa: S104 - inside the container's network; the host publishes on its own address
+    known = {"model": context.model_source, "host": everywhere, "port": port, "root": ROOT, "run": RUN}
+    return known | {"head": "127.0.0.1", "node0": "127.0.0.1"} | port_values(context)
+
+
+def _environment(context: Context, process: Process) -> dict[str, str | None]:
+    """The process's variables; the hub's token is taken from the environment of whoever starts it, if it is there."""
+    known = _values(context, process)
+    found: dict[str, str | None] = {"HF_HOME": CACHE}
+    found |= {key: fill(value, known) for key, value in process.env.items()}
+    found |= {} if context.model_is_folder else {"HF_TOKEN": None}
+    visible = VISIBLE["rocm"] if context.runtime == "rocm" and len(context.launch.processes) > 1 and process.devices else None
+    return found | ({visible: ",".join(map(str, process.devices))} if visible else {})
+
+
+def _shm_gib(process: Process) -> int:
+    return max(8, 4 * len(process.devices))
+
+
+def _mounts(context: Context) -> list[tuple[str, str, bool]]:
+    """Source (a folder or a volume's name), place, whether it is only read."""
+    cache = context.parameters.model_cache or "models"
+    folder = [(context.model_source, context.model_source, True)] if context.model_is_folder else []
+    files = [(BUNDLE, ROOT, True)] if context.mounted else []
+    return [(cache, CACHE, False), *folder, ("run", RUN, False), *files]
+
+
+def _named_volumes(context: Context) -> dict[str, dict[str, Any]]:
+    return {source: {} for source, _, _ in _mounts(context) if not source.startswith(("/", "."))}
+
+
+def _service(context: Context, process: Process) -> dict[str, Any]:
+    known = _values(context, process)
+    argv = [fill(word, known, compose_literal) for word in process.argv]
+    environment = {key: compose_literal(value) if value is not None else None for key, value in _environment(context, process).items()}
+    ports = _published(context, process)
+    return {
+        "image": image(context),
+        "entrypoint": argv[:1],
+        "command": argv[1:],
+        "environment": environment,
+        **({"network_mode": f"service:{_name(_first(context))}"} if _together(context) and process is not _first(context) else {}),
+        **({"ports": ports} if ports else {}),
+        **_compose_devices(context, process),
+        "shm_size": f"{_shm_gib(process)}gb",
+        "volumes": [f"{source}:{place}{':ro' if read else ''}" for source, place, read in _mounts(context)],
+        **({"healthcheck": _health(context, process)} if process.answers else {}),
+        **_waits(context, process),
+        "restart": "unless-stopped",
+    }
+
+
+def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
+    if not process.devices or context.vendor == "cpu":
+        return {}
+    if context.vendor == "amd":
+        return {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video", "render"], "security_opt": ["seccomp=unconfined"]}
+    asked = {"driver": context.vendor, "device_ids": [str(n) for n in process.devices], "capabilities": ["gpu"]}
+    return {"deploy": {"resources": {"reservations": {"devices": [asked]}}}}
+
+
+def _health(context: Context, process: Process) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{_port(context, process)}{context.launch.health}"
+    start = f"{math.ceil(context.launch.startup_timeout_s)}s"
+    return {"test": ["CMD-SHELL", _PROBE.format(url=url)], "interval": "15s", "timeout": "10s", "retries": 4, "start_period": start}
+
+
+def _waits(context: Context, process: Process) -> dict[str, Any]:
+    """A router starts when those behind it are ready."""
+    behind = [p for p in context.launch.processes if p.answers and p.role != "router"] if process.role == "router" else []
+    return {"depends_on": {_name(p): {"condition": "service_healthy"} for p in behind}} if behind else {}
+
+
+def _run(context: Context, process: Process) -> list[str]:
+    """Words of one ``docker run``, without the program."""
+    known = _values(context, process)
+    argv = [fill(word, known) for word in process.argv]
+    options = ["--detach", "--name", f"{object_name(context)}-{_name(process)}", "--restart", "unless-stopped"]
+    if _together(context) and process is not _first(context):
+        options += ["--network", f"container:{object_name(context)}-{_name(_first(context))}"]
+    options += [word for port in _published(context, process) for word in ("--publish", port)]
+    options += _docker_devices(context, process)
+    options += ["--shm-size", f"{_shm_gib(process)}g"]
+    for source, place, read in _mounts(context):
+        own = f"{object_name(context)}-{source}" if source in _named_volumes(context) else source
+        volume = f"{own}:{place}{':ro' if read else ''}"
+        options += ["--volume", _Shell(f'"$PWD":{place}:ro') if source == BUNDLE else volume]
+    for key, value in _environment(context, process).items():
+        options += ["--env", key if value is None else f"{key}={value}"]
+    return [*options, "--entrypoint", argv[0], image(context), *argv[1:]]
+
+
+def _docker_devices(context: Context, process: Process) -> list[str]:
+    if not process.devices or context.vendor == "cpu":
+        return []
+    if context.vendor == "amd":
+        groups = ["--group-add", "video", "--group-add", "render"]
+        return ["--device=/dev/kfd", "--device=/dev/dri", *groups, "--security-opt", "seccomp=unconfined"]
+    return [_Shell(f"$(gpus {','.join(map(str, process.devices))})")]
+
+
+class _Shell(str):
+    """A word that the shell still has to expand."""
+
+
+def _lines(words: list[str]) -> str:
+    """Words as a command, an option a line."""
+    lines: list[str] = []
+    for word in words:
+        shown = word if isinstance(word, _Shell) else shlex.quote(word)
+        if lines and not word.startswith(("-", "$(")):
+            lines[-1] += f" {shown}"
+        else:
+            lines.append(shown)
+    return " \\\n    ".join(lines)

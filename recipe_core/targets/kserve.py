@@ -1,0 +1,46 @@
+"""KServe: an InferenceService with the engine's own container (raw deployment)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.errors import NoAnswer
+from recipe_core.targets import kubernetes, pod
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import Unit, layout
+from recipe_core.targets.pod import metadata
+
+FOLDER = "targets/kserve"
+CONTAINER = "kserve-container"  # the name by which KServe finds the one that answers
+
+
+def files(context: Context) -> dict[str, str]:
+    """``inferenceservice.yaml``, the claim and the files it mounts.
+
+    Raises:
+        NoAnswer: where a copy is more than one container, or no image is known.
+    """
+    shape = layout(context.launch)[0]
+    if context.nodes > 1 or len(shape.leader) > 1:
+        raise NoAnswer("an InferenceService has one container; this recipe needs more for each copy.", hint="Use the Kubernetes target.")
+    own = kubernetes.objects(context)
+    shared = {f"{name}.yaml": own[name] for name in ("storage", "files") if name in own}
+    objects = {"inferenceservice.yaml": inference_service(context, shape), **shared}
+    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(objects)}
+    return {f"{FOLDER}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
+
+
+def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
+    """The InferenceService. KServe's own autoscaler is off: what it knows (CPU, requests) says little of an engine."""
+    known = pod.values(context, head="127.0.0.1", index="0")
+    spec = pod.pod_spec(context, shape.leader, known)
+    container = pod.container(context, shape.leader[0], known, name=CONTAINER)
+    container["ports"] = [{"name": "http1", "containerPort": pod.port_of(context, shape.leader[0]), "protocol": "TCP"}]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        container[probe]["httpGet"]["port"] = pod.port_of(context, shape.leader[0])
+    count = kubernetes.copies(context, shape)
+    predictor = {"minReplicas": count, "maxReplicas": count, **spec, "containers": [container]}
+    notes = {"serving.kserve.io/deploymentMode": "RawDeployment", "serving.kserve.io/autoscalerClass": "none"}
+    about = metadata(context, annotations=notes)
+    return {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": about, "spec": {"predictor": predictor}}

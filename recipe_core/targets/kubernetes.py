@@ -1,0 +1,233 @@
+"""Kubernetes: a Deployment, or a LeaderWorkerSet over several nodes, with everything it needs; ``kubectl apply -k``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.engines.deployment import Process
+from recipe_core.errors import NoAnswer
+from recipe_core.targets import pod
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import Pod, Unit, layout, same_pod
+from recipe_core.targets.pod import GIB, label_name, labels, metadata, object_name
+
+FOLDER = "targets/kubernetes"
+ROLE = "app.kubernetes.io/component"
+QUEUE = "kueue.x-k8s.io/queue-name"
+ROOTS = {"sshd"}  # programs that do not start without root
+SPARE_CACHE = 1.2  # a download is kept beside the file it becomes
+
+
+def files(context: Context) -> dict[str, str]:
+    """One file an object, and the list of them for kustomize.
+
+    Raises:
+        NoAnswer: where no image is known, or workers differ in more than their number, or need root.
+    """
+    found = {f"{name}.yaml": to_yaml(value) for name, value in objects(context).items()}
+    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(found)}
+    return {f"{FOLDER}/{name}": text for name, text in (found | {"kustomization.yaml": to_yaml(listed)}).items()}
+
+
+def objects(context: Context) -> dict[str, dict[str, Any]]:
+    """The objects by the names of their files."""
+    units = layout(context.launch)
+    found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
+    found |= {f"service{suffix(unit)}": service(context, unit, suffix(unit)) for unit in units if unit.answers and _asked_inside(unit)}
+    found["service"] = service(context, entry(units), "")
+    if pod.claim_name(context) and not context.parameters.model_cache:
+        found["storage"] = storage(context, units)
+    if context.mounted:
+        found["files"] = pod.files_map(context)
+    return found | {"disruption": disruption(context, units), "network": network(context)}
+
+
+def suffix(unit: Unit) -> str:
+    """What tells the objects of a unit from those of others."""
+    return f"-{label_name(unit.name)}" if unit.name else ""
+
+
+def kind(unit: Unit) -> str:
+    """The kind of object that starts a unit, in small letters."""
+    return "deployment" if len(unit.pods) == 1 else "leaderworkerset"
+
+
+def entry(units: Sequence[Unit]) -> Unit:
+    """The unit that clients ask: the one with the router, else the first."""
+    return next((unit for unit in units if any(p.role == "router" for p in unit.leader)), units[0])
+
+
+def _asked_inside(unit: Unit) -> bool:
+    """Whether a unit has an address for other units."""
+    return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
+
+
+def workload(context: Context, unit: Unit) -> dict[str, Any]:
+    """What starts the pods of a unit."""
+    return _deployment(context, unit) if len(unit.pods) == 1 else _leader_worker_set(context, unit)
+
+
+def copies(context: Context, unit: Unit) -> int:
+    """Pods (or groups of pods) to begin with: those of the recipe, as often as the lower bound says."""
+    return unit.copies * max(1, context.parameters.min_replicas)
+
+
+def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
+    count = copies(context, unit)
+    startup = max(_startup(context, process) for process in unit.leader if process.answers)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _queued(context, metadata(context, suffix(unit))),
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": labels(context) | {ROLE: leader_role(unit)}},
+            # devices are scarce: an update takes a pod down before it starts the next
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "progressDeadlineSeconds": startup + 600,
+            "template": _template(context, unit.leader, leader_role(unit), head="127.0.0.1", **_spread(context, count)),
+        },
+    }
+
+
+def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
+    worker = same_pod(unit.pods[1:], first=1)
+    if worker is None:
+        raise NoAnswer("its nodes run different processes; a LeaderWorkerSet has one template for all workers.", hint="Use Slurm.")
+    if programs := ROOTS & {p.argv[0].split("/")[-1] for pods in unit.pods for p in pods}:
+        raise NoAnswer(f"its workers run {', '.join(programs)}, which needs root and keys in a container.", hint="Use Slurm.")
+    known = {"head": "$(LWS_LEADER_ADDRESS)", "index": "$(LWS_WORKER_INDEX)", **_members(context, unit)}
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": _queued(context, metadata(context, suffix(unit))),
+        "spec": {
+            "replicas": copies(context, unit),
+            "startupPolicy": "LeaderCreated",
+            "leaderWorkerTemplate": {
+                "size": len(unit.pods),
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": _template(context, unit.leader, leader_role(unit), **known),
+                "workerTemplate": _template(context, worker, "-".join(filter(None, (label_name(unit.name), "worker"))), **known),
+            },
+        },
+    }
+
+
+def _members(context: Context, unit: Unit) -> dict[str, str]:
+    """Addresses of workers, where a unit is there once; the number of a copy is not known to its pods."""
+    name = object_name(context, suffix(unit))
+    known = {f"node{n}": f"{name}-0-{n}.{name}" for n in range(1, len(unit.pods))}
+    return known if copies(context, unit) == 1 and context.parameters.max_replicas == 1 else {}
+
+
+def leader_role(unit: Unit) -> str:
+    """The label of the pods that answer."""
+    return label_name(unit.name) or "leader"
+
+
+def _template(context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any) -> dict[str, Any]:
+    """A pod of a unit; ``more`` are addresses of other pods, or fields of its specification."""
+    addresses = {key: value for key, value in more.items() if isinstance(value, str)}
+    known = pod.values(context, head, index=index) | _elsewhere(context) | addresses
+    grace = max(60, math.ceil(2 * context.estimate.get("serving", {}).get("request_latency_s", 0)))
+    fields = {key: value for key, value in more.items() if key not in addresses}
+    spec = pod.pod_spec(context, processes, known, terminationGracePeriodSeconds=grace, **fields)
+    return {"metadata": {"labels": labels(context) | {ROLE: role}}, "spec": spec}
+
+
+def _elsewhere(context: Context) -> dict[str, str]:
+    """Where the processes of other units answer (in the same pod where there is one unit), by the offset of their port."""
+    units = layout(context.launch)
+    return {
+        f"at{process.port_offset}": f"{object_name(context, suffix(unit)) if unit.name else '127.0.0.1'}:{pod.port_of(context, process)}"
+        for unit in units
+        for process in unit.leader
+        if process.answers
+    }
+
+
+def _spread(context: Context, count: int) -> dict[str, Any]:
+    """Copies go to different nodes where there is room."""
+    if count == 1:
+        return {}
+    rule = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels(context)},
+    }
+    return {"topologySpreadConstraints": [rule]}
+
+
+def _queued(context: Context, value: dict[str, Any]) -> dict[str, Any]:
+    """Metadata with Kueue's label where a queue is named."""
+    queue = context.parameters.queue
+    return value | {"labels": value["labels"] | {QUEUE: queue}} if queue else value
+
+
+def _startup(context: Context, process: Process) -> int:
+    probe = pod.probes(context, process)["startupProbe"]
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+def entries(unit: Unit) -> list[Process]:
+    """Processes of the leader that are asked: the router where there is one."""
+    answering = [process for process in unit.leader if process.answers]
+    return [process for process in answering if process.role == "router"] or answering
+
+
+def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
+    """One address inside the cluster for all copies of a unit; ``name`` is appended to the recipe's."""
+    ports = [{"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)} for p in entries(unit)]
+    spec = {"type": "ClusterIP", "selector": labels(context) | {ROLE: leader_role(unit)}, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(context, name), "spec": spec}
+
+
+def storage(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
+    """A claim for the weights, which pods on several nodes share."""
+    pods = sum(unit.copies * len(unit.pods) for unit in units) * context.parameters.max_replicas
+    return claim(context, object_name(context, "-models"), cache_gib(context), shared=pods > 1)
+
+
+def cache_gib(context: Context) -> int:
+    """Room for the weights."""
+    return context.parameters.cache_gib or math.ceil(SPARE_CACHE * context.weights_bytes / GIB) + 1
+
+
+def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
+    """A PersistentVolumeClaim."""
+    chosen = context.parameters.storage_class
+    spec = {
+        "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
+        **({"storageClassName": chosen} if chosen else {}),
+        "resources": {"requests": {"storage": f"{size_gib}Gi"}},
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(context) | {"name": name}, "spec": spec}
+
+
+def disruption(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
+    """Maintenance takes one pod at a time; of a set over several nodes its leader stands for all."""
+    alone = {ROLE: leader_role(units[0])} if len(units) == 1 else {}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(context) | alone}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(context), "spec": spec}
+
+
+def network(context: Context) -> dict[str, Any]:
+    """Asked from its own namespace and by monitoring; asks only its own pods, DNS and, for a hub's model, HTTPS."""
+    own = {"podSelector": {"matchLabels": labels(context)}}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": context.parameters.monitoring_namespace}}}
+    ports = sorted({pod.port_of(context, p) for p in context.launch.processes if p.answers} | {context.parameters.port})
+    asked = [{"protocol": "TCP", "port": port} for port in ports]
+    dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+    hub = [] if context.model_is_folder else [{"ports": [{"protocol": "TCP", "port": 443}]}]
+    spec = {
+        "podSelector": {"matchLabels": labels(context)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"podSelector": {}}, monitoring], "ports": asked}, {"from": [own]}],
+        "egress": [{"to": [own]}, dns, *hub],
+    }
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(context), "spec": spec}

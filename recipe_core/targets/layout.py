@@ -1,0 +1,115 @@
+"""Which processes of a launch share a pod, which pods are one workload, and what differs between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from recipe_core.engines.deployment import Launch, Process
+
+Pod = tuple[Process, ...]
+INDEX = "${index}"  # the number of a pod within its unit, filled by what a target calls it
+_AT = re.compile(r"\$\{node\d+\}:\$\{port(\d+)\}")
+_NODE = re.compile(r"\$\{node(\d+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """``copies`` of the same ``pods``, one pod a node; the first one leads and answers requests.
+
+    ``name`` is that of its first process, empty where there is but one unit. Words of its processes name addresses from its own view:
+    ``${self}`` (the pod), ``${head}`` (the leader), ``${node1}`` … (pods of the unit), ``${at3}`` (address and port of the process whose
+    port is the third after the first, in whatever unit).
+    """
+
+    name: str
+    copies: int
+    pods: tuple[Pod, ...]
+
+    @property
+    def leader(self) -> Pod:
+        """The pod that the others find by address."""
+        return self.pods[0]
+
+    @property
+    def answers(self) -> bool:
+        """Whether anything of it is asked by others."""
+        return any(process.answers for process in self.leader)
+
+
+def layout(launch: Launch) -> tuple[Unit, ...]:
+    """Units of a launch.
+
+    Replicas that know nothing of each other are copies in one unit, with pods of their own. Processes of one node share a pod. Over
+    several nodes every group is a unit, and so is the router before them.
+    """
+    groups = [[p for p in launch.processes if p.group == group] for group in sorted({p.group for p in launch.processes})]
+    pods = [_pods(group) for group in groups]
+    alone = all(p.role in ("server", "worker", "trainer") for p in launch.processes)
+    if alone and len({_shape(group) for group in pods}) == 1:
+        return (Unit("", len(groups), tuple(tuple(_first_port(p, pods[0]) for p in pod) for pod in pods[0])),)
+    if launch.nodes == 1 or launch.kind == "training":
+        return (Unit("", 1, _pods(list(launch.processes))),)
+    return tuple(Unit(group[0].name, 1, pod) for group, pod in zip(groups, pods, strict=True))
+
+
+def _pods(processes: Sequence[Process]) -> tuple[Pod, ...]:
+    nodes = sorted({p.node for p in processes})
+    return tuple(tuple(_seen_from(p, nodes) for p in processes if p.node == node) for node in nodes)
+
+
+def _seen_from(process: Process, nodes: Sequence[int]) -> Process:
+    """The process with addresses as its unit sees them."""
+
+    def address(found: re.Match[str]) -> str:
+        node = int(found[1])
+        if node == process.node:
+            return "${self}"
+        return found[0] if node not in nodes else "${head}" if node == nodes[0] else f"${{node{nodes.index(node)}}}"
+
+    def word(text: str) -> str:
+        text = _NODE.sub(address, _AT.sub(r"${at\1}", text))
+        return text.replace(f"${{port{process.port_offset}}}", "${port}")
+
+    return replace(process, argv=tuple(map(word, process.argv)), env={key: word(value) for key, value in process.env.items()})
+
+
+def _first_port(process: Process, pods: Sequence[Pod]) -> Process:
+    """Copies in pods of their own all have the first port."""
+    return replace(process, port_offset=process.port_offset - min(p.port_offset for pod in pods for p in pod))
+
+
+def _shape(pods: tuple[Pod, ...]) -> tuple[object, ...]:
+    """What has to be equal for two groups to be copies of each other."""
+    lowest = min(p.port_offset for pod in pods for p in pod)
+    return tuple((p.argv, tuple(sorted(p.env.items())), p.port_offset - lowest, len(p.devices), p.role) for pod in pods for p in pod)
+
+
+def same_pod(pods: Sequence[Pod], first: int) -> Pod | None:
+    """One pod that stands for all of them, numbered from ``first``: a word that is each pod's number becomes ``${index}``.
+
+    None where they differ in anything else.
+    """
+    if len({len(pod) for pod in pods}) != 1:
+        return None
+    merged = [_merge(column, first) for column in zip(*pods, strict=True)]
+    known = tuple(process for process in merged if process is not None)
+    return known if len(known) == len(merged) else None
+
+
+def _merge(column: Sequence[Process], first: int) -> Process | None:
+    lead = column[0]
+    if len({(len(p.argv), tuple(p.env), p.port_offset, len(p.devices), p.role) for p in column}) > 1:
+        return None
+    argv = [_word(words, first) for words in zip(*(p.argv for p in column), strict=True)]
+    env = {key: _word([p.env[key] for p in column], first) for key in lead.env}
+    if None in argv or None in env.values():
+        return None
+    return replace(lead, argv=tuple(map(str, argv)), env={key: str(value) for key, value in env.items()})
+
+
+def _word(words: Sequence[str], first: int) -> str | None:
+    if len(set(words)) == 1:
+        return words[0]
+    return INDEX if list(words) == [str(first + n) for n in range(len(words))] else None

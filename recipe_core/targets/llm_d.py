@@ -1,0 +1,81 @@
+"""llm-d: values for its Helm chart ``llm-d-modelservice``, which adds the gateway's endpoint picker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.errors import NoAnswer
+from recipe_core.targets import kubernetes, pod
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import Unit, layout
+from recipe_core.targets.pod import object_name
+
+FILE = "targets/llm-d/values.yaml"
+ENGINE = "vllm"  # the engine whose metrics the endpoint picker reads
+TYPES = {"nvidia": "nvidia", "amd": "amd", "intel": "intel-gaudi"}
+OWN_VOLUMES = ("shm", "home", "run")  # the chart makes the one for the weights
+
+
+def files(context: Context) -> dict[str, str]:
+    """``values.yaml`` for ``helm install NAME llm-d-modelservice/llm-d-modelservice -f values.yaml``.
+
+    Raises:
+        NoAnswer: for other engines, several nodes or pools, other devices, or where no image is known.
+    """
+    shape = layout(context.launch)[0]
+    if context.engine != ENGINE or context.vendor not in TYPES:
+        raise NoAnswer(f"its scheduler reads the metrics of {ENGINE} on accelerators, not of {context.engine} on {context.vendor}.")
+    if context.nodes > 1 or len(shape.leader) > 1 or context.mounted:
+        raise NoAnswer("the chart renders multi-node and disaggregated commands itself, which could differ from the estimated ones.")
+    return {FILE: to_yaml(values(context, shape))}
+
+
+def values(context: Context, shape: Unit) -> dict[str, Any]:
+    """The chart's values: the recipe's own command, and no prefill pods."""
+    (process,) = shape.leader
+    tensor, data = (context.launch.options.get(f"{name}_parallel_size", 1) for name in ("tensor", "data"))
+    if tensor * data != len(process.devices):
+        message = f"the chart asks for tensor {tensor} × data {data} devices, and the recipe uses {len(process.devices)}."
+        raise NoAnswer(message, hint="Use the Kubernetes target.")
+    if context.model_is_folder:
+        raise NoAnswer("the chart takes a model from the hub or a claim, not from a folder on the nodes.", field="parameters.model")
+    artifacts = {
+        "name": context.launch.api_model,
+        "uri": f"hf://{context.model_source}",
+        "size": f"{kubernetes.cache_gib(context)}Gi",
+        "mountPath": pod.CACHE,
+        "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": object_name(context)},
+    }
+    return {
+        "fullnameOverride": object_name(context),
+        "modelArtifacts": artifacts,
+        "multinode": False,
+        "accelerator": {"type": TYPES[context.vendor], "dra": False},
+        "routing": {"servicePort": context.parameters.port, "proxy": {"enabled": False}},
+        "decode": _decode(context, shape, {"tensor": tensor, "data": data, "dataLocal": data, "workers": 1}),
+        "prefill": {"create": False, "replicas": 0},
+    }
+
+
+def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[str, Any]:
+    known = pod.values(context, head="127.0.0.1", index="0")
+    spec = pod.pod_spec(context, shape.leader, known)
+    (whole,) = spec["containers"]
+    kept = ("image", "command", "ports", "resources", "startupProbe", "readinessProbe", "livenessProbe", "securityContext")
+    container = {
+        "name": ENGINE,
+        "modelCommand": "custom",
+        **{key: whole[key] for key in kept},
+        "env": [entry for entry in whole["env"] if entry["name"] != "HF_HOME"],  # the chart sets it to where it mounts the model
+        "mountModelVolume": True,
+        "volumeMounts": [mount for mount in whole["volumeMounts"] if mount["name"] in OWN_VOLUMES],
+    }
+    return {
+        "create": True,
+        "replicas": kubernetes.copies(context, shape),
+        "parallelism": parallelism,
+        "extraConfig": {key: spec[key] for key in ("securityContext", "affinity", "nodeSelector", "tolerations") if key in spec},
+        "containers": [container],
+        "volumes": [volume for volume in spec["volumes"] if volume["name"] in OWN_VOLUMES],
+    }

@@ -1,0 +1,127 @@
+"""The script that one node runs: its processes, told apart by the node's number."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from recipe_core.engines.deployment import Process
+from recipe_core.targets.context import Context
+from recipe_core.targets.fill import Values, Variable, shell_word
+from recipe_core.targets.pod import port_values
+
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+_INDENT = "    "
+
+_BEGIN = """#!/bin/bash
+# The processes of one node. Arguments: the addresses of all nodes, in order.
+set -euo pipefail
+nodes=("$@")
+root=$PWD
+run=$root/run
+mkdir -p "$run"
+"""
+_END = """# The node has failed as soon as one of its processes has; the others are stopped with it.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+wait -n
+"""
+_SPLIT = """# Devices count within what the scheduler gave.
+IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-%s}"
+"""
+_ROCM = """# HIP counts within what ROCR_VISIBLE_DEVICES leaves; CUDA_VISIBLE_DEVICES, which Slurm sets too, would filter once more.
+unset CUDA_VISIBLE_DEVICES
+"""
+
+
+def node_script(context: Context, number: str, *, visible_given: bool = False) -> str:
+    """A bash script for all nodes; ``number`` is the variable with the node's own.
+
+    ``visible_given``: whether a scheduler already limits the visible devices, so that those of several processes are chosen among them.
+    """
+    processes = context.launch.processes
+    shared = any(len(on) > 1 for on in _by_node(processes).values())
+    cases = [f"{node})\n{_case(context, on, visible_given=visible_given)}{_INDENT};;\n" for node, on in _by_node(processes).items()]
+    return "".join(
+        [
+            _BEGIN,
+            _devices_given(context, shared and visible_given),
+            _folders(processes),
+            _programs(processes),
+            f'case "${number}" in\n',
+            *cases,
+            "esac\n",
+            _END if shared else "",
+        ]
+    )
+
+
+def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
+    return {node: [p for p in processes if p.node == node] for node in sorted({p.node for p in processes})}
+
+
+def _devices_given(context: Context, needed: bool) -> str:
+    if not needed:
+        return ""
+    if context.runtime == "rocm":
+        return _ROCM
+    every = ",".join(map(str, range(context.devices_per_node)))
+    return _SPLIT % every if context.runtime == "cuda" else ""
+
+
+def _folders(processes: Sequence[Process]) -> str:
+    """Caches inside the run folder exist before an engine looks for them."""
+    inside = {value.removeprefix("${run}/") for p in processes for value in p.env.values() if value.startswith("${run}/")}
+    return "".join(f'mkdir -p "$run"/{shlex.quote(folder)}\n' for folder in sorted(inside))
+
+
+def _programs(processes: Sequence[Process]) -> str:
+    """Say at once when a program is not installed on the node."""
+    lines = [
+        f"command -v {shlex.quote(name)} >/dev/null || {{ echo {shlex.quote(f'{name} is not installed on this node')} >&2; exit 1; }}\n"
+        for name in dict.fromkeys(p.argv[0] for p in processes)
+    ]
+    return "".join(lines)
+
+
+def _case(context: Context, on: Sequence[Process], *, visible_given: bool) -> str:
+    alone = len(on) == 1
+    return "".join(_command(context, process, alone=alone, visible_given=visible_given) for process in on)
+
+
+def _command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:
+    first = min(p.node for p in context.launch.processes if p.group == process.group)
+    known: Values = {
+        "model": context.model_source,
+        "host": "0.0.0.0",  # noqa: S104 - asked from other nodes
+        "port": str(context.parameters.port + process.port_offset),
+        "head": Variable(f"nodes[{first}]"),
+        **{f"node{n}": Variable(f"nodes[{n}]") for n in range(context.nodes)},
+        **port_values(context),
+        "root": Variable("root"),
+        "run": Variable("run"),
+    }
+    settings = [f"{key}={shell_word(value, known)}" for key, value in process.env.items()]
+    if not alone:
+        settings += _visible(context, process, visible_given=visible_given)
+    words = [*settings, *(shell_word(word, known) for word in process.argv)]
+    start = "exec env " if alone else "env "
+    return f"{_INDENT}{start}{_wrapped(words)}{'' if alone else ' &'}\n"
+
+
+def _visible(context: Context, process: Process, *, visible_given: bool) -> list[str]:
+    variable = VISIBLE.get(context.runtime)
+    if variable is None or not process.devices:
+        return []
+    pick = visible_given and context.runtime == "cuda"
+    return [f"{variable}=" + ",".join(f'"${{devices[{n}]}}"' if pick else str(n) for n in process.devices)]
+
+
+def _wrapped(words: Sequence[str], width: int = 110) -> str:
+    """Words over several lines, each ending in a backslash."""
+    lines, line = [], ""
+    for word in words:
+        if line and len(line) + len(word) >= width:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else word
+    return f" \\\n{_INDENT * 2}".join([*lines, line])

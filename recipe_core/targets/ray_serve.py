@@ -1,0 +1,82 @@
+"""Ray Serve: ``ray.serve.llm`` starts the engine itself, so it gets the launch's options, not its command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.errors import NoAnswer
+from recipe_core.monitoring.thresholds import warm_up_s
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import layout
+from recipe_core.targets.names import names
+
+FILE = "targets/ray-serve/serve.yaml"
+ENGINE = "vllm"  # the only one that ray.serve.llm starts
+BUILDER = "ray.serve.llm:build_openai_app"
+# Ray's own server listens, names the model and places ranks; these options of ``vllm serve`` are not the engine's there.
+_RAYS = {
+    "host",
+    "port",
+    "served_model_name",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "headless",
+    "distributed_executor_backend",
+}
+_DATA_PARALLEL = "data_parallel_size"
+
+
+def files(context: Context) -> dict[str, str]:
+    """``serve.yaml`` for ``serve run`` or ``serve deploy``.
+
+    Raises:
+        NoAnswer: for other engines, pools, and the engine's own data parallelism.
+    """
+    _check(context)
+    return {FILE: to_yaml(config(context))}
+
+
+def _check(context: Context) -> None:
+    if context.engine != ENGINE:
+        raise NoAnswer(f"ray.serve.llm starts {ENGINE}, not {context.engine}.", field="candidate.engine")
+    if any(p.role not in ("server", "worker") for p in context.launch.processes):
+        raise NoAnswer("pools for prompts and answers need a router of their own.", field="candidate.prefill")
+    if context.launch.options.get(_DATA_PARALLEL, 1) > 1:
+        raise NoAnswer("ray.serve.llm places the engine's data parallelism by another application.", field="candidate.dp")
+
+
+def config(context: Context) -> dict[str, Any]:
+    """The file that ``serve deploy`` reads."""
+    p = context.parameters
+    app = {"name": "llm", "route_prefix": "/", "import_path": BUILDER, "args": {"llm_configs": [_model(context)]}}
+    return {"proxy_location": "EveryNode", "http_options": {"host": p.host, "port": p.port}, "applications": [app]}
+
+
+def _model(context: Context) -> dict[str, Any]:
+    accelerator = names().ray.names.get(context.device)
+    environment = {key: value for process in context.launch.processes[:1] for key, value in process.env.items()}
+    return {
+        "model_loading_config": {"model_id": context.launch.api_model, "model_source": context.model_source},
+        **({"accelerator_type": accelerator} if accelerator else {}),
+        "engine_kwargs": _engine(context),
+        "deployment_config": _replicas(context),
+        **({"runtime_env": {"env_vars": environment}} if environment else {}),
+    }
+
+
+def _engine(context: Context) -> dict[str, Any]:
+    own = {name: value for name, value in context.launch.options.items() if name not in _RAYS and value is not False}
+    return own | ({"distributed_executor_backend": "ray"} if context.nodes > 1 else {})
+
+
+def _replicas(context: Context) -> dict[str, Any]:
+    p, copies = context.parameters, layout(context.launch)[0].copies
+    if p.min_replicas == p.max_replicas:
+        return {"num_replicas": copies * p.min_replicas}
+    bounds = {"min_replicas": copies * p.min_replicas, "max_replicas": copies * p.max_replicas}
+    load = context.workload.get("concurrency")
+    target = {"target_ongoing_requests": max(1, round(load / copies))} if load else {}
+    return {"autoscaling_config": bounds | target | {"upscale_delay_s": 30, "downscale_delay_s": warm_up_s(context)}}

@@ -1,0 +1,95 @@
+"""SkyPilot: a service (or a training task) on whatever cloud has the devices."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.errors import NoAnswer
+from recipe_core.targets.context import Context
+from recipe_core.targets.kubernetes import cache_gib
+from recipe_core.targets.names import names
+from recipe_core.targets.node_script import node_script
+from recipe_core.targets.pod import image, object_name
+
+FOLDER = "targets/skypilot"
+DISK_GIB = 100  # for the image and logs, besides the weights
+BUSY = 0.8  # of the estimated throughput, above which another copy is started
+
+
+def files(context: Context) -> dict[str, str]:
+    """``task.yaml``, for ``sky serve up`` or ``sky launch`` from the bundle's folder, and ``node.sh``, which its nodes run.
+
+    Raises:
+        NoAnswer: for a device that SkyPilot's clouds do not have, or where neither an image nor an installation is known.
+    """
+    script = {f"{FOLDER}/node.sh": node_script(context, "SKYPILOT_NODE_RANK")}
+    return {f"{FOLDER}/task.yaml": to_yaml(task(context))} | script
+
+
+def task(context: Context) -> dict[str, Any]:
+    """The task as SkyPilot reads it; the bundle is its working folder."""
+    training = context.kind == "training"
+    secret = {} if context.model_is_folder else {"secrets": {"HF_TOKEN": None}}
+    return {
+        "name": object_name(context),
+        "workdir": ".",
+        "num_nodes": context.nodes,
+        "resources": _resources(context),
+        **secret,
+        **_setup(context),
+        "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
+        **({} if training else {"service": _service(context)}),
+    }
+
+
+def _resources(context: Context) -> dict[str, Any]:
+    p = context.parameters
+    place = "/".join(part for part in (p.cloud, p.region) if part) if p.cloud else None
+    weights = 0 if context.model_is_folder else cache_gib(context)
+    return {
+        **_accelerators(context),
+        **({"infra": place} if place else {}),
+        **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
+        **({"ports": [p.port]} if context.kind == "serving" else {}),
+        "disk_size": DISK_GIB + weights,
+    }
+
+
+def _accelerators(context: Context) -> dict[str, Any]:
+    if context.vendor == "cpu":
+        return {"cpus": "4+"}
+    found = names().sky.names.get(context.device)
+    if found is None:
+        raise NoAnswer(f"SkyPilot has no name for {context.device}.", field="hardware.device", hint="Use another target.")
+    return {"accelerators": {found: context.devices_per_node}}
+
+
+def _has_image(context: Context) -> bool:
+    return bool(context.parameters.image or context.image)
+
+
+def _setup(context: Context) -> dict[str, str]:
+    """The image has the engine; without one it is installed."""
+    if _has_image(context):
+        return {}
+    if not context.install:
+        image(context)  # says that none is known
+    return {"setup": shlex.join(context.install) + "\n"}
+
+
+def _service(context: Context) -> dict[str, Any]:
+    p = context.parameters
+    probe = {"path": context.launch.health, "initial_delay_seconds": math.ceil(context.launch.startup_timeout_s)}
+    if p.min_replicas == p.max_replicas:
+        return {"readiness_probe": probe, "replicas": p.min_replicas, "ports": p.port}
+    policy = {"min_replicas": p.min_replicas, "max_replicas": p.max_replicas, "target_qps_per_replica": _requests_per_s(context)}
+    return {"readiness_probe": probe, "replica_policy": policy, "ports": p.port}
+
+
+def _requests_per_s(context: Context) -> float:
+    """What one copy of the deployment is expected to answer, with room to spare."""
+    requests = float(context.estimate["serving"]["output_tokens_per_s"]) / float(context.workload["output_tokens"])
+    return max(0.01, round(BUSY * requests, 2))

@@ -1,0 +1,155 @@
+"""Training on Kubernetes: Kubeflow's TrainJob and PyTorchJob, a JobSet, a Volcano job. One pod a node, torchrun in each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from recipe_core.documents import to_yaml
+from recipe_core.errors import NoAnswer
+from recipe_core.targets import pod
+from recipe_core.targets.context import Context
+from recipe_core.targets.kubernetes import QUEUE, cache_gib, claim
+from recipe_core.targets.layout import Pod, layout, same_pod
+from recipe_core.targets.pod import GIB, labels, metadata, object_name
+
+CHECKPOINTS_KEPT = 4  # in the claim of a run
+BYTES_PER_PARAMETER = 16  # of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say
+RETRIES = 10  # failures of a node after which a run is given up
+RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
+NODE = "node"
+PATCHABLE = ("affinity", "nodeSelector", "securityContext", "tolerations", "volumes")  # of the runtime's pod
+INDEX = "$(JOB_COMPLETION_INDEX)"
+
+
+def train_job(context: Context) -> dict[str, str]:
+    """Kubeflow Trainer v2."""
+    head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"  # the first pod of the JobSet it becomes
+    container, spec = _parts(context, head, INDEX, NODE)
+    trainer = {
+        "image": container["image"],
+        "command": container["command"],
+        "env": container["env"],
+        "numNodes": context.nodes,
+        "numProcPerNode": context.devices_per_node,
+        "resourcesPerNode": container["resources"],
+    }
+    inner = {"name": NODE, **{key: container[key] for key in ("volumeMounts", "securityContext")}}
+    kept = {key: value for key, value in spec.items() if key in PATCHABLE}
+    job = {"name": NODE, "template": {"spec": {"template": {"spec": {**kept, "containers": [inner]}}}}}
+    patch = {"manager": "recipe-builder.io/bundle", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+    value = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _about(context),
+        "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]},
+    }
+    return _files(context, "kubeflow-trainjob", {"trainjob.yaml": value})
+
+
+def job_set(context: Context) -> dict[str, str]:
+    """A JobSet of one indexed Job; all of it starts again when a node fails."""
+    head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
+    container, spec = _parts(context, head, INDEX, NODE)
+    job = {
+        "parallelism": context.nodes,
+        "completions": context.nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"metadata": {"labels": labels(context)}, "spec": {**spec, "restartPolicy": "Never", "containers": [container]}},
+    }
+    value = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _about(context),
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": object_name(context)},
+            "failurePolicy": {"maxRestarts": RETRIES},
+            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+    return _files(context, "jobset", {"jobset.yaml": value})
+
+
+def pytorch_job(context: Context) -> dict[str, str]:
+    """Kubeflow's training operator (v1)."""
+    container, spec = _parts(context, f"{object_name(context)}-master-0", "$(RANK)", "pytorch")
+    template = {"metadata": {"labels": labels(context)}, "spec": {**spec, "containers": [container]}}
+    replica = {"restartPolicy": "OnFailure", "template": template}
+    workers = {"Worker": {"replicas": context.nodes - 1, **replica}} if context.nodes > 1 else {}
+    queue = context.parameters.queue
+    gang = {"schedulingPolicy": {"minAvailable": context.nodes, **({"queue": queue} if queue else {})}}
+    spec = {
+        "nprocPerNode": str(context.devices_per_node),
+        "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "Running", **gang},
+        "pytorchReplicaSpecs": {"Master": {"replicas": 1, **replica}, **workers},
+    }
+    value = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": _about(context), "spec": spec}
+    return _files(context, "kubeflow-pytorchjob", {"pytorchjob.yaml": value})
+
+
+def volcano(context: Context) -> dict[str, str]:
+    """A Volcano job: all nodes are scheduled together or none."""
+    head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"  # the svc plugin's name of the first pod
+    container, spec = _parts(context, head, "$(VC_TASK_INDEX)", NODE)
+    template = {"metadata": {"labels": labels(context)}, "spec": {**spec, "restartPolicy": "OnFailure", "containers": [container]}}
+    about = metadata(context)
+    value = {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": about,
+        "spec": {
+            "schedulerName": "volcano",
+            "queue": context.parameters.queue or "default",
+            "minAvailable": context.nodes,
+            "maxRetry": RETRIES,
+            "plugins": {"svc": [], "env": []},
+            "policies": [{"event": "PodFailed", "action": "RestartJob"}, {"event": "PodEvicted", "action": "RestartJob"}],
+            "tasks": [{"name": NODE, "replicas": context.nodes, "template": template}],
+        },
+    }
+    return _files(context, "volcano", {"job.yaml": value})
+
+
+def _about(context: Context) -> dict[str, Any]:
+    """Metadata, with Kueue's label where a queue is named."""
+    about = metadata(context)
+    queue = context.parameters.queue
+    return about | {"labels": about["labels"] | {QUEUE: queue}} if queue else about
+
+
+def _parts(context: Context, head: str, index: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The container of every node, and the rest of its pod."""
+    (process,) = _every(context)
+    known = pod.values(context, head, index=index)
+    spec = pod.pod_spec(context, (process,), known)
+    spec.pop("containers")
+    return pod.container(context, process, known, name=name), spec
+
+
+def _every(context: Context) -> Pod:
+    """The one process that stands for those of all nodes."""
+    (unit,) = layout(context.launch)
+    same = same_pod(unit.pods, first=0)
+    if same is None or len(same) != 1:
+        raise NoAnswer("its nodes run different processes; these jobs have one template for all.", hint="Use Slurm.")
+    return same
+
+
+def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The job, the claims for weights and checkpoints, the files it mounts, and the list of all."""
+    shared = context.nodes > 1
+    objects = dict(jobs)
+    if pod.claim_name(context) and not context.parameters.model_cache:
+        objects["storage.yaml"] = claim(context, object_name(context, "-models"), cache_gib(context), shared=shared)
+    objects["checkpoints.yaml"] = claim(context, pod.run_claim(context), _checkpoints_gib(context), shared=shared)
+    if context.mounted:
+        objects["files.yaml"] = pod.files_map(context)
+    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(objects)}
+    return {f"targets/{folder}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
+
+
+def _checkpoints_gib(context: Context) -> int:
+    told = context.estimate.get("run", {}).get("checkpoint_bytes")
+    size = told or BYTES_PER_PARAMETER / 2 * context.weights_bytes  # weights of 2 bytes a parameter
+    return math.ceil(CHECKPOINTS_KEPT * size / GIB) + 1

@@ -1,0 +1,93 @@
+#!/bin/bash
+# Argument: docker (the default) or podman.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+engine="${1:-docker}"
+"$engine" run --detach \
+    --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-0 \
+    --restart unless-stopped \
+    --publish 127.0.0.1:8000:8000 \
+    --device=/dev/kfd \
+    --device=/dev/dri \
+    --group-add video \
+    --group-add render \
+    --security-opt seccomp=unconfined \
+    --shm-size 8g \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --env HF_HOME=/models \
+    --env HF_TOKEN \
+    --env HIP_VISIBLE_DEVICES=0,1 \
+    --entrypoint vllm vllm/vllm-openai-rocm:v0.32.0 serve Qwen/Qwen3-30B-A3B \
+    --host 0.0.0.0 \
+    --port 8000 \
+    --served-model-name llama \
+    --tensor-parallel-size 2 \
+    --pipeline-parallel-size 1 \
+    --data-parallel-size 1
+"$engine" run --detach \
+    --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-1 \
+    --restart unless-stopped \
+    --publish 127.0.0.1:8001:8001 \
+    --device=/dev/kfd \
+    --device=/dev/dri \
+    --group-add video \
+    --group-add render \
+    --security-opt seccomp=unconfined \
+    --shm-size 8g \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --env HF_HOME=/models \
+    --env HF_TOKEN \
+    --env HIP_VISIBLE_DEVICES=2,3 \
+    --entrypoint vllm vllm/vllm-openai-rocm:v0.32.0 serve Qwen/Qwen3-30B-A3B \
+    --host 0.0.0.0 \
+    --port 8001 \
+    --served-model-name llama \
+    --tensor-parallel-size 2 \
+    --pipeline-parallel-size 1 \
+    --data-parallel-size 1
+"$engine" run --detach \
+    --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-2 \
+    --restart unless-stopped \
+    --publish 127.0.0.1:8002:8002 \
+    --device=/dev/kfd \
+    --device=/dev/dri \
+    --group-add video \
+    --group-add render \
+    --security-opt seccomp=unconfined \
+    --shm-size 8g \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --env HF_HOME=/models \
+    --env HF_TOKEN \
+    --env HIP_VISIBLE_DEVICES=4,5 \
+    --entrypoint vllm vllm/vllm-openai-rocm:v0.32.0 serve Qwen/Qwen3-30B-A3B \
+    --host 0.0.0.0 \
+    --port 8002 \
+    --served-model-name llama \
+    --tensor-parallel-size 2 \
+    --pipeline-parallel-size 1 \
+    --data-parallel-size 1
+"$engine" run --detach \
+    --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-3 \
+    --restart unless-stopped \
+    --publish 127.0.0.1:8003:8003 \
+    --device=/dev/kfd \
+    --device=/dev/dri \
+    --group-add video \
+    --group-add render \
+    --security-opt seccomp=unconfined \
+    --shm-size 8g \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --env HF_HOME=/models \
+    --env HF_TOKEN \
+    --env HIP_VISIBLE_DEVICES=6,7 \
+    --entrypoint vllm vllm/vllm-openai-rocm:v0.32.0 serve Qwen/Qwen3-30B-A3B \
+    --host 0.0.0.0 \
+    --port 8003 \
+    --served-model-name llama \
+    --tensor-parallel-size 2 \
+    --pipeline-parallel-size 1 \
+    --data-parallel-size 1

@@ -1,0 +1,28 @@
+#!/bin/bash
+# The processes of one node. Arguments: the addresses of all nodes, in order.
+set -euo pipefail
+nodes=("$@")
+root=$PWD
+run=$root/run
+mkdir -p "$run"
+# Devices count within what the scheduler gave.
+IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
+command -v vllm-router >/dev/null || { echo 'vllm-router is not installed on this node' >&2; exit 1; }
+case "$SLURM_NODEID" in
+0)
+    env VLLM_NIXL_SIDE_CHANNEL_HOST="${nodes[0]}" VLLM_NIXL_SIDE_CHANNEL_PORT=5600 \
+        CUDA_VISIBLE_DEVICES="${devices[0]}","${devices[1]}","${devices[2]}","${devices[3]}" vllm serve \
+        meta-llama/Llama-3.1-70B-Instruct --host 0.0.0.0 --port 8001 --served-model-name llama --tensor-parallel-size \
+        4 --pipeline-parallel-size 1 --data-parallel-size 1 &
+    env vllm-router --host 0.0.0.0 --port 8000 --prefill http://"${nodes[0]}":8001 --decode http://"${nodes[1]}":8002 &
+    ;;
+1)
+    exec env VLLM_NIXL_SIDE_CHANNEL_HOST="${nodes[1]}" VLLM_NIXL_SIDE_CHANNEL_PORT=5700 vllm serve \
+        meta-llama/Llama-3.1-70B-Instruct --host 0.0.0.0 --port 8002 --served-model-name llama --tensor-parallel-size \
+        4 --pipeline-parallel-size 1 --data-parallel-size 1
+    ;;
+esac
+# The node has failed as soon as one of its processes has; the others are stopped with it.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+wait -n

@@ -1,0 +1,68 @@
+"""SkyPilot's and Ray's own readers of what they are given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.targets import EXAMPLES, context, documents, needs, replicas, single, spread, with_parameters, write_bundle
+
+READ_TASK = """
+import json, sky
+task = sky.Task.from_yaml("targets/skypilot/task.yaml")
+(resources,) = task.resources
+service = task.service and task.service.to_yaml_config()
+print(json.dumps({"nodes": task.num_nodes, "accelerators": resources.accelerators, "service": service}))
+"""
+READ_SERVE = """
+import json, sys, yaml
+from ray.serve.schema import ServeDeploySchema
+found = ServeDeploySchema.model_validate(yaml.safe_load(open("targets/ray-serve/serve.yaml")))
+print(json.dumps([app.args for app in found.applications]))
+"""
+
+
+def asked(program: str, code: str, folder: Path) -> object:
+    """What the interpreter that ``program`` is installed for prints as JSON."""
+    script = Path(str(shutil.which(program)))
+    interpreter = script.read_text().splitlines()[0].removeprefix("#!")
+    environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run([interpreter, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs("sky")
+def test_skypilot_reads_services_and_tasks(tmp_path):
+    values = {
+        "one": with_parameters(context(), cloud="aws", region="us-east-1"),
+        "scaled": with_parameters(context(replicas(4, 2)), max_replicas=4),
+        "two": context(spread()),
+        "training": EXAMPLES["training-two-nodes"],
+    }
+    found = {}
+    for name, value in values.items():
+        write_bundle(value, tmp_path / name)
+        found[name] = asked("sky", READ_TASK, tmp_path / name)
+    assert [answer["nodes"] for answer in found.values()] == [1, 1, 2, 2]
+    assert all(answer["accelerators"] == {"H100": 8} for answer in found.values())
+    assert found["one"]["service"]["replica_policy"]["min_replicas"] == 1
+    assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 4
+    assert found["training"]["service"] is None
+
+
+@needs("serve")
+def test_ray_serve_reads_the_config(tmp_path):
+    write_bundle(with_parameters(context(spread()), max_replicas=3), tmp_path)
+    ((arguments,),) = [[app["llm_configs"][0]] for app in asked("serve", READ_SERVE, tmp_path)]
+    assert arguments["engine_kwargs"]["pipeline_parallel_size"] == 2
+    assert arguments["deployment_config"]["autoscaling_config"]["max_replicas"] == 3
+
+
+def test_skypilot_serves_as_many_requests_as_were_estimated():
+    (task,) = documents(with_parameters(context(single()), max_replicas=2), "task.yaml").values()
+    assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(0.8 * 2573 / 256, abs=0.01)

@@ -1,0 +1,170 @@
+"""Slurm scripts run by a real Slurm: two emulated nodes, programs that only say what they were told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from recipe_core.targets import target_files
+from tests import slurm as slurms
+from tests.targets import AMD, EXAMPLES, ROCM, context, pools, replicas, single, spread, training, with_parameters, write_bundle
+
+pytestmark = pytest.mark.skipif(bool(slurms.missing()), reason=f"Slurm is not installed: {', '.join(slurms.missing())}")
+WAIT_S = 90
+
+TELL = """#!/bin/bash
+printf '%s\\n' "$SLURM_NODEID" "$(basename "$0")" "cuda=$CUDA_VISIBLE_DEVICES" "hip=$HIP_VISIBLE_DEVICES" "$@" > "told-$SLURM_NODEID-$$"
+"""
+# Two nodes find each other at the address they are given, as torchrun's rendezvous does.
+MEET = """#!/usr/bin/env python3
+import os, socket, sys, time
+host, port = sys.argv[sys.argv.index("--rdzv-endpoint") + 1].rsplit(":", 1)
+node = os.environ["SLURM_NODEID"]
+if node == "0":
+    with socket.create_server((host, int(port))) as server:
+        said = server.accept()[0].recv(100)
+else:
+    for _ in range(200):
+        try:
+            with socket.create_connection((host, int(port))) as client:
+                said = client.send(b"here") and b"sent"
+                break
+        except OSError:
+            time.sleep(0.1)
+open(f"met-{node}", "w").write(said.decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with slurms.cluster(tmp_path_factory.mktemp("slurm"), nodes=2, gpus=8) as running:
+        yield running
+
+
+def bundle(value, folder, **programs):
+    """The bundle and, first on the path, stand-ins for engines."""
+    write_bundle(value, folder)
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        path = folder / "bin" / name.replace("_", "-")
+        path.write_text(text)
+        path.chmod(0o755)
+    return f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+
+
+def submitted(slurm, folder, path, *options):
+    done = slurm.run("sbatch", "--parsable", *options, "targets/slurm/job.sbatch", cwd=folder, PATH=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def finished(slurm, job, folder):
+    until = time.monotonic() + WAIT_S
+    while (shown := slurm.show(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+        assert time.monotonic() < until, shown
+        time.sleep(0.3)
+    log = "".join(file.read_text() for file in folder.glob("*.out"))
+    assert shown["JobState"] == "COMPLETED", log
+    return log
+
+
+def told(folder):
+    return [file.read_text().splitlines() for file in sorted(folder.glob("told-*"))]
+
+
+def after(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def test_a_router_is_told_of_pools_on_other_nodes(slurm, tmp_path):
+    path = bundle(context(pools(2), devices_per_node=4), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n")
+    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    said = {(words[0], words[1]): words for words in told(tmp_path)}
+    assert set(said) == {("0", "vllm"), ("0", "vllm-router"), ("1", "vllm")}
+    assert after(said["0", "vllm-router"], "--decode") == "http://127.0.0.1:8002"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_slurm_takes_every_example(slurm, name, tmp_path):
+    path = bundle(with_parameters(EXAMPLES[name], partition="debug"), tmp_path)
+    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_slurm_refuses_more_nodes_than_there_are(slurm, tmp_path):
+    path = bundle(context(spread(3)), tmp_path)
+    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=tmp_path, PATH=path)
+    assert done.returncode != 0
+
+
+def test_two_nodes_start_one_engine(slurm, tmp_path):
+    path = bundle(context(spread(2)), tmp_path, vllm=TELL)
+    log = finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    leader, worker = told(tmp_path)
+    assert "will answer on http://127.0.0.1:8000" in log
+    assert (leader[0], after(leader, "--node-rank"), after(leader, "--master-addr")) == ("0", "0", "127.0.0.1")
+    assert (worker[0], after(worker, "--node-rank"), after(worker, "--master-addr")) == ("1", "1", "127.0.0.1")
+    assert leader[2] == "cuda=0,1,2,3,4,5,6,7"
+
+
+def test_servers_of_one_node_take_devices_from_those_given(slurm, tmp_path):
+    """One of them ends, the node has failed: the job does not hang with half of its servers."""
+    path = bundle(context(replicas(4, 2)), tmp_path, vllm=TELL + "sleep 2\n")
+    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    assert sorted((after(words, "--port"), words[2]) for words in told(tmp_path)) == [
+        ("8000", "cuda=0,1"),
+        ("8001", "cuda=2,3"),
+        ("8002", "cuda=4,5"),
+        ("8003", "cuda=6,7"),
+    ]
+
+
+def test_amd_devices_are_not_filtered_twice(slurm, tmp_path):
+    path = bundle(context(replicas(4, 2), AMD, image=ROCM), tmp_path, vllm=TELL + "sleep 2\n")
+    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    assert sorted(words[2:4] for words in told(tmp_path)) == [["cuda=", f"hip={n},{n + 1}"] for n in (0, 2, 4, 6)]
+
+
+def test_pools_start_beside_their_router(slurm, tmp_path):
+    path = bundle(context(pools()), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n")
+    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    assert sorted(words[1] for words in told(tmp_path)) == ["vllm", "vllm", "vllm-router"]
+    router = next(words for words in told(tmp_path) if words[1] == "vllm-router")
+    assert after(router, "--prefill") == "http://127.0.0.1:8001"
+
+
+def test_an_engine_that_is_not_installed_is_named(slurm, tmp_path):
+    path = bundle(context(single()), tmp_path)
+    job = submitted(slurm, tmp_path, path)
+    with pytest.raises(AssertionError, match="vllm is not installed on this node"):
+        finished(slurm, job, tmp_path)
+
+
+def test_two_nodes_of_a_training_meet(slurm, tmp_path):
+    path = bundle(context(training(2)), tmp_path, torchrun=MEET)
+    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    assert ((tmp_path / "met-0").read_text(), (tmp_path / "met-1").read_text()) == ("here", "sent")
+
+
+def test_a_training_that_runs_out_of_time_goes_back_to_the_queue(slurm, tmp_path):
+    path = bundle(context(training(1)), tmp_path, torchrun="#!/bin/bash\ntouch began\nsleep 60\n")
+    job = submitted(slurm, tmp_path, path)
+    until = time.monotonic() + WAIT_S
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < until, slurm.show(job)
+        time.sleep(0.2)
+    slurm.run("scancel", "--signal=USR1", "--batch", job)  # what Slurm sends before the limit
+    while slurm.show(job)["Restarts"] != "1":
+        assert time.monotonic() < until, slurm.show(job)
+        time.sleep(0.2)
+    assert slurm.show(job)["JobState"] in ("PENDING", "COMPLETING", "RUNNING", "REQUEUED")
+    slurm.run("scancel", job)
+
+
+def test_whole_nodes_are_asked_for_where_all_devices_are_used():
+    whole, part = (target_files(context(single(n), devices_per_node=n))["targets/slurm/job.sbatch"] for n in (8, 2))
+    assert "--exclusive\n" in whole
+    assert "--mem=0\n" in whole
+    assert "--exclusive" not in part
+    assert "--cpus-per-gpu=8\n" in part
