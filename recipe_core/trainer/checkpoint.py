@@ -44,7 +44,7 @@ class Checkpointer:
 
     def __init__(self, folder: Path, keep: int, parts: list[Part], optimizers: list[torch.optim.Optimizer], optimizer: str) -> None:
         self.folder, self.keep = folder, keep
-        self._tensors = lambda: state(parts, optimizers, optimizer)
+        self.parts, self.optimizers, self.optimizer = parts, optimizers, optimizer
         self._group = dist.new_group(backend="gloo")  # its own: it talks while the training does
         self._pending: Future[Any] | None = None
         self.last: int | None = None
@@ -56,8 +56,8 @@ class Checkpointer:
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
         dist.barrier(self._group)
-        tensors, where = self._tensors() | numbers, self.folder / f"step-{step}"
-        pending = async_save(tensors, checkpoint_id=where, process_group=self._group)  # type: ignore[no-untyped-call]
+        tensors, where = state(self.parts, self.optimizers, self.optimizer) | numbers, self.folder / f"step-{step}"
+        pending = async_save(tensors, checkpoint_id=where, process_group=self._group)
         self._pending = pending if isinstance(pending, Future) else pending.upload_completion
         self.last = step
 
@@ -83,9 +83,9 @@ class Checkpointer:
             return 0
         numbers = {"run.step": torch.tensor(0), "run.scale": torch.zeros(2, dtype=torch.float64)}
         path = self.folder / f"step-{step[0]}"
-        tensors = self._tensors() | numbers
+        tensors = state(self.parts, self.optimizers, self.optimizer) | numbers
         try:
-            load(tensors, checkpoint_id=path, process_group=self._group)  # type: ignore[no-untyped-call]
+            load(tensors, checkpoint_id=path, process_group=self._group)
         except Exception as error:
             raise TrainError(f"{path} does not fit this model: {str(error).splitlines()[0][:300]}") from None
         scale.value, scale.good = float(numbers["run.scale"][0]), int(numbers["run.scale"][1])

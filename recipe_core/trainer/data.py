@@ -110,11 +110,12 @@ class Sequences:
         """A replica's micro-batches of a step, as inputs and targets (sequences × length)."""
         mine = self.global_batch // dp
         start = step * self.global_batch + dp_rank * mine
-        windows = torch.stack([self._window(sequence) for sequence in range(start, start + mine)])
+        windows = torch.stack([self.sequence(sequence) for sequence in range(start, start + mine)])
         return [(piece[:, :-1], piece[:, 1:]) for piece in windows.chunk(micro_batches)]
 
-    def _window(self, sequence: int) -> torch.Tensor:
-        around, place = divmod(sequence, self.count)
+    def sequence(self, number: int) -> torch.Tensor:
+        """The tokens of a sequence, counted over the whole run, and the one after them."""
+        around, place = divmod(number, self.count)
         if self._order[0] != around:
             self._order = (around, torch.randperm(self.count, generator=torch.Generator().manual_seed(self.seed + around)))
         start = int(self._order[1][place]) * self.length
