@@ -58,11 +58,13 @@ def tables(engine: str) -> Iterator[TrainingTable]:
 @cache
 def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingTable, int, Launch]]:
     """Splits picked at random among those that can be started."""
-    chance, out = random.Random(engine), []
+    chance = random.Random(engine)
+    out: list[tuple[dict[str, Any], TrainingTable, int, Launch]] = []
     for found in tables(engine):
         rows = chance.sample(range(len(found)), min(len(found), 1500))
-        for row in [row for row in rows if not launch_reasons(found.estimates, row)][: WANTED // 2]:
-            out.append((found.estimates.candidate(row), found, row, training_launch(found.estimates, row)))
+        e = found.estimates
+        fine = [row for row in rows if not launch_reasons(e, row)][: WANTED // 2]
+        out += [(e.candidate(row), found, row, training_launch(e, row)) for row in fine]
     return chance.sample(out, min(len(out), WANTED + 50))
 
 
@@ -249,7 +251,7 @@ def test_deepspeed_accepts_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> 
 
     for candidate, _, _, launch in rendered("deepspeed")[:200]:
         monkeypatch.setattr("deepspeed.comm.get_world_size", lambda dp=candidate["dp"]: dp)
-        words = parse_args(list(launch.processes[0].argv[1:]))
+        words = parse_args([word.replace("${port}", "29500") for word in launch.processes[0].argv[1:]])
         assert (words.num_nodes, words.num_gpus, words.node_rank) == (launch.nodes, candidate["dp"] // launch.nodes, 0)
         found = DeepSpeedConfig(json.loads(launch.files["ds_config.json"]))
         assert found.zero_optimization_stage == candidate["zero_stage"]

@@ -18,7 +18,7 @@ from .data import Sequences, token_file
 from .errors import TrainError
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import read_config
-from .settings import Settings, load_settings
+from .settings import Settings, data_paths, load_settings
 from .tokenizer import get_tokenizer
 
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
@@ -91,7 +91,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     """Build, train from the last checkpoint on, save a model folder."""
     root = options.config.resolve().parent
     run = (options.out or root / "run").resolve()
-    data = tuple(root / name for name in settings.data)
+    data = data_paths(options.data, settings.data, root)
     config: Any = read_config(settings, options.model)
     torch.manual_seed(settings.seed)
     tokenizer = get_tokenizer(settings.model.tokenizer, options.model, data, config.vocab_size, config.max_position_embeddings)
@@ -160,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run's train.json")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where metrics, checkpoints and the model go (default: run/ beside it)")
     parser.add_argument("--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights")
+    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="texts (.txt, .jsonl) instead of the bundle's")
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher says it
     return parser

@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forking after threads is what it warns about otherwise
     try:
-        from .settings import load_settings  # torch is imported only after the words are understood
+        from .settings import data_paths, load_settings
 
         settings = load_settings(options.config)
         from transformers.utils import logging
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .loop import Paths, train
 
         root = options.config.resolve().parent
-        data = tuple(path.resolve() for path in options.data) or tuple(root / name for name in settings.data)
+        data = data_paths(options.data, settings.data, root)
         train(settings, Paths(root, (options.out or root / "run").resolve(), options.model, data), options.resume)
     except TrainError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from .errors import TrainError
+
+DATA = "RECIPE_DATA"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,15 @@ def load_settings(path: Path) -> Settings:
         raise TrainError(f"{path} is not JSON: {error}.") from None
     settings: Settings = _read(value, Settings, path.name)
     return settings
+
+
+def data_paths(said: Sequence[Path], planned: tuple[str, ...], root: Path) -> tuple[Path, ...]:
+    """Texts: those on the command line, else those in the environment, else the bundle's own."""
+    if said:
+        return tuple(path.resolve() for path in said)
+    if given := os.environ.get(DATA):
+        return tuple(Path(part) for part in given.split(os.pathsep))
+    return tuple(root / name for name in planned)
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:

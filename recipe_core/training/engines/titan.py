@@ -113,6 +113,7 @@ def settings(job: Job) -> dict[str, Any]:
         "training.steps": job.steps,
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
+        "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
         "parallelism.data-parallel-replicate-degree": job.dp // shard,
         "parallelism.data-parallel-shard-degree": shard,
         "parallelism.fsdp-reshard-after-forward": "always" if job.zero_stage == 3 else "never",
