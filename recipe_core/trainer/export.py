@@ -30,8 +30,8 @@ def export(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype
         raise TrainError(f"the weights in {checkpoint} are not finite; nothing was exported.", hint="Train with a lower learning rate.")
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        config: Any = reference.config
-        config.dtype, config.use_cache = dtype, True
+        config: Any = reference.to(dtype).config  # the stored configuration says the format of the model's parameters
+        config.use_cache = True
         config.bos_token_id, config.eos_token_id, config.pad_token_id = (
             getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
         )
