@@ -4,7 +4,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8501
 BIN := .venv/bin
 
-.PHONY: run test demo check format screenshots clean
+.PHONY: run test demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -16,6 +16,9 @@ test: .venv/.dev
 
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py
+
+chain: .venv/.torch
+	$(BIN)/python scripts/chain.py
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
 from recipe_core.signing import SIGNATURE, sign
+from recipe_core.training.engines.facts import training_engine
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 RUN_FOLDER = "run"
@@ -46,7 +47,8 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     Raises:
         InputError: for a key that is none, and when a file would hold a secret of this machine.
     """
-    launch = launch_document(recipe)
+    started = relaunch(recipe)
+    launch = launch_document(recipe, started)
     files = {
         "README.md": bundle_readme(recipe, launch, {}).encode(),
         "expected.json": to_json(recipe.estimate).encode(),
@@ -55,6 +57,7 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
         "recipe.yaml": to_yaml(recipe.model_dump(mode="json")).encode(),
         "sbom.json": to_json(sbom(recipe)).encode(),
     }
+    files |= {name: text.encode() for name, text in started.files.items()}
     files |= {f"launcher/{path.name}": path.read_bytes() for path in sorted((PACKAGE / "launcher").glob("*.py"))}
     refuse_planted(files)
     manifest = Manifest.of(recipe.name, recipe.digest, files)
@@ -62,9 +65,9 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     return whole | ({SIGNATURE: sign(whole[MANIFEST], key)} if key else {})
 
 
-def launch_document(recipe: Recipe) -> dict[str, Any]:
+def launch_document(recipe: Recipe, started: Launch) -> dict[str, Any]:
     """``launch.json``: the processes with their parameters still open (model, host, port)."""
-    started, device = relaunch(recipe), recipe.device
+    device = recipe.device
     return {
         "schema_version": 1,
         "kind": recipe.kind,
@@ -111,7 +114,8 @@ def _engine(recipe: Recipe, started: Launch) -> dict[str, Any]:
         spec = engine(facts.name)
         program, module, install = spec.program, spec.module, spec.install
     else:
-        program, module, install = started.processes[0].argv[0], "torch", recipe.lock.engine.install if recipe.lock else ""
+        framework = training_engine(facts.name)
+        program, module, install = started.processes[0].argv[0], framework.module, framework.install
     named = {"name": facts.name, "version": facts.version, "program": program, "module": module, "install": install}
     return named | {"requires": list(started.requires)}
 

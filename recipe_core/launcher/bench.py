@@ -18,7 +18,6 @@ from .load import MOST_IN_FLIGHT, Outcome, Traffic, drive
 from .plan import LaunchPlan, Workload
 from .preflight import Preflight
 from .prompts import Calibration, Prompts, calibrate
-from .state import State
 from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough to fill every lazily made cache and kernel, short enough not to matter
@@ -38,10 +37,10 @@ class Options:
     seed: int = 1
 
 
-def measure(plan: LaunchPlan, current: State, seen: Preflight, options: Options, progress: Progress) -> dict[str, Any]:
+def measure(plan: LaunchPlan, seen: Preflight, options: Options, progress: Progress) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload, write ``run/measurement.json``."""
     traffic = plan_traffic(plan.workload, options)
-    endpoints = [Endpoint(plan.client_host, server.port, plan.api) for server in current.servers]
+    endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.answering]
     length = _calibrate(plan, endpoints, progress)
     prompts = Prompts(length.words, options.seed)
     _warm_up(endpoints, prompts, traffic, min(plan.workload.output_tokens, _WARM_UP_TOKENS), progress)

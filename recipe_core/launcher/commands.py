@@ -1,4 +1,4 @@
-"""The five commands, each a short function from a request to an exit code."""
+"""The five commands, each a short function from a request to an exit code. What training does otherwise is in ``runs.py``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import report, state, supervisor
+from . import report, runs, state, supervisor
 from .bench import Options, measure
-from .errors import LauncherError, StartError
+from .errors import InputError, LauncherError, StartError
 from .plan import LaunchPlan, load_plan
 from .preflight import Preflight, preflight
 from .state import State
@@ -34,10 +34,19 @@ class Request:
     requests: int | None = None
     concurrency: int | None = None
     duration_limit: float | None = None
+    node: int | None = None
+    head: str | None = None
+    data: str | None = None
+    steps: int | None = None
+    checkpoint: bool = False
 
-    def plan(self) -> LaunchPlan:
-        """The bundle's plan with this command line's parameters."""
-        return load_plan(self.root, model=self.model, host=self.host, port=self.port)
+    def plan(self, *, starts: bool = False) -> LaunchPlan:
+        """The bundle's plan with this command line's parameters; what ``starts`` processes on several nodes must know node 0's address."""
+        plan = load_plan(self.root, model=self.model, host=self.host, port=self.port, node=self.node, head=self.head, data=self.data)
+        if starts and plan.node is not None and self.head is None:
+            hint = "Say it on every node, node 0 too: --head ADDRESS."
+            raise InputError(f"node {plan.node} of {plan.nodes} does not know the address of node 0.", field="--head", hint=hint)
+        return plan
 
     def show(self, data: Any, text: Callable[[], str]) -> None:
         """Print the result: JSON when asked for, else for a person."""
@@ -46,7 +55,7 @@ class Request:
 
 def run_preflight(request: Request) -> int:
     """Check everything, start nothing."""
-    plan = request.plan()
+    plan = request.plan(starts=True)
     result = preflight(plan, own_ports=_own_ports(plan))
     request.show(result.to_json(), lambda: report.preflight_text(result))
     return 0 if result.ok else 1
@@ -54,23 +63,25 @@ def run_preflight(request: Request) -> int:
 
 def run_up(request: Request) -> int:
     """Start the servers and wait until they answer; already up is fine."""
-    plan = request.plan()
+    plan = request.plan(starts=True)
+    if plan.kind == "training":
+        return runs.up(request, plan)
     progress = Progress()
     try:
         plan, current, already = _ensure_up(request, plan, progress)
         _show_up(request, plan, current, already)
         return _stay(plan, current, progress) if request.foreground else 0
     except KeyboardInterrupt:
-        started = state.load(plan.run)
+        started = state.load(plan.own)
         if started is None or not request.foreground:
             raise
-        supervisor.stop(plan.run, started, progress=progress)
+        supervisor.stop(plan.own, started, progress=progress)
         return 0
 
 
 def _ensure_up(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[LaunchPlan, State, bool]:
     """The plan as it runs, what runs, and whether it already did."""
-    with state.exclusive(plan.run):
+    with state.exclusive(plan.own):
         current = _running(plan)
         if current is None:
             return plan, _start(request, plan, progress)[0], False
@@ -81,11 +92,15 @@ def _ensure_up(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[
 
 
 def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
-    servers = [{"name": s.name, "pid": s.pid, "port": s.port, "address": plan.address(s.port), "log": s.log} for s in current.servers]
+    asked = {process.name for process in plan.answering}
+    servers = [
+        {"name": s.name, "pid": s.pid, "port": s.port, "address": plan.address(s.port) if s.name in asked else None, "log": s.log}
+        for s in current.servers
+    ]
     data = {
         "state": "up",
         "already": already,
-        "api": f"{servers[0]['address']}{plan.api.path}",
+        "api": f"{plan.address(plan.answering[0].port)}{plan.api.path}" if plan.answering else None,
         "model": plan.api.model,
         "servers": servers,
     }
@@ -95,18 +110,22 @@ def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) 
 def run_bench(request: Request) -> int:
     """On the running servers, or on ones that are started for it and stopped afterwards."""
     plan = request.plan()
+    if plan.kind == "training":
+        return runs.bench(request, plan)
+    if not plan.answering:
+        raise InputError(f"nothing answers on node {plan.node}.", field="--node", hint="Measure where the servers are: --node 0.")
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
         current = _running(plan)
         if current is None:
-            stack.enter_context(state.exclusive(plan.run))
+            stack.enter_context(state.exclusive(plan.own))
             current, seen = _start(request, plan, progress)
-            stack.callback(supervisor.stop, plan.run, current, progress=progress)
+            stack.callback(supervisor.stop, plan.own, current, progress=progress)
         else:
             plan = _as_started(plan, current)
             seen = preflight(plan, own_ports=current.ports)
-        measurement = measure(plan, current, seen, options, progress)
+        measurement = measure(plan, seen, options, progress)
     request.show(measurement, lambda: report.bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}")
     return 0
 
@@ -114,12 +133,15 @@ def run_bench(request: Request) -> int:
 def run_status(request: Request) -> int:
     """Always JSON; 0 only when every server runs and answers."""
     plan = request.plan()
-    current = state.load(plan.run)
+    if plan.kind == "training":
+        return runs.status(plan)
+    current = state.load(plan.own)
     if current is None:
         print(json.dumps({"state": "down", "servers": []}, indent=2))
         return 1
     plan = _as_started(plan, current)
     same_boot = current.boot == state.boot_id()
+    asked = {process.name for process in plan.answering}
     servers = [
         {
             "name": server.name,
@@ -127,7 +149,7 @@ def run_status(request: Request) -> int:
             "port": server.port,
             "address": plan.address(server.port),
             "alive": (alive := same_boot and server.alive),
-            "healthy": alive and supervisor.healthy(plan, server.port),
+            "healthy": alive and (server.name not in asked or supervisor.healthy(plan, server.port)),
             "log": server.log,
         }
         for server in current.servers
@@ -141,15 +163,17 @@ def run_status(request: Request) -> int:
 def run_down(request: Request) -> int:
     """Stop what was started; nothing running is fine."""
     plan = request.plan()
-    with state.exclusive(plan.run):
-        current = state.load(plan.run)
-        stopped = supervisor.stop(plan.run, current, progress=Progress(request.as_json)) if current else []
+    if plan.kind == "training":
+        return runs.down(request, plan)
+    with state.exclusive(plan.own):
+        current = state.load(plan.own)
+        stopped = supervisor.stop(plan.own, current, progress=Progress(request.as_json)) if current else []
     request.show({"state": "down", "stopped": stopped}, lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
     return 0
 
 
 def _running(plan: LaunchPlan) -> State | None:
-    current = state.load(plan.run)
+    current = state.load(plan.own)
     return current if current is not None and current.alive else None
 
 
@@ -160,14 +184,15 @@ def _own_ports(plan: LaunchPlan) -> frozenset[int]:
 
 def _as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
     """The plan with the parameters the running servers were started with."""
-    return load_plan(plan.root, model=current.model, host=current.host, port=current.port)
+    head = plan.parameters.head
+    return load_plan(plan.root, model=current.model, host=current.host, port=current.port, node=plan.node, head=head)
 
 
 def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
     """Preflight, then start; leftovers of a deployment that is only half alive are stopped first."""
-    leftover = state.load(plan.run)
+    leftover = state.load(plan.own)
     if leftover is not None:
-        supervisor.stop(plan.run, leftover, progress=progress)
+        supervisor.stop(plan.own, leftover, progress=progress)
     result = preflight(plan)
     progress.say(report.preflight_text(result))
     if not result.ok:
@@ -185,10 +210,10 @@ def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:
         supervisor.watch(current)
     except StartError as error:
         try:
-            with state.exclusive(plan.run):
-                if state.load(plan.run) is None:
+            with state.exclusive(plan.own):
+                if state.load(plan.own) is None:
                     return 0
-                supervisor.stop(plan.run, current, progress=progress)
+                supervisor.stop(plan.own, current, progress=progress)
         except LauncherError:  # the other launcher is at it right now
             return 0
         raise error

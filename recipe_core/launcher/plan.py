@@ -14,7 +14,9 @@ from .files import read_object
 
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "cpu")
-_PLACEHOLDER = re.compile(r"\$\{(model|host|port|root|run)\}")
+KINDS = ("serving", "training")
+_SILENT = ("worker", "trainer")
+_PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,31 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the command line may change."""
+    """What the command line may change. ``head``: the address of node 0; ``data``: a text to train on instead of the bundle's."""
 
     model: str
     host: str
     port: int
+    head: str = "127.0.0.1"
+    data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One server to start, ready to execute: placeholders are filled in."""
+    """One process to start, ready to execute: placeholders are filled in. ``devices`` count within its node."""
 
     name: str
     argv: tuple[str, ...]
     env: dict[str, str]
     port: int
     devices: tuple[int, ...]
+    node: int = 0
+    role: str = "server"
+
+    @property
+    def answers(self) -> bool:
+        """True when it has an address to ask; workers and trainers have none."""
+        return self.role not in _SILENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +95,16 @@ class Workload:
     requests: int | None
 
 
+_NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
+"""What training asks of a server."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """All of launch.json, and the folder it was found in."""
+    """Launch.json, with the processes of one node, and the folder it was found in.
+
+    ``node`` is None where the bundle runs on one node only. ``steps`` of a training run; serving has an address and a load instead.
+    """
 
     root: Path
     name: str
@@ -98,11 +116,25 @@ class LaunchPlan:
     startup_timeout_s: float
     api: Api
     workload: Workload
+    kind: str = "serving"
+    node: int | None = None
+    nodes: int = 1
+    needs_model: bool = True
 
     @property
     def run(self) -> Path:
-        """Where logs, state and measurements go; not part of the bundle's digests."""
+        """Where measurements and what runs leave go; not part of the bundle's digests."""
         return self.root / "run"
+
+    @property
+    def own(self) -> Path:
+        """Where state and logs of this node's processes go: nodes may share the folder of the bundle."""
+        return self.run if self.node is None else self.run / f"node-{self.node}"
+
+    @property
+    def answering(self) -> tuple[Process, ...]:
+        """The processes here that can be asked."""
+        return tuple(process for process in self.processes if process.answers)
 
     @property
     def client_host(self) -> str:
@@ -116,8 +148,20 @@ class LaunchPlan:
         return f"http://{host}:{port}"
 
 
-def load_plan(root: Path, *, model: str | None = None, host: str | None = None, port: int | None = None) -> LaunchPlan:
-    """Read ``root/launch.json``; ``model``, ``host`` and ``port`` replace its parameters."""
+def load_plan(
+    root: Path,
+    *,
+    model: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    node: int | None = None,
+    head: str | None = None,
+    data: str | None = None,
+) -> LaunchPlan:
+    """Read ``root/launch.json``; ``model``, ``host`` and ``port`` replace its parameters.
+
+    Of a bundle for several nodes the processes of ``node`` are kept, which find node 0 at ``head``.
+    """
     fields = Fields(read_object(root / "launch.json"), "launch.json")
     if fields.data.get("schema_version") != 1:
         raise fields.fail("schema_version", "1 (the version this launcher reads)")
@@ -126,25 +170,49 @@ def load_plan(root: Path, *, model: str | None = None, host: str | None = None, 
         model=_user_path(model) if model is not None else _bundle_path(parameters.model, root),
         host=host if host is not None else parameters.host,
         port=port if port is not None else parameters.port,
+        head=head or parameters.head,
+        data=str(Path(data).expanduser().resolve()) if data else None,
     )
     fill = Filler(parameters, root)
+    kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
+    everywhere = _processes(fields.children("processes"), fill)
+    nodes = 1 + max(process.node for process in everywhere)
+    node = which_node(node, nodes)
     return LaunchPlan(
         root=root,
         name=fields.text("name"),
         engine=_engine(fields.child("engine")),
         needs=_needs(fields.child("needs")),
         parameters=parameters,
-        processes=_processes(fields.children("processes"), fill),
-        health=fields.optional_text("health") or "/health",
+        processes=tuple(process for process in everywhere if node is None or process.node == node),
+        health=(fields.optional_text("health") or "/health") if kind == "serving" else "",
         startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
-        api=_api(fields.child("api"), fill),
-        workload=_workload(fields.child("workload")),
+        api=_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
+        workload=_workload(fields.child("workload")) if kind == "serving" else _NO_LOAD,
+        kind=kind,
+        node=node,
+        nodes=nodes,
+        needs_model=any("${model}" in word for item in fields.children("processes") for word in item.texts("argv")),
     )
+
+
+def which_node(node: int | None, nodes: int) -> int | None:
+    """The node whose processes are meant; None for a bundle of one node."""
+    if nodes == 1:
+        if node not in (None, 0):
+            raise InputError(f"node {node}: this bundle runs on one node.", field="--node", hint="Leave --node out.")
+        return None
+    if node is None:
+        hint = f"Start it on each of them: --node N --head ADDRESS, N from 0 to {nodes - 1}, ADDRESS that of node 0."
+        raise InputError(f"this bundle runs on {nodes} nodes, and which one this is was not said.", field="--node", hint=hint)
+    if not 0 <= node < nodes:
+        raise InputError(f"node {node} is not between 0 and {nodes - 1}.", field="--node", hint=f"The bundle runs on {nodes} nodes.")
+    return node
 
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Replaces ``${model}``, ``${host}``, ``${port}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text."""
+    """Replaces ``${model}``, ``${host}``, ``${port}``, ``${head}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text."""
 
     parameters: Parameters
     root: Path
@@ -156,6 +224,7 @@ class Filler:
             "model": self.parameters.model,
             "host": self.parameters.host,
             "port": str(self.parameters.port + self.port_offset),
+            "head": self.parameters.head,
             "root": str(self.root),
             "run": str(self.root / "run"),
         }
@@ -227,9 +296,13 @@ def _needs(fields: Fields) -> Needs:
 def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
     processes = tuple(_process(item, fill) for item in items)
     for attribute in ("name", "port"):
-        values = [getattr(process, attribute) for process in processes]
+        values = [(process.node, getattr(process, attribute)) for process in processes if attribute == "name" or process.answers]
         if len(set(values)) != len(values):
-            raise InputError(f"processes share a {attribute}: {values}.", field="launch.json.processes", hint="Each needs its own.")
+            raise InputError(
+                f"processes share a {attribute}: {[value for _, value in values]}.",
+                field="launch.json.processes",
+                hint="Each needs its own.",
+            )
     return processes
 
 
@@ -247,6 +320,8 @@ def _process(fields: Fields, fill: Filler) -> Process:
         env={key: fill.text(value) for key, value in fields.text_map("env").items()},
         port=check_port(fill.parameters.port + fill.port_offset, f"{fields.where}.port_offset"),
         devices=fields.integers("devices"),
+        node=fields.optional_integer("node") or 0,
+        role=fields.optional_text("role") or "server",
     )
 
 

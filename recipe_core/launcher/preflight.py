@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from . import manifest
 from .engine import locate, same_version
 from .errors import LauncherError
 from .machine import Machine, detect
-from .plan import LaunchPlan, Needs, is_path
+from .plan import LaunchPlan, Needs, Process, is_path
 
 # Drivers reserve a little more or less from release to release; a card of the same kind stays within this share.
 _MEMORY_TOLERANCE = 0.03
@@ -54,9 +54,34 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     """``own_ports`` are held by this bundle's running servers: busy, and rightly so."""
     machine = detect()
     engine_check, version = check_engine(plan)
-    checks = [check_files(plan.root), *check_machine(plan.needs, machine, running=bool(own_ports)), engine_check, check_model(plan)]
-    checks += [check_port(plan, process.port) for process in plan.processes if process.port not in own_ports]
+    checks = [check_files(plan.root), *check_machine(needs_here(plan), machine, running=bool(own_ports)), engine_check]
+    checks += [check_model(plan)] if plan.needs_model else []
+    checks += [check_port(plan, process.port) for process in listening(plan) if process.port not in own_ports]
+    checks += [check_head(plan)] if plan.node else []
     return Preflight(tuple(checks), machine, version)
+
+
+def needs_here(plan: LaunchPlan) -> Needs:
+    """The part of the devices that this node's processes use."""
+    if plan.node is None:
+        return plan.needs
+    here = {device for process in plan.processes for device in process.devices}
+    return replace(plan.needs, count=len(here) or 1)
+
+
+def listening(plan: LaunchPlan) -> tuple[Process, ...]:
+    """Processes that take a port here: servers, and on node 0 the trainers' meeting point."""
+    return tuple(process for process in plan.processes if process.answers or (process.role == "trainer" and process.node == 0))
+
+
+def check_head(plan: LaunchPlan) -> Check:
+    """Look the address of node 0 up; nothing listens there yet."""
+    head = plan.parameters.head
+    try:
+        socket.getaddrinfo(head, None)
+    except OSError as error:
+        return Check("head", "FAIL", f"{head!r} is unknown ({error.strerror})", "Give node 0's address or name: --head ADDRESS")
+    return Check("head", "ok", f"node 0 is {head}; this is node {plan.node} of {plan.nodes}")
 
 
 def check_files(root: Path) -> Check:
@@ -165,7 +190,7 @@ def check_model(plan: LaunchPlan) -> Check:
         return Check("model", "FAIL", f"{model} is not a folder", "Say where the model is: --model FOLDER")
     if not (folder / "config.json").is_file():
         return Check("model", "FAIL", f"{model} has no config.json", "Say where the model is: --model FOLDER")
-    if not any(True for pattern in ("*.safetensors", "*.bin", "*.gguf", "*.pt") for _ in folder.glob(pattern)):
+    if plan.kind == "serving" and not any(True for pattern in ("*.safetensors", "*.bin", "*.gguf", "*.pt") for _ in folder.glob(pattern)):
         return Check("model", "warn", f"{model} has no weight files", "The engine will not start unless it makes its own (dummy) weights.")
     return Check("model", "ok", model)
 

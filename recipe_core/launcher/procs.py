@@ -40,10 +40,17 @@ def alive(pid: int, started: int) -> bool:
     return stat is not None and stat.started == started and stat.state not in "ZX"
 
 
-def reap(pid: int) -> None:
-    """Collect a child that ended; a process of someone else's is left to them."""
+_EXITS: dict[int, int] = {}
+"""Exit codes of children that were collected."""
+
+
+def reap(pid: int) -> int | None:
+    """Collect a child that ended: its exit code, None while it runs; a process of someone else's is left to them."""
     with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+        ended, how = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            _EXITS[pid] = os.waitstatus_to_exitcode(how)
+    return _EXITS.get(pid)
 
 
 def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:

@@ -8,10 +8,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from . import steps as training
 from .metrics import FIGURES
 from .plan import LaunchPlan
 from .preflight import Preflight
 from .state import State
+from .steps import Step
 
 _TITLES = {
     "ttft_s": "time to first token, mean",
@@ -21,6 +23,11 @@ _TITLES = {
     "tpot_p95_s": "time per output token, p95",
     "request_latency_s": "request latency, mean",
     "output_tokens_per_s": "output tokens per second",
+    "step_s": "time of a step, median",
+    "tokens_per_s": "tokens per second",
+    "tokens_per_s_per_gpu": "tokens per second and device",
+    "mfu": "model flops utilisation",
+    "peak_memory_bytes": "peak memory of a device",
 }
 
 
@@ -38,8 +45,12 @@ def preflight_text(result: Preflight) -> str:
 
 def up_text(plan: LaunchPlan, current: State) -> str:
     """Where the servers answer, and how to try them."""
-    lines = [f"ready: {plan.address(server.port)}{plan.api.path}" for server in current.servers]
-    return "\n".join([*lines, "", "Try it:", f"  {curl(plan, current.servers[0].port)}", "", "Stop it: python launch.py down"])
+    asked = plan.answering
+    stop = "Stop it: python launch.py down" + ("" if plan.node is None else f" --node {plan.node}")
+    if not asked:
+        return "\n".join([*(f"started: {server.name}, log {server.log}" for server in current.servers), stop])
+    lines = [f"ready: {plan.address(process.port)}{plan.api.path}" for process in asked]
+    return "\n".join([*lines, "", "Try it:", f"  {curl(plan, asked[0].port)}", "", stop])
 
 
 def curl(plan: LaunchPlan, port: int) -> str:
@@ -65,6 +76,31 @@ def bench_text(data: dict[str, Any]) -> str:
     return "\n".join([head, "", table(rows), "", *notes, f"completion of {shown['prompt']!r}:", *answer])
 
 
+def step_line(step: Step, planned: int | None) -> str:
+    """One step for a person who follows."""
+    loss, rate = step.get("loss"), step.get("tokens_per_s")
+    of = f" of {planned}" if planned else ""
+    return f"step {step.number}{of}: loss {'-' if loss is None else f'{loss:.4f}'}, {amount('tokens_per_s', rate)}"
+
+
+def run_text(plan: LaunchPlan, data: dict[str, Any]) -> str:
+    """How far a training run is, and what to do next."""
+    node = "" if plan.node is None else f" --node {plan.node}"
+    loss = "-" if data["loss"] is None else f"{data['loss']:.4f}"
+    lines = [f"{data['state']}: step {data['step']} of {data['steps'] or '?'}, loss {loss}, {amount('tokens_per_s', data['tokens_per_s'])}"]
+    lines += [f"log: {each['log']}" for each in data["processes"]]
+    lines += [f"model: {data['model']}"] if data["state"] == "finished" and data["model"] else []
+    return "\n".join([*lines, f"Look: python launch.py status{node}", f"Stop: python launch.py down --checkpoint{node}"])
+
+
+def training_bench_text(data: dict[str, Any]) -> str:
+    """Predicted next to measured."""
+    rows: list[tuple[str, ...]] = [("", "predicted", "band", "measured", "measured/predicted", "in band")]
+    rows += [_row(key, data) for key in training.FIGURES if data["metrics"].get(key) is not None]
+    steps = data["steps"]
+    return "\n".join([f"steps {steps['first']} to {steps['last']}", "", table(rows)])
+
+
 def _row(key: str, data: dict[str, Any]) -> tuple[str, ...]:
     measured, predicted = data["metrics"][key], data["predicted"].get(key)
     band, ratio = data["bands"].get(key), data["ratio"].get(key)
@@ -82,6 +118,10 @@ def amount(key: str, value: float | None) -> str:
     """Seconds as ms below ten seconds, rates as they are."""
     if value is None:
         return "-"
-    if key.endswith("per_s"):
+    if "per_s" in key:
         return f"{value:,.1f}/s"
+    if key == "mfu":
+        return f"{value:.1%}"
+    if key.endswith("bytes"):
+        return f"{value / (1 << 30):,.2f} GiB"
     return f"{value * 1e3:,.2f} ms" if value < 10 else f"{value:,.1f} s"

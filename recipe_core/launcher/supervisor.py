@@ -19,8 +19,11 @@ from .files import tail
 from .plan import LaunchPlan, Process
 from .state import Server, State
 
+DATA = "RECIPE_DATA"
+"""Where the trainer looks for texts other than the bundle's."""
 GRACE_S = 20.0
-_PROGRESS_S = 3.0
+SETTLE_S = 0.2
+PROGRESS_S = 3.0
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 
@@ -38,26 +41,26 @@ class Progress:
 
 def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
     """Start every process and wait for health; whatever goes wrong, what was started is stopped."""
-    plan.run.mkdir(parents=True, exist_ok=True)
+    plan.own.mkdir(parents=True, exist_ok=True)
     parameters = plan.parameters
     current = State(uuid.uuid4().hex, state.boot_id(), parameters.model, parameters.host, parameters.port, False, ())
     try:
         for process in plan.processes:
             server = _spawn(plan, process, current.mark)
             current = replace(current, servers=(*current.servers, server))
-            state.save(plan.run, current)  # before it is healthy, so that `down` finds it even if this launcher is killed now
+            state.save(plan.own, current)  # before it is healthy, so that `down` finds it even if this launcher is killed now
             progress.say(f"started {server.name}: pid {server.pid}, port {server.port}, log {server.log}")
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
     except BaseException:
-        stop(plan.run, current, progress=progress)
+        stop(plan.own, current, progress=progress)
         raise
     current = replace(current, ready=True)
-    state.save(plan.run, current)
+    state.save(plan.own, current)
     return current
 
 
 def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
-    log = plan.run / f"{process.name}.log"
+    log = plan.own / f"{process.name}.log"
     argv = command(process.argv)
     environment = process_environment(plan, process, mark)
     try:
@@ -77,6 +80,8 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
     """The surrounding environment, the process's own, and its devices where several servers share the machine."""
     environment = {**os.environ, **process.env, procs.MARK: mark}
+    if plan.parameters.data is not None:
+        environment[DATA] = plan.parameters.data
     variable = _VISIBLE.get(plan.needs.runtime)
     if variable and len(plan.processes) > 1 and process.devices:
         environment[variable] = ",".join(_outer(process.devices, os.environ.get(variable)))
@@ -96,7 +101,9 @@ def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress
     """Return when every server answers on its health path; raise with the log's tail when one dies or the time is over."""
     began = time.monotonic()
     told = began
-    waiting = list(current.servers)
+    asked = {process.name for process in plan.answering}
+    waiting = [server for server in current.servers if server.name in asked]
+    _settle(current)
     while waiting:
         for server in current.servers:
             if not _runs(server):
@@ -105,7 +112,7 @@ def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress
         passed = time.monotonic() - began
         if waiting and passed >= timeout_s:
             raise _late(waiting[0], timeout_s)
-        if waiting and time.monotonic() - told >= _PROGRESS_S:
+        if waiting and time.monotonic() - told >= PROGRESS_S:
             told = time.monotonic()
             last = tail(Path(waiting[0].log), 1) or "nothing logged yet"
             progress.say(f"waiting for {', '.join(server.name for server in waiting)}: {passed:.0f} s of {timeout_s:.0f}; {last[:100]}")
@@ -113,9 +120,28 @@ def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress
             time.sleep(0.2)
 
 
+def _settle(current: State) -> None:
+    """A moment in which a wrong word or a missing module shows; workers have nothing else to be asked."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline and all(_runs(server) for server in current.servers):
+        time.sleep(0.05)
+
+
 def _runs(server: Server) -> bool:
     procs.reap(server.pid)
     return server.alive
+
+
+def lives(current: State) -> bool:
+    """True while any of the processes runs."""
+    alive = [_runs(server) for server in current.servers]  # all of them: it collects those that ended
+    return any(alive)
+
+
+def exit_codes(current: State) -> list[int]:
+    """Exit codes of those that ended and were this process's children."""
+    found = [procs.reap(server.pid) for server in current.servers]
+    return [code for code in found if code is not None]
 
 
 def _died(server: Server, what: str) -> StartError:

@@ -16,6 +16,8 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.plan import PlanTable, chosen_plan
 from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.training.engines.facts import training_engine
+from recipe_core.training.launch import first_launchable, training_launch
 from recipe_core.training.plan import chosen_training, is_training, resolve_training
 from recipe_core.training.table import TrainingTable
 
@@ -84,28 +86,27 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
     asked = resolve_training(request, folders=folders)
     estimates, row = chosen_training(request, folders=folders)
     table = TrainingTable(asked, estimates)
+    if len(table) > 1 and (startable := first_launchable(table)) is not None:  # the best that its framework can be told
+        row = startable
     candidate = estimates.candidate(row)
     if not table.columns["feasible"][row]:
         which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits can run; the nearest"
         raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
+    framework = training_engine(estimates.setting.engine)
     return Decision(
         request=request.model_copy(update={"candidate": CandidateRequest.model_validate(candidate)}),
         model=asked.model,
         cluster=asked.cluster,
         engine=estimates.setting.engine,
         title=estimates.setting.framework.title,
-        version="",
-        install="",
+        version=framework.version,
+        install=framework.install,
         candidate=candidate,
         estimate=estimates.row(row),
         gpus=int(table.columns["gpus"][row]),
         max_context=None,
-        started=_not_yet,
+        started=lambda: training_launch(estimates, row),
     )
-
-
-def _not_yet() -> Launch:
-    raise NoAnswer("training is planned but not launched by this version.", field="workload.kind", hint="Use recipe plan.")
 
 
 def _check_buildable(request: PlanRequest) -> None:

@@ -1,0 +1,10 @@
+"""Errors that a person can act on."""
+
+from __future__ import annotations
+
+
+class TrainError(Exception):
+    """What is wrong, the value, and what to do; printed as one line without a traceback."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{message} {hint}" if hint else message)

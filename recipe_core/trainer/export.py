@@ -1,0 +1,52 @@
+"""A checkpoint as a model folder: safetensors, config and tokenizer, what an inference engine serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from .errors import TrainError
+
+_AT_ONCE = 1 << 30
+
+
+def export(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype) -> None:
+    """Write ``target`` whole or not at all; reads any checkpoint, whatever it was trained on. One copy in ``dtype`` is held in memory."""
+    weights: dict[str, torch.Tensor] = {}
+    pending: dict[str, torch.Tensor] = {}
+    for name, parameter in reference.named_parameters():
+        pending[f"model.{name}"] = torch.empty(parameter.shape, dtype=parameter.dtype)
+        if sum(each.nbytes for each in pending.values()) > _AT_ONCE:
+            weights |= _read(checkpoint, pending, dtype)
+            pending = {}
+    weights |= _read(checkpoint, pending, dtype)
+    if not all(bool(torch.isfinite(each).all()) for each in weights.values()):
+        raise TrainError(f"the weights in {checkpoint} are not finite; nothing was exported.", hint="Train with a lower learning rate.")
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        config: Any = reference.to(dtype).config  # the stored configuration says the format of the model's parameters
+        config.use_cache = True
+        config.bos_token_id, config.eos_token_id, config.pad_token_id = (
+            getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+        )
+        reference.generation_config = type(reference.generation_config).from_model_config(config)
+        reference.save_pretrained(part, state_dict=weights)
+        tokenizer.save_pretrained(part)
+        if target.exists():
+            shutil.rmtree(target)
+        part.replace(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _read(checkpoint: Path, whole: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    with warnings.catch_warnings():  # that it reads alone is what is meant
+        warnings.simplefilter("ignore", UserWarning)
+        load(whole, checkpoint_id=checkpoint, no_dist=True)
+    return {name.removeprefix("model."): each.to(dtype) for name, each in whole.items()}

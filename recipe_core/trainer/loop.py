@@ -1,0 +1,165 @@
+"""The run: join, build, resume, train, save, export."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from .checkpoint import Checkpointer
+from .data import Sequences, token_file
+from .errors import TrainError
+from .export import export
+from .mesh import World, join
+from .metrics import Metrics, Row, peak_memory_bytes
+from .model import Part, build, fill_pretrained, fill_random, read_config
+from .optimizer import LossScale, learning_rate, make_optimizer, update
+from .parallel import HALF, lay_out
+from .settings import Settings
+from .steps import Passes
+from .tokenizer import get_tokenizer
+
+STOP_FILE = "stop"
+"""In the run folder: who writes it asks for a clean end after the step."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where things are: the bundle, its run folder, the model's folder or id (None: train.json has it all), the texts."""
+
+    root: Path
+    run: Path
+    model: str | None
+    data: tuple[Path, ...]
+
+
+def train(settings: Settings, paths: Paths, resume: str) -> None:
+    """All of it, on this rank.
+
+    Raises:
+        TrainError: for what a person has to change.
+    """
+    world = join(settings)
+    try:
+        Run(settings, paths, world).go(resume)
+    finally:
+        dist.destroy_process_group()
+
+
+def say(text: str) -> None:
+    """One line on standard error, from the first rank."""
+    if dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Run:
+    """What a run holds from step to step."""
+
+    def __init__(self, settings: Settings, paths: Paths, world: World) -> None:
+        self.settings, self.paths, self.world = settings, paths, world
+        config = read_config(settings, paths.model)
+        length = settings.batch.sequence_length
+        if length > config.max_position_embeddings:
+            raise TrainError(f"sequence_length is {length}; the model has {config.max_position_embeddings} positions.")
+        self.tokenizer = get_tokenizer(settings.model.tokenizer, paths.model, paths.data, config.vocab_size, config.max_position_embeddings)
+        tokens = token_file(paths.data, self.tokenizer, paths.run / "data")
+        self.sequences = Sequences(tokens, length, settings.batch.global_batch, settings.seed)
+        self.reference = build(config, settings)
+        self.parts = [self._part(chunk) for chunk in range(settings.split.virtual_stages)]
+        self.optimizers = [make_optimizer(settings.optimizer, part) for part in self.parts]
+        self.scale = LossScale(used=settings.precision == "fp16")
+        self.passes = Passes(self.parts, settings, world, self.scale)
+        folder = paths.run / "checkpoints"
+        self.checkpoints = Checkpointer(folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name)
+        self.asked_to_stop = False
+
+    def _part(self, chunk: int) -> Part:
+        settings, world = self.settings, self.world
+        chunks = settings.split.pp * settings.split.virtual_stages
+        whole = build(self.reference.config, settings)
+        part = lay_out(Part(whole, chunk * settings.split.pp + world.pp_rank, chunks), settings, world)
+        part.to_empty(device=world.device)
+        part.train()
+        if settings.model.weights == "pretrained" and self.paths.model is not None:
+            fill_pretrained(part, self.reference, self.paths.model, world.device)
+        else:
+            fill_random(part, self.reference, settings.seed, world.device)
+        return part
+
+    def go(self, resume: str) -> None:
+        """Train to the last step, or until someone asks for an end; leave a checkpoint, and after the last step a model."""
+        step = self.checkpoints.resume(resume, self.scale)
+        self._tell(step)
+        metrics = Metrics(self.paths.run, self.settings.name, step) if self.world.rank == 0 else None
+        before = signal.signal(signal.SIGTERM, self._on_signal)
+        try:
+            while step < self.settings.steps:
+                row, stop = self._step(step)
+                step += 1
+                if metrics:
+                    metrics.write(row)
+                say(f"step {step} of {self.settings.steps}: loss {row.loss:.4f}, {row.tokens_per_s:,.0f} tokens/s")
+                if stop or step == self.settings.steps or step % self.settings.checkpoints.every_steps == 0:
+                    self.checkpoints.save(step, self.scale)
+                if stop:
+                    break
+            self.checkpoints.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        self._finish(step)
+
+    def _step(self, step: int) -> tuple[Row, bool]:
+        """One optimizer step: its figures, and whether any rank was asked to stop."""
+        settings, degrees = self.settings, self.world.degrees
+        began = time.perf_counter()
+        batch = self.sequences.batch(step, self.world.dp_rank, degrees.dp, degrees.micro_batches)
+        loss = self.passes.run(batch)
+        rate = learning_rate(settings.optimizer, step, settings.steps)
+        scale = self.scale.value
+        norm, _ = update(self.optimizers, settings.optimizer, rate, self.scale, self.world.mesh["pp"])
+        # Ranks of one tensor-parallel group report the same loss; of a pipeline only the last stage has one.
+        shared = torch.stack([loss / (degrees.dp * degrees.tp), torch.tensor(float(self._stop_wanted()), device=loss.device)])
+        dist.all_reduce(shared)
+        memory = torch.tensor(float(peak_memory_bytes(self.world.device)), device=loss.device, dtype=torch.float64)
+        dist.all_reduce(memory, op=dist.ReduceOp.MAX)
+        total, stop = shared.tolist()
+        return self._row(step + 1, total, rate, norm, time.perf_counter() - began, int(memory), scale), stop > 0
+
+    def _row(self, step: int, loss: float, rate: float, norm: float, step_s: float, memory: int, scale: float) -> Row:
+        batch, figures = self.settings.batch, self.settings.figures
+        each = batch.global_batch * batch.sequence_length
+        per_device = each / step_s / dist.get_world_size()
+        known = figures.flops_per_token and figures.peak_flops_per_s
+        mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s if known else None  # type: ignore[operator]
+        return Row(step, loss, rate, norm, step_s, each / step_s, per_device, mfu, memory, each * step, scale)
+
+    def _stop_wanted(self) -> bool:
+        return self.asked_to_stop or (self.world.rank == 0 and (self.paths.run / STOP_FILE).exists())
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked_to_stop = True
+
+    def _tell(self, step: int) -> None:
+        d, batch = self.world.degrees, self.settings.batch
+        parameters = sum(parameter.numel() for parameter in self.reference.parameters())
+        terms = f"pp {d.pp} × replicate {d.replicate} × shard {d.shard} × tp {d.tp} = {dist.get_world_size()} processes"
+        taken = f"{batch.global_batch} sequences of {batch.sequence_length} a step, {d.micro_batches} micro-batches of {batch.micro_batch}"
+        say(f"{parameters:,} parameters; {terms}; {taken}; {'starting' if step == 0 else f'going on after step {step}'}")
+
+    def _finish(self, step: int) -> None:
+        if self.world.rank == 0:
+            (self.paths.run / STOP_FILE).unlink(missing_ok=True)
+            if step >= self.settings.steps:
+                where, target = self.checkpoints.folder / f"step-{step}", self.paths.run / "model"
+                dtype = HALF.get(self.settings.precision, torch.float32)
+                export(where, self.reference, self.tokenizer, target, dtype)
+                say(f"done: {target} can be served")
+            else:
+                say(f"stopped after step {step} of {self.settings.steps}; started again it goes on from there")
+        dist.barrier()

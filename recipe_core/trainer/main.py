@@ -1,0 +1,49 @@
+"""``torchrun … train.py --config train.json``: one process of a training run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import TrainError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 trained, or stopped as asked; 2 something a person has to change."""
+    options = _parser().parse_args(argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forking after threads is what it warns about otherwise
+    try:
+        from .settings import data_paths, load_settings
+
+        settings = load_settings(options.config)
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        from .loop import Paths, train
+
+        root = options.config.resolve().parent
+        data = data_paths(options.data, settings.data, root)
+        train(settings, Paths(root, (options.out or root / "run").resolve(), options.model, data), options.resume)
+    except TrainError as error:
+        print(f"train: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="train.py", description="Train what train.json describes; started by torchrun.")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run's train.json")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where metrics, checkpoints and the model go (default: run/ beside it)")
+    parser.add_argument("--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights")
+    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="texts (.txt, .jsonl) instead of the bundle's")
+    parser.add_argument("--resume", type=_resume, default="auto", metavar="auto|never|STEP", help="which checkpoint to go on from")
+    return parser
+
+
+def _resume(text: str) -> str:
+    if text not in ("auto", "never") and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not auto, never or a step")
+    return text

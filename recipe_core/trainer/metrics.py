@@ -1,0 +1,92 @@
+"""Loss, speed and memory of every step: a CSV file that goes on over restarts, and the newest values as Prometheus reads them."""
+
+from __future__ import annotations
+
+import csv
+import resource
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step. ``loss`` is the mean over its tokens (nats); memory that of the fullest device."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    step_s: float
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float | None
+    peak_memory_bytes: int
+    tokens: int
+    loss_scale: float
+
+
+_HELP = {
+    "step": "Optimizer steps done.",
+    "loss": "Mean loss of the step's tokens, nats.",
+    "learning_rate": "Learning rate of the step.",
+    "gradient_norm": "Norm of the gradient before clipping.",
+    "step_s": "Seconds of the step.",
+    "tokens_per_s": "Tokens trained per second, all devices.",
+    "tokens_per_s_per_gpu": "Tokens trained per second and device.",
+    "mfu": "Model flops utilisation, of the device's peak.",
+    "peak_memory_bytes": "Most memory of a device so far.",
+    "tokens": "Tokens trained so far.",
+    "loss_scale": "Scale of the loss under fp16.",
+}
+
+
+class Metrics:
+    """Writes ``metrics.csv`` and ``metrics.prom`` in ``folder``; rows of steps from ``start`` on are of a run that will be repeated."""
+
+    def __init__(self, folder: Path, name: str, start: int) -> None:
+        self.csv, self.prom, self.name = folder / "metrics.csv", folder / "metrics.prom", name
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [field.name for field in fields(Row)]
+        kept = [row for row in read_rows(self.csv) if int(row["step"]) <= start]
+        with self.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(kept)
+
+    def write(self, row: Row) -> None:
+        """Append the row; replace what Prometheus' textfile collector reads, whole or not at all."""
+        values = asdict(row)
+        with self.csv.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow(["" if value is None else value for value in values.values()])
+        part = self.prom.with_suffix(".part")
+        part.write_text(prometheus(values, self.name), encoding="utf-8")
+        part.replace(self.prom)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Complete rows of a metrics file, none when there is no file; a row cut short by a crash is left out."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+
+
+def prometheus(values: dict[str, float | None], name: str) -> str:
+    """The exposition format's text."""
+    run = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    lines = []
+    for key, value in values.items():
+        if value is not None:
+            kind = "counter" if key == "tokens" else "gauge"
+            full = f"recipe_training_{key}" + ("_total" if kind == "counter" else "")
+            lines += [f"# HELP {full} {_HELP[key]}", f"# TYPE {full} {kind}", f'{full}{{run="{run}"}} {value}']
+    return "\n".join([*lines, ""])
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory so far: what the allocator took of a device, or the process's resident memory on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,149 @@
+"""Tensor parallelism, recomputation and FSDP laid over one part of the model, in the order in which they nest."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from .errors import TrainError
+from .mesh import World
+from .model import Part
+from .settings import Settings
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HEADS = 2
+"""Dimension of the heads in what query and key norms take: batch, sequence, heads, values."""
+
+
+def lay_out(part: Part, settings: Settings, world: World) -> Part:
+    """Everything the settings ask for; the parameters stay on the meta device."""
+    if settings.split.tp > 1:
+        _tensor_parallel(part, world.mesh["tp"], sequence=settings.split.sequence_parallel)
+    _recompute(part, settings.recompute)
+    half = HALF.get(settings.precision)
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=half is not None)
+    shard = partial(fully_shard, mesh=world.data_mesh, mp_policy=policy, reshard_after_forward=settings.split.zero_stage == 3)
+    for layer in part.layers:
+        shard(layer)
+    shard(part)
+    return part
+
+
+def micro_batch_mode(part: Part, settings: Settings, *, last: bool) -> None:
+    """Before a backward pass: what is exchanged after it.
+
+    ZeRO-2 and 3 divide gradients after every micro-batch; below that they add up whole and are reduced once, and parameters stay gathered.
+    """
+    assert isinstance(part, FSDPModule)  # noqa: S101 - lay_out made it one
+    every = settings.split.zero_stage >= 2
+    part.set_requires_gradient_sync(last or every)
+    part.set_reshard_after_backward(last or every)
+    part.set_is_last_backward(last)
+
+
+def _tensor_parallel(part: Part, mesh: DeviceMesh, *, sequence: bool) -> None:
+    """The model's own plan for its layers; embedding and head by vocabulary, logits left cut for the loss."""
+    config = part.inner.config
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise TrainError(f"{config.model_type} models have no plan for tensor parallelism.", hint="Use tp: 1.")
+    for index, layer in enumerate(part.body.layers):
+        if layer in part.layers:
+            _parallel_layer(layer, f"layers.{index}.", plan, mesh, sequence=sequence)
+    ends: dict[str, ParallelStyle] = {}
+    if part.first:
+        ends["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    if part.last:
+        ends["lm_head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(part.inner, mesh, ends)
+    if config.tie_word_embeddings and part.first and part.last:
+        part.inner.lm_head.weight = part.body.embed_tokens.weight
+    if sequence:
+        part.layers[0].register_forward_pre_hook(partial(_cut, mesh))
+        part.layers[-1].register_forward_hook(partial(_join, mesh))
+
+
+def _parallel_layer(layer: nn.Module, prefix: str, plan: dict[str, str], mesh: DeviceMesh, *, sequence: bool) -> None:
+    """Projections as the plan says; what enters a block is one tensor for all of them, so that its gradient is summed once.
+
+    With ``sequence``, between blocks each rank keeps its piece of the sequence: norms work on pieces, blocks gather them before and
+    scatter their sums after (Korthikanti et al., arXiv:2205.05198).
+    """
+    styles: dict[str, ParallelStyle] = {}
+    for name, _ in layer.named_modules():
+        word = next((style for pattern, style in plan.items() if fnmatchcase(prefix + name, pattern)), None)
+        if word is not None:
+            styles[name] = _style(word, sequence=sequence)
+    for name, child in layer.named_children():
+        if "norm" not in name:
+            child.register_forward_pre_hook(partial(_gather, mesh, Shard(1) if sequence else Replicate()), with_kwargs=True)
+        elif sequence:
+            styles[name] = SequenceParallel(use_local_output=True)
+    parallelize_module(layer, mesh, styles)
+
+
+def _style(word: str, *, sequence: bool) -> ParallelStyle:
+    """A word of the model's plan as torch's style."""
+    if word == "replicated_with_grad_allreduce":  # a norm over each head: every rank has some heads
+        return SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
+    if word == "colwise":
+        return ColwiseParallel()
+    if word == "rowwise":
+        return RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
+    raise TrainError(f"the model's plan for tensor parallelism asks for {word}, which this version cannot do.", hint="Use tp: 1.")
+
+
+def _gather(mesh: DeviceMesh, layout: Placement, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Before a block: its hidden states, whole on every rank."""
+    if "hidden_states" in kwargs:
+        return args, kwargs | {"hidden_states": _spread(kwargs["hidden_states"], mesh, layout, Replicate())}
+    return (_spread(args[0], mesh, layout, Replicate()), *args[1:]), kwargs
+
+
+def _cut(mesh: DeviceMesh, _: nn.Module, args: Any) -> Any:
+    """Before the first layer: this rank's piece of the sequence."""
+    return (_spread(args[0], mesh, Replicate(), Shard(1)).to_local(), *args[1:])
+
+
+def _join(mesh: DeviceMesh, _: nn.Module, __: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """After the last layer: the whole sequence again."""
+    return _spread(hidden, mesh, Shard(1), Replicate()).to_local()
+
+
+def _spread(x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placement) -> DTensor:
+    return DTensor.from_local(x, mesh, [before], run_check=False).redistribute(placements=[after])
+
+
+_PRODUCT = torch.ops.aten.mm.default
+_ATTENTION = tuple(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in ("flash_attention", "efficient_attention", "cudnn_attention")
+)
+
+
+def _recompute(part: Part, policy: str) -> None:
+    """Full: a layer keeps its input only. Selective: it also keeps attention and every second product, the dear ones."""
+    if policy == "none":
+        return
+    more = {"context_fn": _selective} if policy == "selective" else {}
+    part.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
+
+
+def _selective() -> Any:
+    seen: dict[bool, int] = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator is _PRODUCT:
+            seen[context.is_recompute] += 1
+            return CheckpointPolicy.MUST_SAVE if seen[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if operator in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

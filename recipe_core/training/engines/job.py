@@ -1,0 +1,214 @@
+"""One estimated row as the framework files take it, and what they share: reasons to refuse, processes, torchrun's words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.engines.deployment import Launch, Process
+from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, MoeMlp
+from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingSetting
+from recipe_core.training.engines.facts import Hyper, training_engine, usual
+from recipe_core.training.memory import memory
+from recipe_core.training.result import TrainingEstimates, flops_per_token
+from recipe_core.training.rules import memory_rule, rules
+
+KEPT_CHECKPOINTS = 2
+RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training run with nothing left to choose.
+
+    ``steps`` is None where no token budget was stated. ``fewest_nodes`` (worked out when asked): what an elastic run can go on with.
+    """
+
+    setting: TrainingSetting
+    tp: int
+    pp: int
+    virtual_stages: int
+    cp: int
+    ep: int
+    dp: int
+    shard: int
+    zero_stage: int
+    micro_batch: int
+    micro_batches: int
+    sequence_length: int
+    global_batch: int
+    per_node: int
+    recompute: str
+    schedule: str
+    sequence_parallel: bool
+    steps: int | None
+    checkpoint_steps: int
+    flops_per_token: float
+    hyper: Hyper
+    fewest_nodes: Callable[[], int]
+
+    @property
+    def devices(self) -> int:
+        """Devices used."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def nodes(self) -> int:
+        """Nodes used."""
+        return math.ceil(self.devices / self.per_node)
+
+    @property
+    def here(self) -> int:
+        """Processes of a node, one a device."""
+        return self.devices // self.nodes
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return len(self.setting.model.layers)
+
+    @property
+    def moe(self) -> MoeMlp | None:
+        """The experts, where the model has some."""
+        return next((layer.mlp for layer, _ in self.setting.model.kinds if isinstance(layer.mlp, MoeMlp)), None)
+
+    @property
+    def attention(self) -> Attention | None:
+        """The one kind of plain attention that all layers share, if they do."""
+        kinds = {layer.attention for layer, _ in self.setting.model.kinds}
+        only = next(iter(kinds)) if len(kinds) == 1 else None
+        return None if isinstance(only, (LatentAttention, LinearAttention)) else only
+
+    @property
+    def cuts(self) -> int:
+        """Stages and their chunks."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def from_weights(self) -> bool:
+        """Whether the run starts from the model's weights."""
+        return self.setting.method != "pretrain"
+
+    @property
+    def has_home(self) -> bool:
+        """Whether the model is something with files of its own (a folder, an id), and so with a tokenizer."""
+        return "/" in self.setting.model.name
+
+
+def job_of(estimates: TrainingEstimates, row: int) -> Job:
+    """A row of an estimate; degrees, batch and budget exactly as they were estimated."""
+    c, setting = estimates.cases, estimates.setting
+    budget = float(estimates.run.steps[row])
+    steps = int(budget) if math.isfinite(budget) else None
+    every = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
+    whole = {
+        name: int(getattr(c, name)[row])
+        for name in (
+            *("tp", "pp", "virtual_stages", "cp", "ep", "dp", "shard", "zero_stage"),
+            *("micro_batch", "micro_batches", "sequence_length", "global_batch", "per_node"),
+        )
+    }
+    return Job(
+        setting=setting,
+        **whole,
+        recompute=RECOMPUTE[c.recompute[row]],
+        schedule=SCHEDULES[c.schedule[row]],
+        sequence_parallel=bool(c.sequence_parallel[row]) and whole["tp"] > 1,
+        steps=steps,
+        checkpoint_steps=max(1, min(round(every), steps or 1)) if math.isfinite(every) else 1,
+        flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
+        hyper=usual(setting.model.parameters, steps or 1, finetune=setting.method != "pretrain"),
+        fewest_nodes=lambda: fewest_nodes(estimates, row),
+    )
+
+
+def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
+    """Nodes that a run can go on with when others leave: every number from it up divides the batch and fits the memory."""
+    setting, planned = estimates.setting, estimates.cases.take([row])
+    nodes = int(planned.nodes_used[0])
+    model = int(planned.tp[0] * planned.pp[0] * planned.cp[0])
+    for fewer in range(nodes - 1, 0, -1):
+        dp, left = divmod(fewer * int(planned.per_node[0]), model)
+        cases = replace(planned, dp=np.array([dp]), shard=np.array([dp * int(planned.cp[0])]))
+        if left or not dp or any(rule.broken[0] for rule in (*rules(setting, cases), memory_rule(memory(setting, cases)))):
+            return fewer + 1
+    return 1
+
+
+@dataclass(frozen=True, slots=True)
+class No:
+    """Something that a framework cannot do, where it is asked for."""
+
+    asked: bool
+    field: str
+    reason: str
+    hint: str
+
+
+def common(job: Job) -> Iterator[No]:
+    """What no framework can do."""
+    yield No(job.steps is None, "workload.tokens", "a run needs an end.", "State the budget: tokens.")
+    uneven = job.devices > job.per_node and job.devices % job.per_node != 0
+    yield No(uneven, "candidate", f"{job.devices} devices do not fill nodes of {job.per_node}.", "Use whole nodes.")
+    adapters = job.setting.frozen
+    yield No(adapters, "workload.method", f"{job.setting.method} is estimated, not launched by this version.", "Use finetune or pretrain.")
+
+
+def only_replicas(job: Job, title: str) -> Iterator[No]:
+    """Frameworks that divide states over replicas and nothing else."""
+    for name in ("tp", "pp", "cp", "ep"):
+        degree = getattr(job, name)
+        yield No(degree > 1, f"candidate.{name}", f"{title} is launched with {name} 1 only, not {degree}.", "Use torch or megatron.")
+
+
+Engine = Callable[[Job], Launch]
+
+
+def short_name(model: str) -> str:
+    """The last part of a model's id or folder, in letters that any program takes for a name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", model.rstrip("/").split("/")[-1]).strip("-.") or "model"
+
+
+def torchrun(job: Job, node: int) -> tuple[str, ...]:
+    """Torchrun with a fixed meeting point: node 0's address, one process a device."""
+    count = ("--nnodes", str(job.nodes), "--node-rank", str(node), "--nproc-per-node", str(job.here))
+    return ("torchrun", *count, "--master-addr", "${head}", "--master-port", "${port}")
+
+
+def elastic_torchrun(job: Job, fewest: int, name: str) -> tuple[str, ...]:
+    """Torchrun for as many nodes as there are, within bounds; when one leaves or comes, all start again from the last checkpoint."""
+    count = ("--nnodes", f"{fewest}:{job.nodes}", "--nproc-per-node", str(job.here), "--max-restarts", str(RESTARTS))
+    return ("torchrun", *count, "--rdzv-backend", "c10d", "--rdzv-endpoint", "${head}:${port}", "--rdzv-id", name)
+
+
+def processes(job: Job, words: Callable[[int], tuple[str, ...]], env: dict[str, str]) -> tuple[Process, ...]:
+    """One launching process a node, with all of its devices."""
+    devices = tuple(range(job.here))
+    return tuple(Process(f"trainer-{node}", words(node), dict(env), 0, devices, node=node, role="trainer") for node in range(job.nodes))
+
+
+def training(job: Job, started: tuple[Process, ...], options: dict[str, Any], files: dict[str, str]) -> Launch:
+    """A launch without addresses to ask."""
+    return Launch(
+        processes=started,
+        options=options,
+        health="",
+        startup_timeout_s=1800,
+        api_path="",
+        api_model="",
+        requires=training_engine(job.setting.engine).requires,
+        files=files,
+        kind="training",
+    )
+
+
+def environment(job: Job) -> dict[str, str]:
+    """Variables that any framework on torch wants."""
+    if job.setting.cluster.device.runtime == "cpu":
+        return {"OMP_WAIT_POLICY": "PASSIVE"}  # idle OpenMP threads must not spin, or any other busy process stalls every step
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

@@ -1,0 +1,155 @@
+"""torchtitan: its own configuration of the model, and every estimated value over it, in the words of its command line (0.3.0)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from recipe_core.engines.deployment import Launch
+from recipe_core.training.engines.facts import TitanModel, facts
+from recipe_core.training.engines.job import KEPT_CHECKPOINTS, Job, No, environment, processes, torchrun, training
+from recipe_core.training.engines.sources import data_files
+
+_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
+_RECOMPUTE = {"none": "activation-checkpoint:none", "selective": "activation-checkpoint:selective", "full": "activation-checkpoint:full"}
+
+
+def preset(job: Job) -> TitanModel | None:
+    """Torchtitan's configuration of the model, by its dimensions."""
+    model, a = job.setting.model, job.attention
+    known = (job.layers, model.hidden, model.vocabulary, a.head_dim if a else 0)
+    return next((each for each in facts().torchtitan_models if known == (each.layers, each.hidden, each.vocabulary, each.head_dim)), None)
+
+
+def refusals(job: Job) -> Iterator[No]:
+    """What torchtitan cannot do, or ships no configuration for."""
+    setting = job.setting
+    names = ", ".join(each.config for each in facts().torchtitan_models)
+    yield No(
+        preset(job) is None, "model", f"torchtitan ships no configuration of {setting.model.name}.", f"It ships {names}; or use torch."
+    )
+    yield No(setting.precision != "bf16", "candidate.precision", f"its configurations have no {setting.precision}.", "Use bf16.")
+    yield No(setting.optimizer_name != "adamw", "workload.optimizer", f"they use AdamW, not {setting.optimizer_name}.", "Use adamw.")
+    yield No(not setting.flash, "workload.attention", "torchtitan has no eager attention.", "Use attention: flash.")
+    yield from _sharding(job)
+    yield from _pipeline(job)
+    inner = job.tp * job.cp * dense_shard(job)
+    reason = f"experts are shared within tp × cp × shard = {inner} ranks, which {job.ep} does not divide."
+    yield No(inner % job.ep != 0, "candidate.ep", reason, "Use a divisor of them.")
+
+
+def dense_shard(job: Job) -> int:
+    """Replicas over which states are divided; context-parallel ranks divide them too and are not counted here."""
+    return max(job.shard // job.cp, 1) if job.zero_stage else 1
+
+
+def _sharding(job: Job) -> Iterator[No]:
+    divided = job.zero_stage > 0 and job.shard % job.cp != 0
+    yield No(divided, "candidate.shard", f"shard {job.shard} is not a multiple of cp {job.cp}.", "Use a multiple.")
+    plain = job.zero_stage == 0 and job.cp > 1
+    yield No(plain, "candidate.zero_stage", "ranks of context parallelism always divide states in torchtitan.", "Use zero_stage: 3.")
+    once = job.zero_stage == 1 and job.pp == 1
+    yield No(once, "candidate.zero_stage", "FSDP divides gradients with the optimizer: ZeRO-2 or 3, not 1.", "Use zero_stage: 2.")
+    whole = "torch's pipelines keep gathered parameters and whole gradients until a step's last micro-batch, which is ZeRO-1"
+    yield No(job.pp > 1 and job.zero_stage > 1, "candidate.zero_stage", f"{whole}, not {job.zero_stage}.", "Use zero_stage: 1.")
+
+
+def _pipeline(job: Job) -> Iterator[No]:
+    piped = job.pp > 1
+    unknown = piped and job.schedule not in _SCHEDULES
+    yield No(unknown, "candidate.schedule", f"torch has no {job.schedule} schedule.", f"Use {', '.join(_SCHEDULES)}.")
+    uneven = piped and math.ceil(job.layers / _per_stage(job)) != job.cuts
+    yield No(uneven, "candidate.pp", f"{job.layers} layers do not fill {job.cuts} chunks alike.", "Use a divisor of the layers.")
+    folded = piped and job.schedule == "zb-v" and job.virtual_stages != 2
+    yield No(folded, "candidate.virtual_stages", "zb-v has two chunks a stage.", "Use virtual_stages: 2.")
+    rounds = max(1, job.micro_batches // job.pp)
+    odd = piped and job.virtual_stages > 1 and job.micro_batches % rounds != 0
+    reason = f"{job.micro_batches} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
+    yield No(odd, "candidate.virtual_stages", reason, "Use a multiple of pp micro-batches.")
+    tied = piped and job.setting.model.tied_embeddings
+    yield No(tied, "candidate.pp", f"{job.setting.model.name} shares embedding and head, which are on different stages.", "Use pp: 1.")
+
+
+def _per_stage(job: Job) -> int:
+    return math.ceil(job.layers / job.cuts)
+
+
+def launch(job: Job) -> Launch:
+    """One torchrun a node on torchtitan's own entry; the text is a folder of one JSON-lines file."""
+    found, options = preset(job), settings(job)
+    assert found is not None  # noqa: S101 - refused otherwise
+    model = ("-m", "torchtitan.train", "--module", found.module, "--config", found.config)
+    words = (*model, *argv(options), _RECOMPUTE[job.recompute])
+    recorded = {"module": found.module, "config": found.config, "activation_checkpoint": job.recompute} | options
+    started = processes(job, lambda node: (*torchrun(job, node), *words), environment(job))
+    return training(job, started, recorded, data_files())
+
+
+def argv(options: dict[str, Any]) -> tuple[str, ...]:
+    """Words of tyro: ``--section.name value``; what is true or false is a flag of its own."""
+    words: list[str] = []
+    for name, value in options.items():
+        section, dot, last = name.rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{section}{dot}{'' if value else 'no-'}{last}")
+        else:
+            words += [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """Every estimated value, also where it is torchtitan's default."""
+    h, shard = job.hyper, dense_shard(job)
+    piped = job.pp > 1
+    local = job.micro_batch * (job.micro_batches if piped else 1)
+    kwargs = "optimizer.param-groups.0.optimizer-kwargs"
+    out: dict[str, Any] = {
+        "hf-assets-path": "${model}",
+        "dump-folder": "${run}",
+        "training.local-batch-size": local,
+        "training.global-batch-size": job.global_batch,
+        "training.seq-len": job.sequence_length,
+        "training.steps": job.steps,
+        "training.max-norm": h.clip_norm,
+        "training.mixed-precision-param": "bfloat16",
+        "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
+        "parallelism.data-parallel-replicate-degree": job.dp // shard,
+        "parallelism.data-parallel-shard-degree": shard,
+        "parallelism.fsdp-reshard-after-forward": "always" if job.zero_stage == 3 else "never",
+        "parallelism.tensor-parallel-degree": job.tp,
+        "parallelism.enable-sequence-parallel": job.sequence_parallel,
+        "parallelism.pipeline-parallel-degree": job.pp,
+        "parallelism.context-parallel-degree": job.cp,
+        "parallelism.expert-parallel-degree": job.ep,
+        f"{kwargs}.lr": h.learning_rate,
+        f"{kwargs}.weight-decay": h.weight_decay,
+        f"{kwargs}.eps": h.epsilon,
+        "lr-scheduler.warmup-steps": h.warmup_steps,
+        "lr-scheduler.decay-type": "cosine",
+        "lr-scheduler.decay-ratio": 1.0 - h.warmup_steps / (job.steps or 1),
+        "lr-scheduler.min-lr-factor": h.least_rate_share,
+        "loss.num-chunks": 8 if job.setting.fused_loss else 1,
+        "dataloader.dataset": "c4_test",  # the one that reads a folder: rows of text
+        "dataloader.dataset-path": "${root}/data",
+        "metrics.log-freq": 1,
+        "checkpoint.enable": True,
+        "checkpoint.interval": job.checkpoint_steps,
+        "checkpoint.keep-latest-k": KEPT_CHECKPOINTS,
+        "checkpoint.async-mode": "async",
+        "checkpoint.last-save-in-hf": True,
+        "checkpoint.last-save-model-only": True,
+        "checkpoint.export-dtype": "bfloat16",
+        "debug.seed": h.seed,
+    }
+    if piped:
+        out |= {
+            "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],
+            "parallelism.pipeline-parallel-microbatch-size": job.micro_batch,
+            "parallelism.pipeline-parallel-layers-per-stage": _per_stage(job),
+            "parallelism.pipeline-parallel-first-stage-less-layers": 0,
+            "parallelism.pipeline-parallel-last-stage-less-layers": 0,
+        }
+    if job.from_weights:
+        out |= {"checkpoint.initial-load-path": "${model}", "checkpoint.initial-load-in-hf": True}
+    return out

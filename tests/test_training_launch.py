@@ -1,0 +1,355 @@
+"""Every framework is told exactly what was estimated: hundreds of random splits, rendered and read back."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipe_core.engines.deployment import Launch
+from recipe_core.errors import InputError, NoAnswer
+from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.training.engines.corpus import corpus
+from recipe_core.training.engines.facts import training_engine, usual
+from recipe_core.training.launch import first_launchable, launch_reasons, training_launch
+from recipe_core.training.plan import TrainingTable, chosen_training, training_plan
+
+LLAMA, QWEN_MOE, MIXTRAL = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1"
+ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")
+OPTIONS = Path(__file__).parent / "data" / "torchtitan-0.3.0-options.txt"
+WANTED = 500
+REPLICAS = ("deepspeed", "accelerate")
+"""Frameworks that are launched with replicas only: they have few splits on each cluster."""
+
+
+def request(
+    engine: str, model: str = LLAMA, nodes: int = 2, device: str = "h100-sxm", per_node: int = 8, candidate: Any = None, **work: Any
+) -> PlanRequest:
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 128, "tokens": 1e9} | work
+    hardware = {"device": device, "per_node": per_node, "nodes": nodes}
+    parts = {"candidate": candidate} if candidate else {"options": {"engines": [engine]}}
+    return PlanRequest.parse({"model": model, "hardware": hardware, "workload": workload, **parts})
+
+
+@cache
+def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingTable:
+    limits = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
+    return training_plan(request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits)
+
+
+def tables(engine: str) -> Iterator[TrainingTable]:
+    """Clusters of many sizes; frameworks that divide replicas only have few splits on each."""
+    models = {"torchtitan": (LLAMA, QWEN_MOE), "megatron": (LLAMA, MIXTRAL)}.get(engine, (LLAMA,))
+    many = engine in REPLICAS
+    for model in models:
+        for nodes, per_node in ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8)) if many else ((2, 8), (1, 8)):
+            for batch in (96, 128, 192, 256, 640, 1120) if many else (128,):
+                yield table(engine, model, nodes, per_node, batch)
+
+
+@cache
+def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingTable, int, Launch]]:
+    """Splits picked at random among those that can be started."""
+    chance = random.Random(engine)
+    out: list[tuple[dict[str, Any], TrainingTable, int, Launch]] = []
+    for found in tables(engine):
+        rows = chance.sample(range(len(found)), min(len(found), 1500))
+        e = found.estimates
+        fine = [row for row in rows if not launch_reasons(e, row)][: WANTED // 2]
+        out += [(e.candidate(row), found, row, training_launch(e, row)) for row in fine]
+    return chance.sample(out, min(len(out), WANTED + 50))
+
+
+def flags(words: tuple[str, ...]) -> dict[str, Any]:
+    """``--name value`` and ``--name`` of a command's end."""
+    out: dict[str, Any] = {}
+    for word, following in zip(words, (*words[1:], "--"), strict=True):
+        if word.startswith("--"):
+            out[word[2:]] = True if following.startswith("--") or following.startswith("activation-") else following
+    return out
+
+
+def batch(found: TrainingTable, row: int) -> dict[str, int]:
+    e = found.estimates
+    return {
+        "sequence_length": int(e.cases.sequence_length[row]),
+        "global_batch": int(e.cases.global_batch[row]),
+        "micro_batches": int(e.cases.micro_batches[row]),
+        "steps": int(e.run.steps[row]),
+    }
+
+
+def read_torch(launch: Launch) -> dict[str, Any]:
+    s = json.loads(launch.files["train.json"])
+    split = {name: s["split"][name] for name in ("tp", "pp", "virtual_stages", "dp", "shard", "zero_stage", "schedule")}
+    plain = {"micro_batch": s["batch"]["micro_batch"], "recompute": s["recompute"], "precision": s["precision"], "steps": s["steps"]}
+    sizes = {"sequence_length": s["batch"]["sequence_length"], "global_batch": s["batch"]["global_batch"]}
+    return split | plain | sizes | {"cp": 1, "ep": 1, "optimizer": s["optimizer"]["name"]}
+
+
+def read_torchtitan(launch: Launch) -> dict[str, Any]:
+    words = launch.processes[0].argv
+    f = flags(words)
+    par = {name.removeprefix("parallelism."): value for name, value in f.items() if name.startswith("parallelism.")}
+    pp, shard, cp = (int(par[f"{name}-degree"]) for name in ("pipeline-parallel", "data-parallel-shard", "context-parallel"))
+    replicate = int(par["data-parallel-replicate-degree"])
+    layers = {"llama3_8b": 32, "qwen3_30b_a3b": 48}[f["config"]]
+    local = int(f["training.local-batch-size"])
+    micro = int(par.get("pipeline-parallel-microbatch-size", local))
+    reshards = par["fsdp-reshard-after-forward"] == "always"
+    return {
+        "tp": int(par["tensor-parallel-degree"]),
+        "pp": pp,
+        "virtual_stages": layers // (int(par["pipeline-parallel-layers-per-stage"]) * pp) if pp > 1 else 1,
+        "cp": cp,
+        "ep": int(par["expert-parallel-degree"]),
+        "dp": replicate * shard,
+        "shard": shard * cp if shard > 1 else None,
+        "zero_stage": (3 if reshards else 1 if pp > 1 else 2) if shard * cp > 1 else None,
+        "micro_batch": micro,
+        "micro_batches": int(f["training.global-batch-size"]) // (replicate * shard * micro),
+        "recompute": words[-1].removeprefix("activation-checkpoint:"),
+        "precision": {"bfloat16": "bf16"}[f["training.mixed-precision-param"]],
+        "sequence_length": int(f["training.seq-len"]),
+        "global_batch": int(f["training.global-batch-size"]),
+        "steps": int(f["training.steps"]),
+    }
+
+
+def read_deepspeed(launch: Launch) -> dict[str, Any]:
+    config, words = json.loads(launch.files["ds_config.json"]), flags(launch.processes[0].argv)
+    s = read_torch(launch)
+    dp = int(words["num_nodes"]) * int(words["num_gpus"])
+    micro, accumulated = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    assert config["train_batch_size"] == dp * micro * accumulated
+    return {
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "dp": dp,
+        "zero_stage": config["zero_optimization"]["stage"],
+        "micro_batch": micro,
+        "micro_batches": accumulated,
+        "global_batch": config["train_batch_size"],
+        "precision": next(name for name in ("bf16", "fp16") if config[name]["enabled"]),
+        "optimizer": config["optimizer"]["type"].lower(),
+        "steps": config["scheduler"]["params"]["total_num_steps"],
+        "recompute": s["recompute"],
+        "sequence_length": s["sequence_length"],
+    }
+
+
+def read_accelerate(launch: Launch) -> dict[str, Any]:
+    config, s = yaml.safe_load(launch.files["accelerate.yaml"]), read_torch(launch)
+    out = {name: s[name] for name in ("micro_batch", "sequence_length", "global_batch", "steps", "recompute")}
+    out |= {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": config["num_processes"], "precision": config["mixed_precision"]}
+    if config["distributed_type"] != "FSDP":
+        return out | {"zero_stage": 0}
+    fsdp, parallel = config["fsdp_config"], config["parallelism_config"]
+    assert fsdp["fsdp_activation_checkpointing"] == (out["recompute"] == "full")
+    shard = parallel["parallelism_config_dp_shard_size"]
+    assert shard * parallel["parallelism_config_dp_replicate_size"] == config["num_processes"]
+    return out | {"shard": shard, "zero_stage": 3 if fsdp["fsdp_reshard_after_forward"] else 2}
+
+
+def read_megatron(launch: Launch) -> dict[str, Any]:
+    words = launch.processes[0].argv
+    f, where = flags(words), flags(words[: words.index("-m")])
+    tp, pp, cp = (int(f[f"{name}-parallel-size"]) for name in ("tensor-model", "pipeline-model", "context"))
+    dp = int(where["nnodes"]) * int(where["nproc-per-node"]) // (tp * pp * cp)
+    sharding = {"optim_grads": 2, "optim_grads_params": 3}
+    zero = sharding[f["data-parallel-sharding-strategy"]] if "use-megatron-fsdp" in f else int("use-distributed-optimizer" in f)
+    micro, whole = int(f["micro-batch-size"]), int(f["global-batch-size"])
+    return {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp": dp,
+        "ep": int(f.get("expert-model-parallel-size", 1)),
+        "virtual_stages": int(f.get("num-virtual-stages-per-pipeline-rank", 1)),
+        "zero_stage": zero,
+        "shard": dp * cp // int(f.get("num-distributed-optimizer-instances", 1)) if zero else None,
+        "micro_batch": micro,
+        "micro_batches": whole // (dp * micro),
+        "global_batch": whole,
+        "sequence_length": int(f["seq-length"]),
+        "steps": int(f["train-iters"]),
+        "recompute": f.get("recompute-granularity", "none"),
+        "precision": "fp8" if "fp8-format" in f else "bf16" if f.get("bf16") else "fp16",
+        "optimizer": {"adam": "adamw", "sgd": "sgd"}[f["optimizer"]],
+    }
+
+
+READERS = {
+    "torch": read_torch,
+    "torchtitan": read_torchtitan,
+    "deepspeed": read_deepspeed,
+    "accelerate": read_accelerate,
+    "megatron": read_megatron,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_rendered_reads_back_as_what_was_estimated(engine: str) -> None:
+    found = rendered(engine)
+    assert len(found) >= WANTED
+    for candidate, of, row, launch in found:
+        estimated = candidate | batch(of, row) | {"optimizer": "adamw"}
+        read = {name: value for name, value in READERS[engine](launch).items() if value is not None}
+        assert read == {name: estimated[name] for name in read}, launch.processes[0].argv
+        assert {"tp", "pp", "cp", "dp", "ep", "micro_batch", "recompute", "precision", "global_batch", "steps"} <= read.keys()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_node_has_one_launching_process_with_all_its_devices(engine: str) -> None:
+    for candidate, _, _, launch in rendered(engine)[:100]:
+        devices = candidate["tp"] * candidate["pp"] * candidate["cp"] * candidate["dp"]
+        assert [process.node for process in launch.processes] == list(range(launch.nodes))
+        assert sum(len(process.devices) for process in launch.processes) == devices
+        assert all(process.role == "trainer" and "${head}" in "".join(process.argv) for process in launch.processes)
+        assert launch.kind == "training"
+
+
+def test_torchtitan_knows_every_option_that_is_used() -> None:
+    known = set(OPTIONS.read_text().split())
+    for _, _, _, launch in rendered("torchtitan"):
+        words = launch.processes[0].argv
+        used = {word for word in words[words.index("torchtitan.train") :] if word.startswith("--")} - {"--module", "--config"}
+        assert used <= known
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchtitan") is None, reason="NOT TESTED: torchtitan's own parser; pip install torchtitan==0.3.0"
+)
+def test_torchtitan_parses_what_is_rendered() -> None:
+    from torchtitan.config.manager import ConfigManager
+
+    for candidate, _, _, launch in rendered("torchtitan")[:60]:
+        words = launch.processes[0].argv
+        parsed = ConfigManager().parse_args(list(words[words.index("torchtitan.train") + 1 :]))
+        assert parsed.parallelism.tensor_parallel_degree == candidate["tp"]
+        assert (
+            type(parsed.activation_checkpoint).__qualname__.lower().startswith(candidate["recompute"]) or candidate["recompute"] == "none"
+        )
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="NOT TESTED: DeepSpeed's own checks; pip install deepspeed==0.19.8"
+)
+def test_deepspeed_accepts_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.launcher.runner import parse_args
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    for candidate, _, _, launch in rendered("deepspeed")[:200]:
+        monkeypatch.setattr("deepspeed.comm.get_world_size", lambda dp=candidate["dp"]: dp)
+        words = parse_args([word.replace("${port}", "29500") for word in launch.processes[0].argv[1:]])
+        assert (words.num_nodes, words.num_gpus, words.node_rank) == (launch.nodes, candidate["dp"] // launch.nodes, 0)
+        found = DeepSpeedConfig(json.loads(launch.files["ds_config.json"]))
+        assert found.zero_optimization_stage == candidate["zero_stage"]
+        assert found.gradient_accumulation_steps * candidate["micro_batch"] * candidate["dp"] == found.train_batch_size
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="NOT TESTED: Accelerate's own loader; pip install '.[torch]'")
+def test_accelerate_loads_what_is_rendered(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    for candidate, _, _, launch in rendered("accelerate")[:200]:
+        path = tmp_path / "accelerate.yaml"
+        path.write_text(launch.files["accelerate.yaml"])
+        found = load_config_from_file(str(path))
+        assert (found.num_processes, found.num_machines) == (candidate["dp"], launch.nodes)
+        words = [word.replace("${port}", "29500").replace("${head}", "node-0") for word in launch.processes[-1].argv[2:]]
+        parsed = launch_command_parser().parse_args(words)
+        assert (parsed.machine_rank, parsed.main_process_ip) == (launch.nodes - 1, "node-0")
+        known = {action.dest for action in launch_command_parser()._actions}
+        assert {*found.fsdp_config, *found.parallelism_config} <= known
+
+
+def test_primus_gets_megatrons_names_in_a_file() -> None:
+    found = training_plan(request("megatron", MIXTRAL, device="mi300x"))
+    row = first_launchable(found)
+    assert row is not None
+    launch, candidate = training_launch(found.estimates, row), found.estimates.candidate(row)
+    overrides = yaml.safe_load(launch.files["primus.yaml"])["modules"]["pre_trainer"]["overrides"]
+    assert overrides["tensor_model_parallel_size"] == candidate["tp"]
+    assert overrides["expert_model_parallel_size"] == candidate["ep"]
+    assert launch.processes[1].env["NODE_RANK"] == "1"
+    assert launch.processes[0].argv[0] == "primus-cli"
+
+
+def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
+    plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 32, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    estimates, row = chosen_training(request("torch", nodes=4, candidate=plain, global_batch=96))
+    words = flags(training_launch(estimates, row).processes[0].argv)
+    assert words["nnodes"] == "1:4"  # 24, 16 and 8 replicas divide a batch of 96
+    fixed, row = chosen_training(request("torch", nodes=4, candidate=plain, global_batch=32))
+    assert flags(training_launch(fixed, row).processes[3].argv)["node-rank"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("engine", "parts", "work", "field", "said"),
+    [
+        ("torch", {"cp": 2, "dp": 8}, {}, "candidate.cp", "does not cut sequences (cp 2)"),
+        ("torch", {"precision": "fp8"}, {}, "candidate.precision", "no products in 8 bits"),
+        ("torch", {"pp": 2, "dp": 8, "zero_stage": 3}, {}, "candidate.zero_stage", "which is ZeRO-1, not 3"),
+        ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "has no muon"),
+        ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs an end"),
+        ("torch", {}, {"method": "lora"}, "workload.method", "lora is estimated, not launched"),
+        ("torchtitan", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
+        ("deepspeed", {"tp": 2, "dp": 8}, {}, "candidate.tp", "launched with tp 1 only, not 2"),
+        ("accelerate", {"recompute": "selective"}, {}, "candidate.recompute", "whole layers or none"),
+        ("megatron", {"pp": 2, "dp": 8, "schedule": "gpipe"}, {}, "candidate.schedule", "no gpipe schedule"),
+    ],
+)
+def test_what_a_framework_cannot_be_told_is_an_answer(engine: str, parts: Any, work: Any, field: str, said: str) -> None:
+    candidate = {"engine": engine, "tp": 1, "pp": 1, "dp": 16, "zero_stage": 0, "micro_batch": 1} | parts
+    estimates, row = chosen_training(request(engine, candidate=candidate, **work))
+    with pytest.raises(NoAnswer) as error:
+        training_launch(estimates, row)
+    assert (error.value.field, said in error.value.message) == (field, True)
+    assert error.value.hint
+
+
+def test_models_without_a_torchtitan_configuration_are_refused() -> None:
+    found = training_plan(request("torchtitan", MIXTRAL))
+    assert first_launchable(found) is None
+    assert "torchtitan ships no configuration of mistralai/Mixtral-8x7B-v0.1" in launch_reasons(found.estimates, 0)[0]
+
+
+def test_the_learning_rate_falls_with_size_and_has_a_floor() -> None:
+    rates = [usual(size, 1000, finetune=False).learning_rate for size in (10**6, 10**8, 10**9, 10**12)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[1] == pytest.approx(0.003239 - 0.0001395 * 18.4207, rel=0.01)
+    assert rates[-1] == 1.5e-4
+    assert usual(10**9, 1000, finetune=True).learning_rate == pytest.approx(rates[2] / 10, rel=0.01)
+
+
+def test_the_text_is_the_same_every_time_and_small() -> None:
+    assert corpus() is corpus()
+    assert 200_000 < len(corpus()) < 400_000
+    assert corpus().isascii()
+
+
+def test_an_unknown_framework_is_named() -> None:
+    with pytest.raises(InputError, match="unknown training engine 'torchtitn'") as error:
+        training_engine("torchtitn")
+    assert error.value.hint == "Did you mean 'torchtitan'?"
+
+
+def test_words_of_megatron_are_understood_by_argparse() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ("num-layers", "tensor-model-parallel-size", "train-iters"):
+        parser.add_argument(f"--{name}", type=int)
+    words = rendered("megatron")[0][3].processes[0].argv
+    known, _ = parser.parse_known_args(words[words.index("pretrain_gpt") + 1 :])
+    assert known.num_layers == 32

@@ -1,0 +1,98 @@
+"""A small model, its text and torchrun jobs that tests share."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe_core.resources import PACKAGE
+
+MISSING = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+needs_torch = pytest.mark.skipif(
+    bool(MISSING), reason=f"NOT TESTED: training, because {', '.join(MISSING)} is missing; pip install '.[torch]'"
+)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+TRAIN_PY = "from trainer.main import main\n\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
+
+
+def settings(**parts: Any) -> dict[str, Any]:
+    """``train.json`` of four steps in fp32 on one device unless ``parts`` say otherwise."""
+    plain: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "tiny",
+        "model": {"config": CONFIG, "tokenizer": "data"},
+        "batch": {"sequence_length": 32, "global_batch": 8, "micro_batch": 2},
+        "steps": 4,
+        "data": ["text.txt"],
+        "precision": "fp32",
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "checkpoints": {"every_steps": 100},
+    }
+    return plain | parts
+
+
+class Job:
+    """A folder as a bundle has it, and torchrun on it."""
+
+    def __init__(self, root: Path, **parts: Any) -> None:
+        self.root, self.run_folder = root, root / "run"
+        root.mkdir(exist_ok=True)
+        (root / "text.txt").write_text("".join(f"Bread number {n} needs {n % 7} eggs and {n % 5} hours.\n" for n in range(400)))
+        (root / "train.py").write_text(TRAIN_PY)
+        shutil.copytree(PACKAGE / "trainer", root / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+        self.write(**parts)
+
+    def write(self, **parts: Any) -> None:
+        (self.root / "train.json").write_text(json.dumps(settings(**parts)))
+
+    def run(self, processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+        launch = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", str(processes), "--master-port", str(free_port())]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [*launch, "train.py", "--config", "train.json", *words],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env=environment,
+        )
+
+    def losses(self) -> list[float]:
+        with (self.run_folder / "metrics.csv").open() as file:
+            return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The run that every split must repeat: one process, to the end."""
+    job = Job(tmp_path_factory.mktemp("whole") / "job")
+    done = job.run(1)
+    assert done.returncode == 0, done.stderr
+    return job
