@@ -41,7 +41,7 @@ if here is not None:
         if here > 0 and st.button("Back", icon=":material/arrow_back:", key="back", shortcut="Ctrl+Shift+Enter"):
             st.switch_page(steps[here - 1], query_params=common.link())
         if here + 1 < len(steps):
-            forward = st.button(f"Next: {steps[here + 1].title.lower()}", type="primary", key="next", shortcut="Ctrl+Enter")
+            forward = st.button(f"Next: {steps[here + 1].title.lower()}", type=common.main_button(), key="next", shortcut="Ctrl+Enter")
             if forward:
                 st.switch_page(steps[here + 1], query_params=common.link())
 common.write_url()

@@ -2,6 +2,7 @@ import json
 from typing import Any
 
 import common
+import parts
 import streamlit as st
 
 from recipe_core.commands.ground import Ground
@@ -76,7 +77,7 @@ def ask() -> str:
         common.edit(st.number_input, "Devices per node", "hardware.per_node", min_value=1, max_value=1 << 20, step=1)
     with nodes:
         common.edit(st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1)
-    go.button("Check", key="check", type="primary", icon=":material/fact_check:", width="stretch", shortcut="Ctrl+Enter")
+    go.button("Check", key="check", type=common.main_button(), icon=":material/fact_check:", width="stretch", shortcut="Ctrl+Enter")
     return (text or "").strip()
 
 
@@ -105,7 +106,7 @@ def found_out(answer: dict[str, Any]) -> None:
             more = f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}{gain}"
         st.markdown(f":material/delete_sweep: {waste['idle']} of {waste['devices']} devices are idle{common.escape(more)}.")
     if answer["findings"]:
-        st.subheader("What was found in it", anchor=False)
+        st.header("What was found in it", anchor=False)
         st.table(
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
@@ -131,12 +132,12 @@ def better(answer: dict[str, Any]) -> None:
         return
     gain = "" if offer["gain"] is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
-    st.subheader("A better one", anchor=False)
+    st.header("A better one", anchor=False)
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
     st.markdown(f"**{degrees(offer['candidate'])}**{gain}: {common.escape(figures)}")
     for command in offer["commands"]:
         copies = f"Start {command['copies']} of these, each on devices of its own." if command["copies"] > 1 else ""
-        st.code(command["command"], language="bash", wrap_lines=True)
+        parts.code(command["command"])
         if copies:
             st.caption(copies)
     if not offer["commands"]:

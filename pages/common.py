@@ -35,6 +35,11 @@ def dark() -> bool:
     return st.context.theme.type == "dark"
 
 
+def main_button() -> str:
+    """The type of a page's main button: filled, but in dark, where the primary colour is too light for the white text of filled buttons."""
+    return "secondary" if dark() else "primary"
+
+
 # --- state --------------------------------------------------------------------------------------------------------------------
 
 

@@ -157,11 +157,11 @@ if board is not None:
     if best is not None:
         cards(board, best)
     if best is not None or board.beyond_limits():
-        st.subheader("What splits trade", anchor=False)
+        st.header("What splits trade", anchor=False)
         scatter(board)
         if common.pins():
             tray(board)
     if best is not None:
-        st.subheader("Splits that fit, best first", anchor=False)
+        st.header("Splits that fit, best first", anchor=False)
         ranked_table(board)
     explain.look_closer(board)

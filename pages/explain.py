@@ -25,7 +25,7 @@ UNITS = {"concurrency": "in flight", "batch": "in a batch", "requests": "queued"
 def look_closer(board: Board) -> None:
     """Which split to look at, and every view of it; only the open tab is computed."""
     best = board.best()
-    st.subheader("A closer look", anchor=False)
+    st.header("A closer look", anchor=False)
     row = focus(board) if best is not None else board.nearest()
     if row is None:
         return

@@ -236,7 +236,7 @@ def add_cluster(name: str) -> dict[str, object]:
 
 def beside() -> None:
     """Other clusters, judged together with this one."""
-    st.subheader("Side by side", anchor=False)
+    st.header("Side by side", anchor=False)
     others = request.options.hardware
     st.caption("Other clusters are judged together with this one; every chart then shows which split is whose.")
     for n, other in enumerate(others):
@@ -295,7 +295,7 @@ def here() -> None:
             st.caption(common.escape(note))
         if found.request:
             fields = {f"hardware.{name}": value for name, value in found.request["hardware"].items()}
-            st.button("Use this machine", key="use-detected", type="primary", on_click=common.apply, args=(fields,))
+            st.button("Use this machine", key="use-detected", type=common.main_button(), on_click=common.apply, args=(fields,))
 
 
 def facts(chip: Device) -> None:

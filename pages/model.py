@@ -158,10 +158,10 @@ if spec is not None:
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
     left, right = st.columns(2, gap="large")
     with left:
-        st.subheader("Architecture", anchor=False)
+        st.header("Architecture", anchor=False)
         st.table(architecture(facts), border="horizontal", alt="Architecture facts of the model")
     with right:
-        st.subheader("Parameters by part", anchor=False)
+        st.header("Parameters by part", anchor=False)
         st.plotly_chart(parts_bars(spec.parameters_by_part, dark=common.dark()), key="parts", alt="Parameters by part of the model")
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")

@@ -110,7 +110,7 @@ def serving_details() -> None:
             min_value=1,
             max_value=1 << 30,
             step=1024,
-            placeholder="as long as needed",
+            placeholder="as needed",
             help="Tokens of the longest request that the engine is told to accept; empty: input and output, rounded up",
         )
 
@@ -275,7 +275,7 @@ def limits(found: Board) -> None:
 parts.head("What matters?")
 left, right = st.columns(2, gap="large")
 with left:
-    st.subheader("Workload", anchor=False)
+    st.header("Workload", anchor=False)
     preset()
     if training:
         training_run()
@@ -283,14 +283,14 @@ with left:
     else:
         serving_load()
         serving_details()
-        st.subheader("What may vary", anchor=False)
+        st.header("What may vary", anchor=False)
         engines()
 with right:
-    st.subheader("Objective", anchor=False)
+    st.header("Objective", anchor=False)
     aim()
     found = common.board_or_none()
     if found is not None:
-        st.subheader("Limits", anchor=False)
+        st.header("Limits", anchor=False)
         st.caption(
             f"Limits come first. Each step says how many of {splits(int(found.runs.sum()))} that can run keep it and the other limits."
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import common
 import streamlit as st
 
-from recipe_core import query
 from recipe_core.board import Board
 from recipe_core.errors import RecipeError
 from recipe_core.labels import change_label
@@ -80,6 +79,6 @@ def nothing_fits(found: Board) -> None:
             st.button(label, key=f"remedy-{n}", icon=":material/build:", on_click=common.apply, args=(remedy.changes,))
 
 
-def is_default() -> bool:
-    """Whether nothing has been asked yet."""
-    return common.request() == query.DEFAULT
+def code(text: str) -> None:
+    """Text to copy, in one colour: those that syntax is painted with are too pale to read for some."""
+    st.code(text, language=None, wrap_lines=True)

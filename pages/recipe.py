@@ -19,7 +19,6 @@ from recipe_core.units import duration, gib, rate, significant, usd
 BEST = ""
 LISTED = 50
 STEPS = ("preflight", "up", "bench")
-LANGUAGES = {"json": "json", "py": "python", "yaml": "yaml", "md": "markdown"}
 FIGURES = {
     "output_tokens_per_s": ("Output", rate),
     "tpot_s": ("Per output token", duration),
@@ -74,7 +73,7 @@ def expected(board: ServingBoard, estimate: dict) -> None:
     serving, bands, basis = estimate["serving"], estimate["bands"], estimate["basis"]
     price = estimate["cost"]["usd_per_million_output_tokens"]
     with left:
-        st.subheader("What to expect", anchor=False)
+        st.header("What to expect", anchor=False)
         st.dataframe(
             {
                 "Figure": [label for label, _ in FIGURES.values()],
@@ -92,7 +91,7 @@ def expected(board: ServingBoard, estimate: dict) -> None:
         power = f"{significant(estimate['energy']['watts'])} W, {significant(estimate['energy']['watts_limit'])} W at most"
         st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
     with right:
-        st.subheader(f"Memory per {board.device_title}", anchor=False)
+        st.header(f"Memory per {board.device_title}", anchor=False)
         m = estimate["memory"]
         st.table(
             {
@@ -111,15 +110,15 @@ def expected(board: ServingBoard, estimate: dict) -> None:
 def commands(files: dict[str, bytes]) -> None:
     """What the bundle starts, one command a process."""
     launch = json.loads(files["launch.json"])
-    st.subheader("What it starts", anchor=False)
+    st.header("What it starts", anchor=False)
     st.caption(f"Install with: {launch['engine']['install']}. launch.py fills in model, host and port.")
     for process in launch["processes"]:
-        st.code(shlex.join(process["argv"]), language="bash", wrap_lines=True)
+        parts.code(shlex.join(process["argv"]))
 
 
 def download(recipe: Recipe, files: dict[str, bytes]) -> None:
     """The bundle as a zip, built on click, and its files to look at."""
-    st.subheader("Bundle", anchor=False)
+    st.header("Bundle", anchor=False)
     left, right = st.columns([2, 3], gap="large")
     with left:
         st.download_button(
@@ -128,32 +127,30 @@ def download(recipe: Recipe, files: dict[str, bytes]) -> None:
             file_name=f"{recipe.name}.zip",
             mime="application/zip",
             on_click="ignore",
-            type="primary",
+            type=common.main_button(),
             icon=":material/download:",
             key="download",
         )
-        st.code(
+        parts.code(
             "\n".join([f"unzip {recipe.name}.zip -d {recipe.name}", f"cd {recipe.name}", *(f"python launch.py {step}" for step in STEPS)]),
-            language="bash",
-            wrap_lines=True,
         )
     with right:
-        name = st.selectbox("Look into a file", list(files), index=list(files).index("recipe.yaml"), key="file")
+        name = st.selectbox("Look into a file", list(files), index=None, key="file", placeholder=f"{len(files)} files")
         if name:
-            st.code(files[name].decode(), language=LANGUAGES.get(name.rsplit(".", 1)[-1]), height=300)
+            parts.code(files[name].decode())
 
 
 def reproduce() -> None:
     """The request, and the same answer through the other doors."""
     body = common.request().to_json()
     here = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
-    st.subheader("The same by other doors", anchor=False)
+    st.header("The same by other doors", anchor=False)
     yaml, cli, api, link = st.tabs(["Request (YAML)", "Command line", "API", "Link"])
     with yaml:
-        st.code(to_yaml(body), language="yaml")
+        parts.code(to_yaml(body))
     with cli:
         st.caption("With the request saved as request.yaml:")
-        st.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip", language="bash")
+        parts.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip")
     with api:
         words = [
             "curl",
@@ -164,10 +161,10 @@ def reproduce() -> None:
             "-d",
             json.dumps(body, ensure_ascii=False),
         ]
-        st.code(shlex.join(words), language="bash", wrap_lines=True)
+        parts.code(shlex.join(words))
     with link:
         st.caption("The address of every page is a link to all that is on it.")
-        st.code(f"{here}?{urlencode(common.link())}", language=None, wrap_lines=True)
+        parts.code(f"{here}?{urlencode(common.link())}")
 
 
 def serving(board: ServingBoard, row: int) -> None:
@@ -207,7 +204,7 @@ def training(board: TrainingBoard, row: int) -> None:
     likely = [units.band(bands[show[name]], board.measures[name].show) if name in show else "" for name in names]
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.subheader("What to expect", anchor=False)
+        st.header("What to expect", anchor=False)
         st.dataframe(
             {
                 "Figure": [board.measures[name].title for name in names],
@@ -219,7 +216,7 @@ def training(board: TrainingBoard, row: int) -> None:
             alt="Expected figures with their bands",
         )
     with right:
-        st.subheader("The split", anchor=False)
+        st.header("The split", anchor=False)
         split = {name.replace("_", " "): str(value).lower() for name, value in board.candidate(row).items()}
         st.table(split, border="horizontal", alt="The fields of the split")
 

@@ -18,7 +18,7 @@ class Palette:
     grid: str
 
 
-LIGHT = Palette(("#0B57D0", "#B96A00", "#00936A", "#C2189B", "#22313A"), "#7C8894", "#B3261E", "#1B2430", "#FFFFFF", "#E3E8ED")
+LIGHT = Palette(("#0B57D0", "#B96A00", "#00936A", "#C2189B", "#22313A"), "#7C8894", "#B3261E", "#0B1118", "#FFFFFF", "#E3E8ED")
 DARK = Palette(("#4C86F0", "#B98A2E", "#35E0A1", "#D65AA8", "#C6E3F9"), "#8593A1", "#FF8A80", "#E6EAEE", "#12171D", "#2A343F")
 PATTERNS = ("", "/", "x", ".", "\\", "|", "-", "+")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
