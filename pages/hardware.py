@@ -1,13 +1,40 @@
 import common
+import parts
 import streamlit as st
 
-from recipe_core.hardware.catalog import cluster, device, device_names, offers, roofline
-from recipe_core.hardware.profile import Source
+from recipe_core.errors import RecipeError
+from recipe_core.hardware.catalog import cluster, device, device_names, fabric, fabric_names, offers
+from recipe_core.hardware.detect import detect
+from recipe_core.hardware.profile import Device, Source
+from recipe_core.owning import Owning
+from recipe_core.request import HardwareRequest
+from recipe_core.serve import folders_allowed
+from recipe_core.summary import hardware_name
+from recipe_core.support import support
 from recipe_core.units import gib, per_second, significant, usd
 
 VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
+COLOURS = {"nvidia": "green", "amd": "red", "intel": "blue", "cpu": "gray"}
 FIRST = {"nvidia": "h100-sxm", "amd": "mi300x"}
-CHEAPEST, OWN = "", "own price"
+LEVELS = {
+    "measured": ("green", ":material/verified:"),
+    "calibrated": ("blue", ":material/tune:"),
+    "computed": ("orange", ":material/calculate:"),
+    "unsupported": ("red", ":material/block:"),
+}
+PRICES = {"offer": "Cloud offer", "stated": "My own price", "owned": "Own hardware"}
+CHEAPEST = ""
+NO_OFFER = "No on-demand offer known for this device: cost is not estimated"
+AS_USUAL = ""
+OWNED = {
+    "capex_usd": ("Price of a device ($)", 1000.0, "With its share of server, network and building"),
+    "years": ("Written off over (years)", 0.5, None),
+    "watts": ("Power, on average (W)", 50.0, "Of a device with its share of the server"),
+    "usd_per_kwh": ("Price of power ($/kWh)", 0.01, None),
+    "pue": ("Power of the building (PUE)", 0.05, "Power of the building by power of the machines"),
+    "upkeep": ("Upkeep (share of price a year)", 0.01, "Repair, space and people"),
+    "use": ("Share of hours in use", 0.05, "The other hours are paid for all the same"),
+}
 
 request = common.request()
 chosen = device(request.hardware.device)
@@ -16,33 +43,10 @@ by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 prices = {offer.name: offer for offer in offers() if offer.device == chosen.name}
 
 
-def choose_vendor() -> None:
-    """The vendor's usual device; a vendor that is clicked again stays."""
-    vendor = st.session_state["_vendor"]
-    if vendor and vendor != chosen.vendor:
-        common.apply({"hardware.device": FIRST.get(vendor, by_vendor[vendor][0])})
-
-
-def choose_price() -> None:
-    """An offer, the cheapest, or a price of one's own that starts at the present one."""
-    option = st.session_state["_price"]
-    present = cluster(request.hardware).usd_per_device_hour
-    common.apply(
-        {
-            "hardware.offer": option if option in prices else None,
-            "hardware.usd_per_device_hour": (present or 1.0) if option == OWN else None,
-        }
-    )
-
-
-def price_label(option: str) -> str:
-    """An option of the price list."""
-    if option == OWN:
-        return "My own price"
-    if option == CHEAPEST:
-        return "Cheapest on-demand offer" if prices else "No offer known for this device"
-    offer = prices[option]
-    return f"{usd(offer.usd_per_device_hour)} per hour · {offer.name} · {offer.commitment} · {offer.date}"
+def short(name: str) -> str:
+    """A device as its profile calls it, without its vendor and what it is like."""
+    said = device(name).title.split(",")[0].split("(")[0]
+    return said.removeprefix("NVIDIA ").removeprefix("AMD ").removeprefix("Intel ").removeprefix("GeForce ").strip()
 
 
 def source(found: Source) -> str:
@@ -51,77 +55,299 @@ def source(found: Source) -> str:
     return f"[{title}]({found.url})" if found.url else title
 
 
-common.head("Where will it run?")
-left, right = st.columns([3, 2], gap="large")
-with left:
-    st.session_state["_vendor"] = chosen.vendor
-    st.segmented_control("Vendor", list(by_vendor), format_func=VENDORS.get, key="_vendor", on_change=choose_vendor, required=True)
+def devices() -> None:
+    """Vendor and device."""
+    common.choose(
+        st.segmented_control,
+        "Vendor",
+        "_vendor",
+        chosen.vendor,
+        lambda vendor: {} if vendor == chosen.vendor else {"hardware.device": FIRST.get(vendor, by_vendor[vendor][0])},
+        options=list(by_vendor),
+        format_func=VENDORS.get,
+        required=True,
+    )
     common.edit(
-        st.selectbox,
+        st.pills,
         "Device",
         "hardware.device",
         read=lambda _: chosen.name,
         options=by_vendor[chosen.vendor],
-        format_func=common.device_title,
-        help="Search by any part of the name.",
+        format_func=short,
+        required=True,
+        wrap=True,
     )
+
+
+def counts() -> None:
+    """How many there are, and what joins them."""
     per_node, nodes = st.columns(2)
+    inside, between = st.columns(2)
     with per_node:
         common.edit(st.number_input, "Devices per node", "hardware.per_node", min_value=1, max_value=1 << 20, step=1)
     with nodes:
         common.edit(st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1)
-    own = request.hardware.usd_per_device_hour is not None
-    st.session_state["_price"] = OWN if own else request.hardware.offer or CHEAPEST
-    st.selectbox("Price per device", [CHEAPEST, *prices, OWN], format_func=price_label, key="_price", on_change=choose_price)
-    if own:
+    networks = [name for name in fabric_names() if fabric(name).kind == "scale-out"]
+    for place, label, field, usual, others in (
+        (inside, "In a node", "fabric", chosen.node.fabric, chosen.node.alternatives),
+        (between, "Between nodes", "network", chosen.node.network, networks),
+    ):
+        stated = getattr(request.hardware, field)
+        with place:
+            common.choose(
+                st.selectbox,
+                label,
+                f"_{field}",
+                stated or AS_USUAL,
+                lambda name, field=field: {f"hardware.{field}": name or None},
+                options=list(dict.fromkeys([AS_USUAL, *(name for name in others if name != usual), *([stated] if stated else [])])),
+                format_func=lambda name, usual=usual: fabric(name or usual).title + ("" if name else " (usual)"),
+            )
+
+
+def price_changes(mode: str) -> dict[str, object]:
+    """From one way of saying the price to another; a price of one's own starts at the present one."""
+    st.session_state["price_mode"] = mode
+    if mode == "offer":
+        return {"hardware.usd_per_device_hour": None}
+    if mode == "owned":
+        return {"hardware.usd_per_device_hour": owned_price()}
+    return {"hardware.usd_per_device_hour": cluster(request.hardware).usd_per_device_hour or 1.0}
+
+
+def owning() -> Owning:
+    """What was said about hardware of one's own."""
+    return Owning.model_validate({"watts": chosen.tdp_watts.value} | st.session_state.get("owning", {}))
+
+
+def owned_price() -> float:
+    """Of one's own hardware, rounded to what a person would write."""
+    return round(owning().usd_per_device_hour, 4) or 1e-4
+
+
+def set_owned(name: str) -> None:
+    """One figure of one's own hardware was changed."""
+    value = st.session_state[f"_own_{name}"]
+    if value is not None:
+        st.session_state["owning"] = st.session_state.get("owning", {}) | {name: value}
+        common.apply({"hardware.usd_per_device_hour": owned_price()})
+
+
+def price() -> None:
+    """What an hour of a device costs: an offer, a stated price, or capital and power."""
+    stated = request.hardware.usd_per_device_hour
+    mode = "offer" if stated is None else "owned" if st.session_state.get("price_mode") == "owned" else "stated"
+    common.choose(
+        st.segmented_control, "Price", "_price_mode", mode, price_changes, options=list(PRICES), format_func=PRICES.get, required=True
+    )
+    if mode == "offer":
+        offer_list()
+    elif mode == "stated":
         common.edit(
             st.number_input, "My price ($ per device and hour)", "hardware.usd_per_device_hour", min_value=0.001, step=0.1, format="%.3f"
         )
-with right:
-    joined = cluster(request.hardware)
-    grade = roofline(chosen, "gemm", "bf16")
-    st.subheader("What the estimates rest on", anchor=False)
-    if grade.status in ("fitted", "measured"):
-        st.badge("fitted to measurements", color="green", icon=":material/check:")
-        st.caption("The speed of matrix products, attention and experts was fitted to operator timings taken on this device.")
     else:
-        st.badge("prior figures", color="orange", icon=":material/calculate:")
-        st.caption("No operator timings of this device are known: its rates below count with usual efficiencies, so the bands are wider.")
-    price = "unknown" if joined.usd_per_device_hour is None else f"{usd(joined.usd_per_device_hour)} per device and hour"
-    st.table(
-        {
-            "In a node": f"{joined.fabric.title}",
-            "Between nodes": f"{joined.network.title}",
-            "Price": common.escape(f"{price} ({joined.price_basis})" if joined.price_basis else price),
-        },
-        border="horizontal",
-        alt="Links and price",
+        own_hardware()
+
+
+def offer_list() -> None:
+    """Offers for the device, cheapest first, by what one commits to."""
+    kinds = list(dict.fromkeys(offer.commitment for offer in prices.values()))
+    kept = list(prices)
+    if len(kinds) > 1:
+        kind = st.pills("Commitment", kinds, key="commitment", persist_state="session", help="None chosen: all")
+        kept = [name for name, offer in prices.items() if kind in (None, offer.commitment) or name == request.hardware.offer]
+
+    first = next((offer for offer in prices.values() if offer.commitment == "on-demand"), None)
+    cheapest = f"Cheapest on demand: {usd(first.usd_per_device_hour)} per hour · {first.name}" if first else NO_OFFER
+
+    def label(name: str) -> str:
+        if name == CHEAPEST:
+            return cheapest
+        offer = prices[name]
+        return f"{usd(offer.usd_per_device_hour)} per hour · {offer.name} · {offer.commitment} · {offer.date}"
+
+    common.choose(
+        st.selectbox,
+        "Offer",
+        "_price",
+        request.hardware.offer or CHEAPEST,
+        lambda name: {"hardware.offer": name or None},
+        options=[CHEAPEST, *kept],
+        format_func=label,
     )
 
-st.subheader("Device facts", anchor=False)
-rows = [
-    ("Memory", gib(chosen.memory_bytes.value), chosen.memory_bytes, chosen),
-    *([("Kept by the driver", gib(chosen.reserved_bytes.value), chosen.reserved_bytes, chosen)] if chosen.reserved_bytes else []),
-    ("Memory bandwidth", per_second(chosen.memory_bandwidth_bytes_per_s.value, "B"), chosen.memory_bandwidth_bytes_per_s, chosen),
-    *((f"Dense rate, {dtype}", per_second(f.value, "FLOP"), f, chosen) for dtype, f in chosen.peak_flops_per_s.items()),
-    ("Power limit", f"{significant(chosen.tdp_watts.value)} W", chosen.tdp_watts, chosen),
-    ("Link in the node", per_second(joined.fabric.bandwidth_bytes_per_s.value, "B"), joined.fabric.bandwidth_bytes_per_s, joined.fabric),
-    (
-        "Link between nodes",
-        per_second(joined.network.bandwidth_bytes_per_s.value, "B"),
-        joined.network.bandwidth_bytes_per_s,
-        joined.network,
-    ),
-]
-st.table(
-    {
-        "Fact": [name for name, _, _, _ in rows],
-        "Value": [value for _, value, _, _ in rows],
-        "Status": [figure.status for _, _, figure, _ in rows],
-        "Source": [source(owner.sources[figure.source]) for _, _, figure, owner in rows],
-        "Note": [common.escape(figure.note or "") for _, _, figure, _ in rows],
-    },
-    border="horizontal",
-    hide_index=True,
-    alt="Facts of the device, each with value, status and source",
-)
+
+def own_hardware() -> None:
+    """Capital, power and upkeep, and the price of an hour that they make."""
+    now = owning()
+    with st.grid(4, min_column_width=150):
+        for name, (label, step, said) in OWNED.items():
+            st.session_state[f"_own_{name}"] = getattr(now, name)
+            st.number_input(
+                label, key=f"_own_{name}", step=step, min_value=0.0, on_change=set_owned, args=(name,), help=said, format="%.6g"
+            )
+    made = {
+        "written off": now.capital_usd_per_hour,
+        "upkeep": now.upkeep_usd_per_hour,
+        "power": now.power_usd_per_hour,
+    }
+    said = " + ".join(f"{usd(value)} {name}" for name, value in made.items())
+    st.caption(common.escape(f"{usd(now.usd_per_device_hour)} per device and hour = {said}"))
+
+
+def known() -> None:
+    """What the estimates on this device rest on."""
+    found = support(chosen)
+    colour, icon = LEVELS[found.level]
+    with st.container(border=True):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.badge(VENDORS[chosen.vendor], color=COLOURS[chosen.vendor])
+            st.badge(found.level, color=colour, icon=icon)
+        st.markdown(f"**{common.escape(chosen.title)}**")
+        st.caption(found.said)
+        joined = cluster(request.hardware)
+        cost = "unknown" if joined.usd_per_device_hour is None else f"{usd(joined.usd_per_device_hour)} per device and hour"
+        rows = {
+            "Engines": ", ".join(found.engines) or "none",
+            "Published runs": f"{found.runs:,} come with the package" if found.runs else "none",
+            "In a node": joined.fabric.title,
+            "Between nodes": joined.network.title,
+            "Price": f"{cost} ({joined.price_basis})" if joined.price_basis else cost,
+        }
+        st.table({name: common.escape(text) for name, text in rows.items()}, border="horizontal", alt="What is known of the device")
+
+
+def cards() -> None:
+    """The device's main figures."""
+    rate = next((dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chosen.peak_flops_per_s), "fp32")
+    with st.grid(4, min_column_width=150):
+        st.metric("Memory", gib(chosen.memory_bytes.value), border=True, help="As the driver reports it")
+        st.metric("Memory bandwidth", per_second(chosen.memory_bandwidth_bytes_per_s.value, "B"), border=True)
+        st.metric(f"Dense {rate}", per_second(chosen.peak_flops_per_s[rate].value, "FLOP"), border=True, help="Without sparsity")
+        st.metric("Power limit", f"{significant(chosen.tdp_watts.value)} W", border=True)
+
+
+def add_cluster(name: str) -> dict[str, object]:
+    """One node of another device beside the request's."""
+    other = HardwareRequest(device=name, per_node=device(name).node.devices)
+    return {"options.hardware": (*request.options.hardware, other)}
+
+
+def beside() -> None:
+    """Other clusters, judged together with this one."""
+    st.header("Side by side", anchor=False)
+    others = request.options.hardware
+    st.caption("Other clusters are judged together with this one; every chart then shows which split is whose.")
+    for n, other in enumerate(others):
+        left, per_node, nodes, remove = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
+        left.markdown(f"**{common.escape(short(other.device))}** · {common.escape(hardware_name(other))}")
+        for place, field, label in ((per_node, "per_node", "Devices per node"), (nodes, "nodes", "Nodes")):
+            with place:
+                common.choose(
+                    st.number_input,
+                    label,
+                    f"_other_{n}_{field}",
+                    getattr(other, field),
+                    lambda value, n=n, field=field: {"options.hardware": replaced(n, **{field: value})},
+                    min_value=1,
+                    max_value=4096,
+                    step=1,
+                )
+        dropped = {"options.hardware": tuple(each for k, each in enumerate(others) if k != n)}
+        remove.button("Remove", key=f"drop-{n}", icon=":material/close:", on_click=common.apply, args=(dropped,))
+    common.choose(
+        st.selectbox,
+        "Add a cluster",
+        "_add",
+        None,
+        add_cluster,
+        options=device_names(),
+        index=None,
+        format_func=lambda name: device(name).title,
+        placeholder="Choose a device: one usual node of it is added",
+    )
+
+
+def replaced(n: int, **fields: object) -> tuple[HardwareRequest, ...]:
+    """The other clusters with some fields of the n-th changed."""
+    return tuple(each.model_copy(update=fields) if k == n else each for k, each in enumerate(request.options.hardware))
+
+
+def here() -> None:
+    """What this machine is, read when asked for."""
+    with st.expander("Detect this machine", icon=":material/troubleshoot:"):
+        if not folders_allowed():
+            st.info(
+                "This server answers other machines too, so it does not describe its own. On yours, run: recipe hardware --detect",
+                icon=":material/info:",
+            )
+            return
+        if st.button("Read it", key="detect", icon=":material/search:"):
+            with st.spinner("Asking the drivers"):
+                st.session_state["detected"] = detect()
+        if (found := st.session_state.get("detected")) is None:
+            st.caption("Asks the vendors' tools for devices, memory and links. Nothing is sent anywhere.")
+            return
+        named = device(found.matched).title if found.matched else "a device without a profile"
+        st.markdown(f"**{found.count} × {common.escape(named)}**, found by {common.escape(found.matched_by or 'no rule')}.")
+        for note in found.notes:
+            st.caption(common.escape(note))
+        if found.request:
+            fields = {f"hardware.{name}": value for name, value in found.request["hardware"].items()}
+            st.button("Use this machine", key="use-detected", type=common.main_button(), on_click=common.apply, args=(fields,))
+
+
+def facts(chip: Device) -> None:
+    """Every figure of the device with its status and source."""
+    try:
+        joined = cluster(request.hardware)
+    except RecipeError:
+        return
+    rows = [
+        ("Memory", gib(chip.memory_bytes.value), chip.memory_bytes, chip),
+        *([("Kept by the driver", gib(chip.reserved_bytes.value), chip.reserved_bytes, chip)] if chip.reserved_bytes else []),
+        ("Memory bandwidth", per_second(chip.memory_bandwidth_bytes_per_s.value, "B"), chip.memory_bandwidth_bytes_per_s, chip),
+        *((f"Dense rate, {dtype}", per_second(f.value, "FLOP"), f, chip) for dtype, f in chip.peak_flops_per_s.items()),
+        ("Power limit", f"{significant(chip.tdp_watts.value)} W", chip.tdp_watts, chip),
+        (
+            "Link in the node",
+            per_second(joined.fabric.bandwidth_bytes_per_s.value, "B"),
+            joined.fabric.bandwidth_bytes_per_s,
+            joined.fabric,
+        ),
+        (
+            "Link between nodes",
+            per_second(joined.network.bandwidth_bytes_per_s.value, "B"),
+            joined.network.bandwidth_bytes_per_s,
+            joined.network,
+        ),
+    ]
+    with st.expander("Device facts with their sources", icon=":material/fact_check:"):
+        st.table(
+            {
+                "Fact": [name for name, _, _, _ in rows],
+                "Value": [value for _, value, _, _ in rows],
+                "Status": [figure.status for _, _, figure, _ in rows],
+                "Source": [source(owner.sources[figure.source]) for _, _, figure, owner in rows],
+                "Note": [common.escape(figure.note or "") for _, _, figure, _ in rows],
+            },
+            border="horizontal",
+            hide_index=True,
+            alt="Facts of the device, each with value, status and source",
+        )
+
+
+parts.head("Where will it run?")
+left, right = st.columns([3, 2], gap="large")
+with left:
+    devices()
+    counts()
+    price()
+with right:
+    known()
+cards()
+if not common.training():
+    beside()
+here()
+facts(chosen)

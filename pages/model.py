@@ -1,17 +1,30 @@
 from typing import Any
 
 import common
+import parts
 import streamlit as st
 
 from recipe_core.charts import parts_bars
 from recipe_core.errors import RecipeError
+from recipe_core.hardware.catalog import device
 from recipe_core.model.catalog import catalog_ids
+from recipe_core.model.spec import ModelSpec
+from recipe_core.model.uploaded import MAX_BYTES, uploaded_config
+from recipe_core.model.variants import variants
 from recipe_core.serve import folders_allowed
-from recipe_core.units import count
+from recipe_core.units import count, gib
 from recipe_core.views import model_view
 
-KINDS = {"mla": "latent (MLA)", "gqa": "grouped-query", "mha": "multi-head", "linear": "linear (a state, no cache)", "none": "none"}
+KINDS = {
+    "mla": "latent (MLA)",
+    "gqa": "grouped-query",
+    "mha": "multi-head",
+    "linear": "linear (a state, no cache)",
+    "compressed": "compressed, sparse",
+    "none": "none",
+}
 INLINE = "config in the link"
+WORK = {"serving": "Serve", "training": "Train"}
 
 
 def architecture(facts: dict[str, Any]) -> dict[str, str]:
@@ -21,12 +34,13 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
         "Layers": f"{facts['layers']}",
         "Hidden size": f"{facts['hidden_size']:,}",
         "Attention": KINDS[facts["attention"]],
-        "Attention heads": f"{facts['heads']}",
+        "Attention heads": f"{facts['heads']}, {facts['head_dim']} wide",
         "KV heads": "1 latent, shared by all heads" if facts["attention"] == "mla" else f"{facts['kv_heads']}",
         "Sliding window": some,
         "Experts": f"{facts['experts']}, {facts['experts_per_token']} per token" if facts["experts"] else "none (dense)",
         "Vocabulary": f"{facts['vocabulary']:,}",
         "Embedding and head": "shared" if facts["tied_embeddings"] else "separate",
+        "Checkpoint": f"{gib(facts['counted_bytes'])} in {facts['weight_dtype']}",
     }
     state = {"Layers with a state": f"{facts['state_layers']}"} if facts["state_layers"] else {}
     return rows | state
@@ -42,40 +56,112 @@ def stored(option: str) -> object:
     return common.request().model if option == INLINE else option.strip()
 
 
-common.head("What do you want to run?")
-options = catalog_ids()
-current = shown(common.request().model)
-listed = options if current in options else [current, *options]
-where = " or type the path of a folder that holds a config.json" if folders_allowed() else ""
-common.edit(
-    st.selectbox,
-    "Model",
-    "model",
-    read=shown,
-    write=stored,
-    options=listed,
-    accept_new_options=True,
-)
-st.caption(f"{len(options)} models in the catalog. Search by any part of the name, as in llama70b{where}.")
+def take_config(data: bytes, name: str) -> None:
+    """Make a config the request's model, or say why not."""
+    try:
+        common.apply({"model": uploaded_config(data, name)})
+    except RecipeError as error:
+        st.session_state["refused"] = str(error)
 
+
+def uploaded() -> None:
+    """A file was chosen."""
+    file = st.session_state["upload"]
+    if file is not None:
+        take_config(file.getvalue(), file.name)
+
+
+def pasted() -> None:
+    """A config was pasted."""
+    text = st.session_state["paste"]
+    if text and text.strip():
+        take_config(text.encode(), "the pasted config.json")
+
+
+def search() -> None:
+    """The catalog, an id of the hub or a folder by name, a config by file or paste."""
+    options = catalog_ids()
+    current = shown(common.request().model)
+    listed = options if current in options else [current, *options]
+    common.edit(st.selectbox, "Model", "model", read=shown, write=stored, options=listed, accept_new_options=True)
+    may = ", an id of the Hugging Face Hub, or the path of a folder that holds a config.json" if folders_allowed() else ""
+    st.caption(f"{len(options)} models in the catalog. Type any part of a name, as in llama70b{may}.")
+    with st.expander("Not in the list? Give its config.json", icon=":material/upload_file:"):
+        left, right = st.columns(2)
+        with left:
+            st.file_uploader("A config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1)
+            st.caption(f"At most {MAX_BYTES >> 20} MiB of JSON. It is read for its numbers; weights and code never are.")
+        with right:
+            st.text_area(
+                "Or paste it", key="paste", on_change=pasted, height=150, placeholder='{"model_type": "llama", "hidden_size": 4096, …'
+            )
+
+
+def formats(spec: ModelSpec) -> None:
+    """Checkpoints of the same model, and the formats that are judged."""
+    named = common.request().model
+    same = variants(named) if isinstance(named, str) else {}
+    if len(same) > 1:
+        common.choose(
+            st.pills,
+            "Checkpoint",
+            "_variant",
+            next((name for name in same if name.casefold() == str(named).casefold()), None),
+            lambda name: {"model": name},
+            options=list(same),
+            format_func=lambda name: f"{name.split('/')[-1]} · {same[name]}",
+            help="The same model in other number formats, as the catalog has it",
+            wrap=True,
+        )
+    chip = device(common.request().hardware.device)
+    if common.training():
+        common.edit(
+            st.segmented_control,
+            "Precision of the products",
+            "candidate.precision",
+            read=lambda value: value or "bf16",
+            options=["bf16", "fp16", "fp8"],
+            required=True,
+            help="States are kept as the framework keeps them; see the memory by part",
+        )
+        return
+    now = common.request().options.weight_dtypes
+    common.edit(
+        st.pills,
+        "Weight formats to judge",
+        "options.weight_dtypes",
+        read=list,
+        write=tuple,
+        options=list(dict.fromkeys(["auto", *chip.weight_dtypes, *now])),
+        format_func=lambda name: f"as stored ({spec.weight_dtype})" if name == "auto" else name,
+        selection_mode="multi",
+        wrap=True,
+        help=f"Each is judged on its own. {chip.title} has kernels for these; engines convert 16-bit weights to some of them on loading.",
+    )
+
+
+parts.head("What do you want to run?")
+common.edit(st.segmented_control, "Serve or train", "workload.kind", options=list(WORK), format_func=WORK.get, required=True)
+search()
 try:
     spec = common.model()
 except RecipeError:
     spec = None  # the verdict above says what is wrong, and the fix
 
 if spec is not None:
-    with st.grid(4):
+    formats(spec)
+    facts = model_view(spec)
+    with st.grid(4, min_column_width=150):
         st.metric("Parameters", count(spec.parameters), border=True, help=f"{spec.parameters:,}")
         st.metric("Active per token", count(spec.active_parameters), border=True, help=f"{spec.active_parameters:,}")
         st.metric("Stored as", spec.weight_dtype, border=True, help="Number format of the checkpoint's matrices")
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
     left, right = st.columns(2, gap="large")
-    facts = architecture(model_view(spec))
     with left:
-        st.subheader("Architecture", anchor=False)
-        st.table(facts, border="horizontal", alt="Architecture facts of the model")
+        st.header("Architecture", anchor=False)
+        st.table(architecture(facts), border="horizontal", alt="Architecture facts of the model")
     with right:
-        st.subheader("Parameters by part", anchor=False)
+        st.header("Parameters by part", anchor=False)
         st.plotly_chart(parts_bars(spec.parameters_by_part, dark=common.dark()), key="parts", alt="Parameters by part of the model")
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")

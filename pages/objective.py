@@ -1,16 +1,17 @@
 import common
+import parts
 import streamlit as st
 
-from recipe_core import query
+from recipe_core import slos
+from recipe_core.board import Board, Measure
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.catalog import device
+from recipe_core.presets import aim_of, aims, preset_changes, preset_of, presets
+from recipe_core.request import LOADS
+from recipe_core.summary import steps_of
+from recipe_core.training.frameworks import training_data
+from recipe_core.units import significant
 
-PRESETS = {
-    "Chat": {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64, "prefix_hit": 0.0},
-    "RAG": {"mode": "closed", "input_tokens": 6144, "output_tokens": 512, "concurrency": 32, "prefix_hit": 0.2},
-    "Code": {"mode": "closed", "input_tokens": 3072, "output_tokens": 768, "concurrency": 32, "prefix_hit": 0.5},
-    "Batch": {"mode": "offline", "input_tokens": 2048, "output_tokens": 512, "requests": 10_000, "prefix_hit": 0.0},
-}
 MODES = {"closed": "Closed loop", "open": "Open loop", "static": "Static batch", "offline": "Offline queue"}
 MODES_MEAN = {
     "closed": "A fixed number of requests is in flight; each answer brings the next request.",
@@ -18,77 +19,79 @@ MODES_MEAN = {
     "static": "One batch of exact lengths, start to end, as benchmarks run it.",
     "offline": "All requests are queued at once; only the finish matters.",
 }
-LIMITS = {
-    "ttft_ms": ("Time to first token (ms)", 50.0),
-    "tpot_ms": ("Time per output token (ms)", 5.0),
-    "request_latency_ms": ("Request latency (ms)", 500.0),
-    "usd_per_hour": ("Cost ($ per hour)", 1.0),
-    "gpus": ("GPUs", 1),
+METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+OPTIMIZERS = {"adamw": "AdamW", "adamw-8bit": "AdamW, 8 bit", "adafactor": "Adafactor", "muon": "Muon", "sgd": "SGD"}
+LIMITED = {
+    False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus"),
+    True: ("gpus", "usd_hour", "watts", "joules"),
 }
+MORE_LIMITED = {False: ("output", "watts", "joules"), True: ()}
+PERCENTILES = {None: "Mean", 50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
+FREE = "no limit"
 
-workload = common.request().workload
-chip = device(common.request().hardware.device)
-
-
-def choose_preset() -> None:
-    """Lengths and load of a preset."""
-    name = st.session_state["_preset"]
-    if name:
-        common.apply({f"workload.{field}": value for field, value in PRESETS[name].items()} | {"workload.max_context": None})
+request = common.request()
+workload = request.workload
+chip = device(request.hardware.device)
+training = common.training()
 
 
-def of_preset() -> str | None:
-    """The preset whose numbers the request has now."""
-    stated = workload.model_dump()
-    return next((name for name, values in PRESETS.items() if all(stated[field] == value for field, value in values.items())), None)
+def preset() -> None:
+    """Usual lengths and loads by name."""
+    known = presets(request)
+    common.choose(
+        st.pills,
+        "Start from",
+        "_preset",
+        preset_of(request),
+        lambda name: preset_changes(request, name),
+        options=list(known),
+        format_func=lambda name: known[name].title,
+        help="Fills in usual figures, each of which can be changed: " + " ".join(f"{each.title}: {each.help}" for each in known.values()),
+        wrap=True,
+    )
 
 
-def choose_engines() -> None:
-    """The engines to compare; none chosen means the usual one for the device."""
-    common.apply({"options.engines": tuple(st.session_state["_engines"])})
+def whole(label: str, field: str, step: int, said: str | None = None, **options: object) -> None:
+    """A field that counts something."""
+    common.edit(st.number_input, label, f"workload.{field}", min_value=1, max_value=1 << 30, step=step, help=said, **options)
 
 
-common.head("What matters?")
-left, right = st.columns(2, gap="large")
-with left:
-    st.subheader("Workload", anchor=False)
-    st.session_state["_preset"] = of_preset()
-    st.pills("Start from", list(PRESETS), key="_preset", on_change=choose_preset, help="Fills lengths and load with usual values.")
+def serving_load() -> None:
+    """How requests come, how many and how long they are."""
     common.edit(st.segmented_control, "How requests come", "workload.mode", options=list(MODES), format_func=MODES.get, required=True)
     st.caption(MODES_MEAN[workload.mode])
     load, prompt, answer = st.columns(3)
     with load:
         if workload.mode == "open":
-            common.edit(
-                st.number_input, "Requests per second", "workload.request_rate", read=float, min_value=0.001, step=0.5, format="%.3f"
-            )
+            rate = {"read": float, "min_value": 0.001, "step": 0.5, "format": "%.3f"}
+            common.edit(st.number_input, "Requests per second", "workload.request_rate", **rate)
         else:
             names = {"closed": "Requests in flight", "static": "Batch size", "offline": "Requests"}
-            common.edit(
-                st.number_input, names[workload.mode], f"workload.{query.LOAD[workload.mode]}", min_value=1, max_value=1 << 20, step=1
-            )
+            whole(names[workload.mode], LOADS[workload.mode], 1)
     with prompt:
-        common.edit(
-            st.number_input,
-            "Input tokens",
-            "workload.input_tokens",
-            min_value=1,
-            max_value=1 << 30,
-            step=256,
-            help="Mean length of a prompt",
-        )
+        whole("Input tokens", "input_tokens", 256, "Mean length of a prompt")
     with answer:
-        common.edit(
-            st.number_input,
-            "Output tokens",
-            "workload.output_tokens",
-            min_value=1,
-            max_value=1 << 30,
-            step=64,
-            help="Mean length of an answer",
-        )
-    hit, longest = st.columns(2)
-    with hit:
+        whole("Output tokens", "output_tokens", 64, "Mean length of an answer")
+
+
+def serving_details() -> None:
+    """How lengths vary, what is cached, and the longest request."""
+    exact = workload.mode == "static"
+    with st.grid(4, min_column_width=140):
+        for field, label in (("input_spread", "Spread of prompts"), ("output_spread", "Spread of answers")):
+            common.edit(
+                st.number_input,
+                label,
+                f"workload.{field}",
+                optional=True,
+                min_value=0.0,
+                max_value=1.0,
+                step=0.1,
+                format="%.2f",
+                disabled=exact,
+                placeholder="exact" if exact else "as is typical",
+                help="0.2 means lengths from 0.8 to 1.2 of the mean; it shapes percentiles and the longest request",
+            )
         common.edit(
             st.number_input,
             "Prefix cache hits",
@@ -99,60 +102,196 @@ with left:
             format="%.2f",
             help="Share of a prompt's tokens that are already in the cache",
         )
-    with longest:
         common.edit(
             st.number_input,
-            "Longest context (tokens)",
+            "Longest context",
             "workload.max_context",
             optional=True,
             min_value=1,
             max_value=1 << 30,
             step=1024,
-            placeholder="as long as needed",
-            help="The longest request that the engine is told to accept; empty: input and output, rounded up",
+            placeholder="as needed",
+            help="Tokens of the longest request that the engine is told to accept; empty: input and output, rounded up",
         )
-    st.subheader("What may vary", anchor=False)
+
+
+def training_run() -> None:
+    """What is trained, on how much, in which steps."""
+    common.edit(st.segmented_control, "Method", "workload.method", options=list(METHODS), format_func=METHODS.get, required=True)
+    length, batch, tokens = st.columns(3)
+    with length:
+        whole("Tokens a sequence", "sequence_length", 1024)
+    with batch:
+        whole("Sequences a step", "global_batch", 8, "The global batch, over all devices")
+    with tokens:
+        common.edit(
+            st.number_input,
+            "Token budget",
+            "workload.tokens",
+            read=lambda value: None if value is None else float(value),
+            optional=True,
+            min_value=1.0,
+            step=1e9,
+            format="%.3g",
+            placeholder="only a step",
+            help="Tokens of the whole run; empty: time and cost of the run are not estimated",
+        )
+    if workload.tokens:
+        st.caption(steps_of(workload))
+
+
+def training_details() -> None:
+    """Framework, optimizer and what they keep."""
+    with st.grid(4, min_column_width=140):
+        frameworks = training_data().frameworks
+        common.edit(
+            st.selectbox,
+            "Framework",
+            "candidate.engine",
+            read=lambda value: value or "torchtitan",
+            options=list(frameworks),
+            format_func=lambda name: frameworks[name].title,
+        )
+        common.edit(st.selectbox, "Optimizer", "workload.optimizer", options=list(OPTIMIZERS), format_func=OPTIMIZERS.get)
+        common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"], help="Eager attention keeps the scores")
+        if workload.method in ("lora", "qlora"):
+            whole("Rank of adapters", "lora_rank", 8)
+    common.edit(st.toggle, "Loss made piece by piece", "workload.fused_loss", help="Logits are never whole in memory")
+
+
+def engines() -> None:
+    """Engines, cache formats and kinds of splits that are judged."""
+    stated = request.options.engines
     runs = [name for name in engine_names() if chip.runtime in engine(name).runtimes]
-    stated = common.request().options.engines
-    st.session_state["_engines"] = list(stated)
-    st.pills(
+    common.edit(
+        st.pills,
         f"Engines (none chosen: {default_engine(chip.runtime).name})",
-        list(dict.fromkeys([*runs, *stated])),
+        "options.engines",
+        read=list,
+        write=tuple,
+        optional=True,
+        options=list(dict.fromkeys([*runs, *stated])),
         selection_mode="multi",
-        key="_engines",
-        format_func=lambda name: engine(name).name,
-        on_change=choose_engines,
+        wrap=True,
         help="Each chosen engine is judged",
     )
-    for field, label, dtypes in (("weight_dtypes", "Weight formats", chip.weight_dtypes), ("kv_dtypes", "Cache formats", chip.kv_dtypes)):
-        now = getattr(common.request().options, field)
-        common.edit(
-            st.pills,
-            label,
-            f"options.{field}",
-            read=list,
-            write=tuple,
-            options=list(dict.fromkeys(["auto", *dtypes, *now])),
-            selection_mode="multi",
-            wrap=True,
-            help="Each chosen format is judged; auto is the checkpoint's own",
-        )
-with right:
-    st.subheader("Objective", anchor=False)
     common.edit(
-        st.pills, "Optimise", "objective.optimize", options=list(common.GOALS), format_func=common.GOALS.get, required=True, wrap=True
+        st.pills,
+        "Cache formats",
+        "options.kv_dtypes",
+        read=list,
+        write=tuple,
+        options=list(dict.fromkeys(["auto", *chip.kv_dtypes, *request.options.kv_dtypes])),
+        selection_mode="multi",
+        wrap=True,
+        help="Each chosen format is judged; auto is the checkpoint's own",
     )
-    st.caption("Limits come first; empty means no limit. They apply to means.")
-    with st.grid(2):
-        for name, (label, step) in LIMITS.items():
-            common.edit(
-                st.number_input,
-                label,
-                f"objective.limits.{name}",
-                read=lambda value, step=step: None if value is None else type(step)(value),
-                optional=True,
-                min_value=1 if isinstance(step, int) else 0.001,
-                step=step,
-                format="%d" if isinstance(step, int) else "%.6g",
-                placeholder="no limit",
-            )
+    common.edit(
+        st.toggle, "Also splits whose ranks share a cache (cp)", "options.context_parallel", help="Where there are more ranks than KV heads"
+    )
+
+
+def aim() -> None:
+    """What counts most."""
+    known = aims(request)
+    now = aim_of(request)
+    common.choose(
+        st.pills,
+        "What counts most",
+        "_aim",
+        now,
+        lambda name: known[name].changes | {f"objective.weights.{goal}": None for goal in request.objective.weights},
+        options=list(known),
+        format_func=lambda name: known[name].title,
+        required=now is not None,
+        wrap=True,
+    )
+    st.caption(known[now].help if now else "Several goals by weights, as the link says.")
+
+
+def limit(found: Board, name: str) -> None:
+    """A slider over round steps; each says how many splits keep it."""
+    measure = found.measures[name]
+    field = f"objective.limits.{measure.limit}"
+    stated = getattr(request.objective.limits, measure.limit)
+    steps = slos.limit_steps(found, name, stated)
+    if not steps.steps:
+        st.caption(f"{measure.title}: not known of any split, so it has no limit.")
+        return
+    options = [FREE, *steps.steps] if measure.more_is_better else [*steps.steps, FREE]
+    key = f"_{field}"
+    st.session_state[key] = FREE if stated is None else float(stated)
+
+    def commit() -> None:
+        value = st.session_state[key]
+        common.apply({field: None if value == FREE else int(value) if measure.limit == "gpus" else value})
+
+    st.select_slider(
+        limit_title(measure),
+        options,
+        key=key,
+        on_change=commit,
+        format_func=lambda value: FREE if value == FREE else f"{limit_text(measure, value)} · {splits(steps.count(value))}",
+    )
+
+
+def splits(n: int) -> str:
+    """A count of splits."""
+    return f"{n:,} split" if n == 1 else f"{n:,} splits"
+
+
+def limit_title(measure: Measure) -> str:
+    """What is limited, and which way."""
+    return f"{measure.title}, at least" if measure.more_is_better else f"{measure.title}, at most"
+
+
+def limit_text(measure: Measure, value: float) -> str:
+    """A limit as the measure is said."""
+    return measure.show(value * measure.limit_factor)
+
+
+def limits(found: Board) -> None:
+    """All limits, the usual ones first."""
+    if not training:
+        common.edit(
+            st.segmented_control,
+            "Limits on times apply to",
+            "objective.limits.percentile",
+            options=list(PERCENTILES)[1:],
+            format_func=lambda value: PERCENTILES.get(value, f"p{significant(value)}"),
+            optional=True,
+            help="None chosen: the mean. A percentile is simulated request by request for the best splits, which takes some seconds",
+        )
+    with st.grid(2, gap="medium"):
+        for name in LIMITED[training]:
+            with st.container():
+                limit(found, name)
+    if MORE_LIMITED[training]:
+        with st.expander("More limits", icon=":material/tune:"):
+            for name in MORE_LIMITED[training]:
+                limit(found, name)
+
+
+parts.head("What matters?")
+left, right = st.columns(2, gap="large")
+with left:
+    st.header("Workload", anchor=False)
+    preset()
+    if training:
+        training_run()
+        training_details()
+    else:
+        serving_load()
+        serving_details()
+        st.header("What may vary", anchor=False)
+        engines()
+with right:
+    st.header("Objective", anchor=False)
+    aim()
+    found = common.board_or_none()
+    if found is not None:
+        st.header("Limits", anchor=False)
+        st.caption(
+            f"Limits come first. Each step says how many of {splits(int(found.runs.sum()))} that can run keep it and the other limits."
+        )
+        limits(found)

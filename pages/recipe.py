@@ -3,13 +3,14 @@ import shlex
 from urllib.parse import urlencode
 
 import common
+import parts
 import streamlit as st
 
-from recipe_core import labels, query, units
+from recipe_core import edits, keys, units
+from recipe_core.board import Board, ServingBoard, TrainingBoard
 from recipe_core.bundle import bundle_files, zip_bytes
 from recipe_core.documents import to_yaml
 from recipe_core.errors import RecipeError
-from recipe_core.plan import PlanTable
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.request import PlanRequest
 from recipe_core.serve import folders_allowed
@@ -18,7 +19,6 @@ from recipe_core.units import duration, gib, rate, significant, usd
 BEST = ""
 LISTED = 50
 STEPS = ("preflight", "up", "bench")
-LANGUAGES = {"json": "json", "py": "python", "yaml": "yaml", "md": "markdown"}
 FIGURES = {
     "output_tokens_per_s": ("Output", rate),
     "tpot_s": ("Per output token", duration),
@@ -40,41 +40,40 @@ def files_of(text: str, digest: str, may_read: bool) -> dict[str, bytes]:
     return bundle_files(recipe_of(text, digest, may_read))
 
 
-def choose() -> None:
-    """Take a split, or leave the choice to the ranking."""
-    key = st.session_state["_split"]
-    common.apply({"candidate": query.split_of(key) if key else None})
-
-
-def option_label(found: PlanTable, key: str) -> str:
+def option_label(board: Board, key: str) -> str:
     """A split in the list, with its figures."""
-    row = common.best(found) if key == BEST else query.row_of(found, key)
+    row = board.best() if key == BEST else board.row(key)
     lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
-    return f"{lead}{labels.split_label(found, row)} · {common.figures(found, row)}"
+    return f"{lead}{board.label(row)} · {board.phrase(row)}"
 
 
-def picker(found: PlanTable) -> None:
+def picker(board: Board) -> None:
     """The chosen split: the best one, a pinned one, or any that fits."""
-    feasible = found.columns["feasible"]
-    pinned = [key for key in common.pins() if (row := query.row_of(found, key)) is not None and feasible[row]]
-    ranked = [query.split_key(found.candidate(int(row))) for row in found.ranked[:LISTED]]
-    stated = common.request().candidate
-    gone = common.chosen_is_gone(found)
-    now = BEST if stated is None or gone else query.split_key(found.candidate(common.chosen(found)))
-    st.session_state["_split"] = now
-    labels = {key: option_label(found, key) for key in [BEST, *pinned, *ranked, now]}
-    st.selectbox("Split", list(labels), key="_split", format_func=labels.get, on_change=choose)
+    pinned = [key for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]]
+    ranked = [board.key(int(row)) for row in board.ranked[:LISTED]]
+    gone = common.chosen_is_gone(board)
+    now = BEST if common.chosen_key() is None or gone else board.key(common.chosen(board))
+    options = {key: option_label(board, key) for key in [BEST, *pinned, *ranked, now]}
+    common.choose(
+        st.selectbox,
+        "Split",
+        "_split",
+        now,
+        lambda key: edits.taken(common.request(), key) if key else {"candidate": None},
+        options=list(options),
+        format_func=options.get,
+    )
     if gone:
         st.warning(f"The split you chose, {gone}, does not fit any more; this is the best one.", icon=":material/info:")
 
 
-def expected(estimate: dict) -> None:
+def expected(board: ServingBoard, estimate: dict) -> None:
     """Figures with their bands and basis, and memory by part."""
     left, right = st.columns([3, 2], gap="large")
     serving, bands, basis = estimate["serving"], estimate["bands"], estimate["basis"]
     price = estimate["cost"]["usd_per_million_output_tokens"]
     with left:
-        st.subheader("What to expect", anchor=False)
+        st.header("What to expect", anchor=False)
         st.dataframe(
             {
                 "Figure": [label for label, _ in FIGURES.values()],
@@ -92,7 +91,7 @@ def expected(estimate: dict) -> None:
         power = f"{significant(estimate['energy']['watts'])} W, {significant(estimate['energy']['watts_limit'])} W at most"
         st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
     with right:
-        st.subheader(f"Memory per {labels.unit(found)}", anchor=False)
+        st.header(f"Memory per {board.device_title}", anchor=False)
         m = estimate["memory"]
         st.table(
             {
@@ -111,15 +110,15 @@ def expected(estimate: dict) -> None:
 def commands(files: dict[str, bytes]) -> None:
     """What the bundle starts, one command a process."""
     launch = json.loads(files["launch.json"])
-    st.subheader("What it starts", anchor=False)
+    st.header("What it starts", anchor=False)
     st.caption(f"Install with: {launch['engine']['install']}. launch.py fills in model, host and port.")
     for process in launch["processes"]:
-        st.code(shlex.join(process["argv"]), language="bash", wrap_lines=True)
+        parts.code(shlex.join(process["argv"]))
 
 
 def download(recipe: Recipe, files: dict[str, bytes]) -> None:
     """The bundle as a zip, built on click, and its files to look at."""
-    st.subheader("Bundle", anchor=False)
+    st.header("Bundle", anchor=False)
     left, right = st.columns([2, 3], gap="large")
     with left:
         st.download_button(
@@ -128,32 +127,30 @@ def download(recipe: Recipe, files: dict[str, bytes]) -> None:
             file_name=f"{recipe.name}.zip",
             mime="application/zip",
             on_click="ignore",
-            type="primary",
+            type=common.main_button(),
             icon=":material/download:",
             key="download",
         )
-        st.code(
+        parts.code(
             "\n".join([f"unzip {recipe.name}.zip -d {recipe.name}", f"cd {recipe.name}", *(f"python launch.py {step}" for step in STEPS)]),
-            language="bash",
-            wrap_lines=True,
         )
     with right:
-        name = st.selectbox("Look into a file", list(files), index=list(files).index("recipe.yaml"), key="file")
+        name = st.selectbox("Look into a file", list(files), index=None, key="file", placeholder=f"{len(files)} files")
         if name:
-            st.code(files[name].decode(), language=LANGUAGES.get(name.rsplit(".", 1)[-1]), height=300)
+            parts.code(files[name].decode())
 
 
 def reproduce() -> None:
     """The request, and the same answer through the other doors."""
     body = common.request().to_json()
     here = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
-    st.subheader("The same by other doors", anchor=False)
+    st.header("The same by other doors", anchor=False)
     yaml, cli, api, link = st.tabs(["Request (YAML)", "Command line", "API", "Link"])
     with yaml:
-        st.code(to_yaml(body), language="yaml")
+        parts.code(to_yaml(body))
     with cli:
         st.caption("With the request saved as request.yaml:")
-        st.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip", language="bash")
+        parts.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip")
     with api:
         words = [
             "curl",
@@ -164,26 +161,19 @@ def reproduce() -> None:
             "-d",
             json.dumps(body, ensure_ascii=False),
         ]
-        st.code(shlex.join(words), language="bash", wrap_lines=True)
+        parts.code(shlex.join(words))
     with link:
         st.caption("The address of every page is a link to all that is on it.")
-        st.code(f"{here}?{urlencode(common.link())}", language=None, wrap_lines=True)
+        parts.code(f"{here}?{urlencode(common.link())}")
 
 
-common.head("Take it")
-try:
-    found = common.table()
-except RecipeError:
-    found = None  # the verdict above says what is wrong, and the fix
-
-if found is not None and common.best(found) is not None:
-    picker(found)
-    row = common.chosen(found)
-    split = {name: value for name, value in found.candidate(row).items() if name in query.SPLIT_FIELDS}
+def serving(board: ServingBoard, row: int) -> None:
+    """The bundle of a serving split, what to expect of it, and what it starts."""
+    split = {name: value for name, value in board.candidate(row).items() if name in keys.SPLIT_FIELDS}
     stated = common.request().candidate.model_dump(exclude_none=True) if common.request().candidate else {}
-    wanted = query.change(common.request(), {"candidate": stated | split})
+    wanted = edits.change(common.request(), {"candidate": stated | split})
     key = (json.dumps(wanted.to_json()), common.model().digest, folders_allowed())
-    estimate = found.estimate(row)
+    estimate = board.estimate(row)
     for note in estimate["notes"]:
         st.info(common.escape(note), icon=":material/info:")
     try:
@@ -191,14 +181,54 @@ if found is not None and common.best(found) is not None:
     except RecipeError as error:
         st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
         one = common.request().hardware.per_node
-        if found.columns["gpus"][row] > one:
+        if board.raw("gpus")[row] > one:
             fewer = {"objective.limits.gpus": one, "candidate": None}
             st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
-        expected(estimate)
+        expected(board, estimate)
     else:
         download(recipe, files)
-        expected(estimate)
+        expected(board, estimate)
         commands(files)
+
+
+def training(board: TrainingBoard, row: int) -> None:
+    """What a training split would do; its bundle is not built by this version."""
+    st.info(
+        "Training is planned, not yet packed: this version builds no bundle of a training run. The request below asks for the same plan "
+        "on the command line and over the API.",
+        icon=":material/inventory_2:",
+    )
+    estimate = board.estimate(row)
+    bands, show = estimate["bands"], {"step": "step_s", "per_gpu": "tokens_per_s_per_gpu", "memory": "peak_memory_bytes"}
+    names = [name for name in board.measures if board.known(name)]
+    likely = [units.band(bands[show[name]], board.measures[name].show) if name in show else "" for name in names]
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.header("What to expect", anchor=False)
+        st.dataframe(
+            {
+                "Figure": [board.measures[name].title for name in names],
+                "Estimate": [board.text(name, row) for name in names],
+                "Likely between": likely,
+            },
+            hide_index=True,
+            height="content",
+            alt="Expected figures with their bands",
+        )
+    with right:
+        st.header("The split", anchor=False)
+        split = {name.replace("_", " "): str(value).lower() for name, value in board.candidate(row).items()}
+        st.table(split, border="horizontal", alt="The fields of the split")
+
+
+parts.head("Take it")
+board = common.board_or_none()
+if board is not None and board.best() is not None:
+    picker(board)
+    if isinstance(board, TrainingBoard):
+        training(board, common.chosen(board))
+    else:
+        serving(board, common.chosen(board))
     reproduce()
-elif found is not None:
+elif board is not None:
     st.page_link("compare.py", label="See why nothing fits", icon=":material/help:", query_params=common.link())

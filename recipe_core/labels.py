@@ -1,39 +1,70 @@
-"""What a person calls a split, the causes of a time, the parts of a model and the kinds of refusal."""
+"""What a person calls a split, the causes of a time, the parts of a model, the kinds of refusal and a change to a request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.plan import PlanTable
+from recipe_core.units import significant, usd
 
 
 def degrees(candidate: Mapping[str, Any]) -> str:
     """``tp 4 · dp 2``: tp always, the other degrees when they are more than one."""
-    named = [f"{name} {candidate[name]}" for name in ("tp", "pp", "dp", "ep") if name == "tp" or candidate[name] > 1]
-    return " · ".join(named)
+    shown = ("tp", "pp", "dp", "ep", "cp")
+    return " · ".join(f"{name} {candidate[name]}" for name in shown if name == "tp" or (candidate.get(name) or 1) > 1)
 
 
-def unit(table: PlanTable) -> str:
-    """What one device is called: a GPU, or a machine where the processor computes."""
-    return "machine" if table.found.cluster.device.runtime == "cpu" else "GPU"
+def training_split(candidate: Mapping[str, Any]) -> str:
+    """``dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute``: degrees above one, and what the states and activations do."""
+    c = candidate
+    chunks = f" × {c['virtual_stages']}" if c["virtual_stages"] > 1 else ""
+    named = {"dp": "", "tp": "", "pp": chunks, "cp": "", "ep": ""}
+    cut = [f"{name} {c[name]}{more}" for name, more in named.items() if c[name] > 1] or ["one device"]
+    kept = [f"zero {c['zero_stage']}"] if c["zero_stage"] else []
+    again = [f"{c['recompute']} recompute"] if c["recompute"] != "none" else []
+    return " · ".join([*cut, *kept, f"micro-batch {c['micro_batch']}", *again])
 
 
-def split_label(table: PlanTable, row: int) -> str:
-    """The degrees, and engine or dtypes where the plan has several."""
-    candidate = table.candidate(row)
-    settings = [block.setting for block in table.blocks]
-    extra = [
-        candidate[name]
-        for name, values in (
-            ("engine", {s.engine.name for s in settings}),
-            ("weight_dtype", {s.weight_dtype for s in settings}),
-        )
-        if len(values) > 1
-    ]
-    if len({s.kv_dtype for s in settings}) > 1:
-        extra.append(f"{candidate['kv_dtype']} cache")
-    return " · ".join([degrees(candidate), *extra])
+def split_name(candidate: Mapping[str, Any]) -> str:
+    """A candidate of serving or of training in a few characters."""
+    return training_split(candidate) if candidate.get("micro_batch") is not None else degrees(candidate)
+
+
+def short_name(candidate: Mapping[str, Any]) -> str:
+    """The degrees alone."""
+    return " · ".join(part for part in split_name(candidate).split(" · ") if part.split()[0] in ("tp", "pp", "dp", "ep", "cp", "one"))
+
+
+_CHANGES = {
+    "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
+    "options.engines": lambda value: f"Use {value[0]}",
+    "hardware.per_node": lambda value: f"Use {value} devices per node",
+    "hardware.nodes": lambda value: f"Use {value} nodes",
+    "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
+    "workload.input_tokens": lambda value: f"Send prompts of {value:,} tokens",
+    "workload.concurrency": lambda value: f"Hold {value:,} requests in flight",
+    "workload.batch": lambda value: f"Use a batch of {value:,}",
+    "workload.request_rate": lambda value: f"Send {significant(value)} requests per second",
+    "workload.sequence_length": lambda value: f"Train on {value:,} tokens a sequence",
+    "workload.global_batch": lambda value: f"Use a batch of {value:,} sequences",
+    "workload.optimizer": lambda value: f"Use {value}",
+    "objective.limits.ttft_ms": lambda value: f"Allow {significant(value)} ms to first token",
+    "objective.limits.tpot_ms": lambda value: f"Allow {significant(value)} ms per output token",
+    "objective.limits.request_latency_ms": lambda value: f"Allow {significant(value)} ms a request",
+    "objective.limits.usd_per_hour": lambda value: f"Allow {usd(value)} an hour",
+    "objective.limits.usd_per_million_output_tokens": lambda value: f"Allow {usd(value)} per million output tokens",
+    "objective.limits.watts": lambda value: f"Allow {value:,.0f} W",
+    "objective.limits.joules_per_token": lambda value: f"Allow {significant(value)} J a token",
+    "objective.limits.output_tokens_per_s_at_least": lambda value: f"Ask for {significant(value)} tok/s",
+    "objective.limits.gpus": lambda value: f"Allow {value:,.0f} devices",
+}
+
+
+def change_label(changes: Mapping[str, Any]) -> str:
+    """Changes to a request in words: a label for a button. Fields that are taken out along with others go without saying."""
+    said = {field: value for field, value in changes.items() if value is not None} or changes
+    words = [_CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}" for field, value in said.items()]
+    return " and ".join([words[0], *(word[0].lower() + word[1:] for word in words[1:])])
 
 
 CAUSES = {
@@ -126,3 +157,70 @@ REFUSALS = {
     "unsimulated": "Percentile not simulated",
 }
 """What a person calls the kinds of refusal."""
+
+TRAINING_REFUSALS = {
+    "devices": "More devices than there are",
+    "precision": "Precision that the device does not multiply",
+    "heads": "Attention heads do not divide",
+    "hidden": "Hidden size does not divide",
+    "width": "Feed-forward width does not divide",
+    "layers": "Layers do not fill the pipeline",
+    "no-experts": "Model has no experts",
+    "experts": "Experts do not divide",
+    "expert-ranks": "Ranks do not divide into groups of experts",
+    "global-batch": "Batch does not divide",
+    "sequence": "Sequence does not divide",
+    "virtual-stages": "Chunks do not divide the layers",
+    "schedule": "Schedule that does not go with the split",
+    "shard": "Shards do not divide the replicas",
+    "memory": "Does not fit in memory",
+    "limit": "Over a limit of the objective",
+}
+"""What a person calls the kinds of refusal of training splits."""
+
+TRAINING_MEMORY = {
+    "parameters": "Parameters",
+    "gradients": "Gradients",
+    "optimizer": "Optimizer states",
+    "master": "Master copy",
+    "gathered": "Gathered units",
+    "activations": "Activations",
+    "loss": "Logits and loss",
+    "reserve": "Allocator reserve",
+}
+"""What a person calls the parts of a training device's memory."""
+
+_TRAINING_OPERATORS = {
+    "matmul": "products",
+    "attention": "attention",
+    "elementwise": "elementwise",
+    "experts": "experts",
+    "tensor_parallel": "all-reduce (tp)",
+    "expert_parallel": "all-to-all (ep)",
+    "context_parallel": "ring (cp)",
+}
+TRAINING_CAUSES = {
+    **{f"forward_{name}": f"Forward, {said}" for name, said in _TRAINING_OPERATORS.items()},
+    **{f"backward_{name}": f"Backward, {said}" for name, said in _TRAINING_OPERATORS.items()},
+    "embedding": "Embedding",
+    "head": "Language-model head",
+    "loss": "Loss",
+    "recompute": "Recomputation",
+    "launch": "Kernel launches",
+    "bubble": "Pipeline bubble",
+    "pipeline_parallel": "Pipeline hand-over (pp)",
+    "data_parallel": "Gradients and parameters (dp)",
+    "optimizer": "Optimizer",
+    "fixed": "Start of a step",
+    "stragglers": "Stragglers",
+}
+"""What a person calls the parts of a training step."""
+
+WHY = {
+    "compute": "Compute",
+    "memory": "Memory traffic",
+    "network": "Network",
+    "overhead": "Overhead",
+    "queue": "Waiting",
+}
+"""What a person calls the causes that all parts of a time are laid on."""

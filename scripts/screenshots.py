@@ -1,6 +1,6 @@
-"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 420, into docs/images/.
+"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 390, into docs/images/.
 
-python scripts/screenshots.py [FOLDER]
+python scripts/screenshots.py [FOLDER [NAME …]]      NAME as in compare-dark, model-narrow
 """
 
 from __future__ import annotations
@@ -24,16 +24,24 @@ CHROMIUM = "/usr/bin/chromium"
 MAX_BYTES = 300_000
 PINS = "vllm.bf16.bf16.tp8.pp1.dp1.ep1,vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 LLAMA = f"v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40&pins={PINS}"
+TRAIN = "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&workload.kind=training&workload.tokens=1e10&hardware.nodes=8"
+SIDE_BY_SIDE = "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x&options.hardware=%5B%7B%22device%22%3A%22h200-sxm%22%7D%5D"
 SHOTS = {
-    "model": ("", LLAMA),
-    "model-moe": ("", "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x"),
-    "hardware": ("hardware", LLAMA),
-    "objective": ("objective", LLAMA),
-    "compare": ("compare", LLAMA),
-    "recipe": ("recipe", LLAMA),
-    "nothing-fits": ("compare", "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.per_node=1"),
+    "model": ("", LLAMA, None),
+    "hardware": ("hardware", LLAMA, None),
+    "objective": ("objective", LLAMA, None),
+    "compare": ("compare", LLAMA, None),
+    "compare-time": ("compare", LLAMA, "Time"),
+    "compare-clusters": ("compare", SIDE_BY_SIDE, "Load"),
+    "recipe": ("recipe", LLAMA, None),
+    "training": ("compare", TRAIN, "Pipeline"),
+    "check": ("check", LLAMA, "SGLang with a misspelt option"),
+    "nothing-fits": ("compare", "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.per_node=1", None),
 }
-NARROW = ("model", "objective", "compare", "recipe")
+"""Path, query, and the view or example that is opened."""
+DARK = ("model", "hardware", "objective", "compare", "recipe", "training", "check")
+NARROW = ("model", "objective", "compare", "check")
+WIDE_PX, NARROW_PX = 1440, 390
 
 
 @contextlib.contextmanager
@@ -69,6 +77,7 @@ def settled(page: Page) -> None:
     """Wait until the script has run and charts and tables are drawn."""
     page.get_by_role("heading", level=1).wait_for(timeout=20_000)
     page.wait_for_function("document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'", timeout=20_000)
+    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')", timeout=20_000)
     page.wait_for_timeout(1500)
 
 
@@ -80,11 +89,14 @@ def whole(page: Page, width: int) -> None:
 
 
 def shoot(browser: Browser, base: str, name: str, width: int, scheme: str) -> bytes:
-    path, query = SHOTS[name]
+    path, query, opened = SHOTS[name]
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(f"{base}/{path}?{query}")
     settled(page)
+    if opened:
+        page.get_by_role("button" if name == "check" else "tab", name=opened).click()
+        settled(page)
     whole(page, width)
     picture = page.screenshot()
     context.close()
@@ -104,12 +116,13 @@ def small(png: bytes) -> bytes:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(name, 1440, scheme) for name in SHOTS for scheme in ("light", "dark")] + [(name, 420, "light") for name in NARROW]
+    wanted = [(name, WIDE_PX, "light") for name in SHOTS] + [(name, WIDE_PX, "dark") for name in DARK]
+    wanted += [(name, NARROW_PX, "light") for name in NARROW]
     only = sys.argv[2:]
     with served() as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for name, width, scheme in wanted:
-            label = f"{name}-{scheme if width == 1440 else 'narrow'}"
+            label = f"{name}-{scheme if width == WIDE_PX else 'narrow'}"
             if only and label not in only:
                 continue
             picture = small(shoot(browser, base, name, width, scheme))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.plan import chosen_plan
+from recipe_core.plan import chosen_plan, plan
 from tests.conftest import make_request
 
 CAUSES = {"compute", "memory", "network", "overhead", "queue"}
@@ -51,3 +51,9 @@ def test_one_device_has_no_network():
     answer = estimate_of("meta-llama/Llama-3.1-8B-Instruct", candidate={"tp": 1})
     assert "network" not in answer["causes_s"]["decode"]
     assert answer["causes_s"]["decode"]["queue"] == pytest.approx(answer["breakdown_s"]["decode"]["prefill_interference"])
+
+
+def test_causes_of_a_row_are_its_own_and_not_the_plan_s_first():
+    table = plan(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm"))
+    answer = table.detailed(int(table.ranked[0]))
+    assert sum(answer["causes_s"]["decode"].values()) == pytest.approx(answer["serving"]["tpot_s"], rel=1e-9)

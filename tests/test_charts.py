@@ -1,4 +1,4 @@
-"""Figures and tables drawn from a plan."""
+"""Figures drawn from boards of serving and of training plans."""
 
 from __future__ import annotations
 
@@ -9,149 +9,211 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core import charts, labels, tables, units
-from recipe_core.advice import nearest
-from recipe_core.plan import PlanTable, plan
-from recipe_core.query import DEFAULT, change, split_key
+from recipe_core import charts, curves, labels, tables, tornado
+from recipe_core.board import Board, ServingBoard, TrainingBoard, board_of
+from recipe_core.charts import front
+from recipe_core.edits import change
+from recipe_core.query import DEFAULT
+from recipe_core.timeline import timeline
 from recipe_core.units import GIB
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+TRAIN = ("workload.kind", "training")
 
 
 @cache
-def table(*changes: tuple[str, Any]) -> PlanTable:
-    return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
+def board(*changes: tuple[str, Any]) -> Board:
+    return board_of(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
+
+
+def training() -> Board:
+    return board(TRAIN, ("hardware.nodes", 4))
 
 
 def drawn(figure: Any) -> dict[str, Mapping[str, Any]]:
-    return {trace["name"]: trace for trace in figure.to_dict()["data"] if trace.get("name")}
+    return {trace.name: trace for trace in figure.data if trace.name}
 
 
 def keys(trace: Mapping[str, Any]) -> set[str]:
     return {point[0] for point in trace["customdata"]}
 
 
-@pytest.mark.parametrize("axis", ["tpot", "interactivity"])
-def test_every_feasible_split_is_in_the_scatter(axis: charts.XAxis) -> None:
-    found = table()
-    traces = drawn(charts.pareto(found, x=axis))
-    feasible = {split_key(found.candidate(int(row))) for row in found.ranked}
-    assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == feasible
+@pytest.mark.parametrize("x", ["tpot", "interactivity", "usd", "ttft"])
+def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
+    traces = drawn(charts.tradeoff(board(), x, "per_gpu"))
+    assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == {board().key(int(row)) for row in board().ranked}
     assert not keys(traces["Fits"]) & keys(traces["Best tradeoffs"])
 
 
-def test_states_differ_by_symbol_and_colour() -> None:
-    traces = drawn(charts.pareto(table(("objective.limits.tpot_ms", 40.0)), pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"]))
-    assert len({traces[name]["marker"]["symbol"] for name in ("Fits", "Best tradeoffs", "Over a limit", "Pinned")}) == 4
-    assert len({traces[name]["marker"]["color"] for name in ("Fits", "Best tradeoffs", "Over a limit", "Pinned")}) == 4
+def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
+    found = board(("objective.limits.tpot_ms", 40.0))
+    traces = drawn(charts.tradeoff(found, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"]))
+    names = ("Fits", "Best tradeoffs", "Over a limit", "Pinned")
+    assert len({traces[name]["marker"]["symbol"] for name in names}) == len(names)
+    assert len({traces[name]["marker"]["color"] for name in names}) == len(names)
+    devices = [found.raw("gpus")[found.row(key)] for key in (point[0] for point in traces["Fits"]["customdata"])]
+    assert np.argmax(devices) == np.argmax(traces["Fits"]["marker"]["size"])
 
 
 def test_a_limit_is_a_line_and_what_it_refuses_is_drawn() -> None:
-    found = table(("objective.limits.tpot_ms", 40.0))
-    figure = charts.pareto(found)
-    assert figure.to_dict()["layout"]["shapes"][0]["x0"] == 40.0
+    figure = charts.tradeoff(board(("objective.limits.tpot_ms", 40.0)), "tpot", "per_gpu")
+    assert figure.layout["shapes"][0]["x0"] == 40.0
     assert min(drawn(figure)["Over a limit"]["x"]) > 40
-    assert "shapes" not in charts.pareto(table()).to_dict()["layout"]
+    inverse = charts.tradeoff(board(("objective.limits.tpot_ms", 40.0)), "interactivity", "per_gpu")
+    assert inverse.layout["shapes"][0]["x0"] == 25.0
+    assert not charts.tradeoff(board(), "tpot", "per_gpu").layout.shapes
 
 
-def test_the_front_is_a_staircase() -> None:
-    steps = charts.pareto(table()).to_dict()["data"][0]
-    assert steps["line"]["shape"] == "hv"
+@pytest.mark.parametrize(
+    ("x", "y", "shape", "rising"), [("tpot", "per_gpu", "hv", 1), ("interactivity", "usd", "vh", 1), ("tpot", "usd", "hv", -1)]
+)
+def test_the_front_is_a_staircase(x: str, y: str, shape: str, rising: int) -> None:
+    steps = charts.tradeoff(board(), x, y).data[0]
+    assert steps["line"]["shape"] == shape
     assert list(steps["x"]) == sorted(steps["x"])
-    assert list(steps["y"]) == sorted(steps["y"])
+    assert list(steps["y"]) == sorted(steps["y"], reverse=rising < 0)
 
 
 def test_pins_that_are_gone_are_not_drawn() -> None:
-    assert "Pinned" not in drawn(charts.pareto(table(), pins=["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]))
+    assert "Pinned" not in drawn(charts.tradeoff(board(), "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]))
 
 
 def test_many_points_are_thinned_but_the_front_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "MAX_POINTS", 5)
-    traces = drawn(charts.pareto(table()))
+    monkeypatch.setattr(front, "MAX_POINTS", 5)
+    traces = drawn(charts.tradeoff(board(), "tpot", "per_gpu"))
     some = next(name for name in traces if name.startswith("Fits ("))
     assert len(traces[some]["x"]) <= 5
-    assert len(traces["Best tradeoffs"]["x"]) == table().front.sum()
+    assert len(traces["Best tradeoffs"]["x"]) == board().front("tpot", "per_gpu").sum()
+
+
+def test_thousands_of_points_go_to_webgl() -> None:
+    found = training()
+    assert len(found.ranked) > 1000
+    figure = charts.tradeoff(found, "memory", "per_gpu")
+    assert sum(len(trace["x"]) for trace in figure.data) < 5000
+    assert {trace["type"] for trace in figure.data if len(trace["x"]) > front.SVG_POINTS} == {"scattergl"}
 
 
 def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
-    found = table(("hardware.per_node", 1))
+    found = board(("hardware.per_node", 1))
     assert not len(found.ranked)
     rows = tables.memory_rows(found, [])
-    assert rows == [nearest(found)]
-    layout = charts.memory_bars(found, rows).to_dict()["layout"]
-    capacity = float(found.columns["capacity_bytes"][0]) / GIB
-    assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx([float(found.columns["usable_bytes"][0]) / GIB, capacity])
-    assert layout["xaxis"]["range"][1] > float(found.columns["total_bytes"][0]) / GIB > capacity
+    assert rows == [found.nearest()]
+    layout = charts.memory_bars(found, rows).layout
+    capacity = found.capacity_bytes(0) / GIB
+    assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx([found.usable_bytes(0) / GIB, capacity])
+    assert layout["xaxis"]["range"][1] > found.values("memory")[0] > capacity
 
 
-def test_memory_parts_add_to_the_total() -> None:
-    found = table()
-    rows = tables.memory_rows(found, ["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
-    bars = [trace for trace in charts.memory_bars(found, rows).to_dict()["data"] if trace["type"] == "bar"]
-    assert np.sum([bar["x"] for bar in bars], axis=0) * GIB == pytest.approx(found.columns["total_bytes"][rows])
-    assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)
+@pytest.mark.parametrize("make", [board, training])
+def test_memory_parts_add_to_the_total(make: Any) -> None:
+    found = make()
+    rows = tables.memory_rows(found, [found.key(found.best())])
+    bars = [trace for trace in charts.memory_bars(found, rows).data if trace["type"] == "bar"]
+    assert np.sum([bar["x"] for bar in bars], axis=0) == pytest.approx(found.values("memory")[rows])
+    assert len({(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars}) == len(bars)
 
 
 def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
-    found = table()
+    found = board()
     rows = tables.memory_rows(found, ["vllm.bf16.bf16.tp4.pp1.dp2.ep1"], best=2, refused=1)
-    assert split_key(found.candidate(rows[0])) == "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
-    assert int(found.ranked[0]) in rows
-    assert not found.columns["feasible"][rows[-1]]
+    assert found.key(rows[0]) == "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
+    assert found.best() in rows
+    assert not found.feasible[rows[-1]]
 
 
-def test_a_breakdown_shows_every_cause_largest_first() -> None:
-    found = table()
-    parts = found.estimate(int(found.ranked[0]))["breakdown_s"]["decode"]
-    bar = charts.step_breakdown([("tp 8", parts)]).to_dict()["data"][0]
-    assert list(bar["x"]) == sorted((seconds * 1e3 for seconds in parts.values()), reverse=True)
-    assert set(bar["y"]) == {labels.CAUSES[cause] for cause in parts}
+def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
+    found = training()
+    row = next(int(row) for row in found.ranked if found.degree("pp")[row] == 4)
+    stages = [{name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in found.estimate(row)["memory"]["stages"]]
+    figure = charts.stage_bars(stages, found.parts, found.usable_bytes(row), found.capacity_bytes(row))
+    totals = np.sum([trace["y"] for trace in figure.data], axis=0)
+    assert max(totals) == pytest.approx(found.values("memory")[row])
+    assert [shape["y0"] for shape in figure.layout.shapes] == pytest.approx(
+        [found.usable_bytes(row) / GIB, found.capacity_bytes(row) / GIB]
+    )
 
 
-def test_every_cause_and_refusal_has_a_name() -> None:
-    for model in (LLAMA_70B, "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"):
-        found = table(("model", model))
-        for row in found.ranked[:20]:
-            breakdown = found.estimate(int(row))["breakdown_s"]
-            assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
-        assert {code for block in found.blocks for code, _ in block.rules()} <= set(labels.REFUSALS)
-        assert set(found.found.model.parameters_by_part) <= set(labels.PARTS)
+def test_a_waterfall_ends_at_the_whole_time() -> None:
+    parts = board().estimate(board().best())["breakdown_s"]["decode"]
+    bars = charts.waterfall(parts, labels.CAUSES).data[0]
+    assert list(bars["x"])[:-1] == sorted((seconds * 1e3 for seconds in parts.values()), reverse=True)
+    assert bars["measure"][-1] == "total"
+    assert set(bars["y"]) == {labels.CAUSES[cause] for cause in parts} | {"Total"}
 
 
-def test_tables_are_in_units_for_people() -> None:
-    found = table()
-    frame = tables.splits_frame(found, [int(row) for row in found.ranked])
-    assert len(frame) == len(found.ranked)
-    best = found.estimate(int(found.ranked[0]))
-    assert frame["tpot"][0] == pytest.approx(best["serving"]["tpot_s"] * 1e3, rel=5e-3)
-    assert frame["memory"][0] == pytest.approx(best["memory"]["total_bytes"] / GIB, rel=5e-3)
-    assert (frame["front"] == "◆").sum() == found.front.sum()
-    refused = tables.refused_frame(found)
-    assert len(tables.refused_frame(found, at_most=3)) == 3
-    assert len(refused) + len(frame) == len(found)
-    assert (refused["why"] != "").all()
-    assert sum(tables.refusal_counts(found).values()) >= len(refused)
+def test_causes_are_stacked_to_the_whole_time() -> None:
+    found = board()
+    assert isinstance(found, ServingBoard)
+    causes = found.table.detailed(found.best())["causes_s"]["decode"]
+    bars = charts.causes_bars([("best", causes)]).data
+    assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best()])
+    assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)
 
 
-def test_labels_name_what_differs() -> None:
-    found = table(("options.weight_dtypes", ("bf16", "fp8")))
-    names = {labels.split_label(found, row) for row in range(len(found))}
-    assert len(names) == len(found)
-    assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+def test_a_pipeline_has_a_bar_for_every_pass() -> None:
+    tasks = timeline("1f1b", 4, 8, 1.0, 2.0)
+    forward, backward = charts.pipeline(tasks).data
+    assert len(forward["x"]) == len(backward["x"]) == 32
+    assert forward["marker"]["pattern"]["shape"] != backward["marker"]["pattern"]["shape"]
 
 
-@pytest.mark.parametrize(("value", "text"), [(8.03e9, "8.03 B"), (630e6, "630 M"), (671e9, "671 B"), (1500, "1.50 k"), (12, "12.0")])
-def test_counts_read_well(value: float, text: str) -> None:
-    assert units.count(value) == text
+def test_load_curves_mark_the_request_and_the_limit() -> None:
+    found = board()
+    assert isinstance(found, ServingBoard)
+    curve = curves.load_curve(found, found.best())
+    figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
+    assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
+    sizes = figure.data[0]["marker"]["size"]
+    assert figure.data[0]["customdata"][int(np.argmax(sizes))][0] == "64.0 in flight"
 
 
-def test_rates_and_rounding_read_well() -> None:
-    assert units.per_second(3.35e12, "B") == "3.35 TB/s"
-    assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
-    assert units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
+def test_half_as_busy_costs_twice_as_much() -> None:
+    curve = charts.use_curves({"best": (25.6, 1000.0)}).data[0]
+    price = dict(zip(np.round(curve["x"], 6), curve["y"], strict=True))
+    assert price[50.0] == pytest.approx(2 * price[100.0]) == pytest.approx(2 * 25.6 / 3.6)
+
+
+def test_scaling_is_drawn_beside_proportion() -> None:
+    found = training()
+    assert isinstance(found, TrainingBoard)
+    scaled = curves.scaling(found)
+    ideal, best = charts.scaling_curve(scaled, [found.label(row) for row in scaled.rows]).data
+    assert ideal["y"][0] == best["y"][0]
+    assert best["text"][0] == "100%"
+
+
+def test_a_tornado_starts_at_the_figure() -> None:
+    found = board()
+    assert isinstance(found, ServingBoard)
+    base, swings = tornado.tornado(found, found.best(), "tpot")
+    less, more = charts.swings(base, swings, found.measures["tpot"]).data
+    assert set(less["base"]) == set(more["base"]) == {base * 1e3}
+    assert less["x"][0] + base * 1e3 == pytest.approx(swings[0].less * 1e3)
+
+
+@pytest.mark.parametrize("make", [board, training])
+def test_the_heatmap_has_the_best_of_each_cell_and_crosses(make: Any) -> None:
+    found = make()
+    figure = charts.heatmap(found, "per_gpu")
+    cells = figure.data[0]
+    assert max(value for line in cells["z"] for value in line if value is not None) == pytest.approx(
+        found.values("per_gpu")[found.feasible].max()
+    )
+    empty = sum(value is None for line in cells["z"] for value in line)
+    assert len(figure.layout.annotations) == empty
+    assert all(said for line in cells["customdata"] for said in line)
+
+
+@pytest.mark.parametrize("make", [board, training])
+def test_parallel_axes_hold_degrees_and_measures(make: Any) -> None:
+    found = make()
+    dimensions = charts.parallel(found, ("per_gpu", "memory")).data[0]["dimensions"]
+    assert {"tp", "Per GPU", "Memory"} <= {dimension["label"] for dimension in dimensions}
+    assert len({len(dimension["values"]) for dimension in dimensions}) == 1
 
 
 def test_dark_and_light_differ() -> None:
     assert charts.palette(dark=True) != charts.palette(dark=False)
-    assert charts.pareto(table(), dark=True) != charts.pareto(table())
-    assert charts.parts_bars({"mlp": 10, "head": 20}).to_dict()["data"][0]["y"][0] == "Language-model head"
+    assert charts.tradeoff(board(), "tpot", "per_gpu", dark=True) != charts.tradeoff(board(), "tpot", "per_gpu")
+    assert charts.parts_bars({"mlp": 10, "head": 20}).data[0]["y"][0] == "Language-model head"

@@ -8,24 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.errors import InputError
-from recipe_core.plan import plan
-from recipe_core.query import (
-    DEFAULT,
-    FIELDS,
-    LOAD,
-    LOADS,
-    change,
-    from_query,
-    link_query,
-    read_pins,
-    row_of,
-    split_key,
-    split_of,
-    to_query,
-    value_of,
-)
-from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.edits import change, value_of
+from recipe_core.keys import read_pins
+from recipe_core.query import DEFAULT, FIELDS, TRAINING, from_query, link_query, to_query
+from recipe_core.request import LOADS, CandidateRequest, HardwareRequest, PlanRequest
 
 numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
 tokens = st.integers(1, 100_000)
@@ -43,7 +29,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()) and draw(st.booleans()):
         training = {"kind": "training", "sequence_length": draw(tokens), "global_batch": draw(counts)}
         return training | draw(some(method=st.sampled_from(["pretrain", "finetune", "lora", "qlora"]), tokens=numbers))
-    mode = draw(st.sampled_from(sorted(LOAD)))
+    mode = draw(st.sampled_from(sorted(LOADS)))
     load = draw(numbers if mode == "open" else counts)
     lengths = {"input_tokens": draw(tokens), "output_tokens": draw(tokens)}
     extra = draw(
@@ -53,7 +39,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
             speculative=st.fixed_dictionaries({"tokens": st.integers(1, 16), "acceptance": st.floats(0, 0.99)}),
         )
     )
-    return {"mode": mode, LOAD[mode]: load, **lengths, **extra}
+    return {"mode": mode, LOADS[mode]: load, **lengths, **extra}
 
 
 weights = st.sampled_from(["auto", "bf16", "fp8", "fp8-block", "int4", "nvfp4"])
@@ -101,6 +87,9 @@ requests = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=150)
 @given(requests)
 def test_a_request_survives_its_link(value: dict[str, Any]) -> None:
+    if value["workload"].get("kind") == "training":  # which has engines of its own
+        value = value | {"options": value["options"] | {"engines": ["megatron"]}}
+        value["candidate"] = value["candidate"] and value["candidate"] | {"engine": "deepspeed"}
     request = PlanRequest.parse(value)
     if request.candidate == CandidateRequest():  # it states nothing: the same as none
         request = request.model_copy(update={"candidate": None})
@@ -142,7 +131,8 @@ def test_only_what_differs_is_written() -> None:
         ({"workload.mode": "sideways"}, "'closed', 'open', 'static' or 'offline'"),
         ({"workload.mode": "open", "workload.concurrency": "5"}, "mode open takes request_rate"),
         ({"workload.max_context": "10"}, "shorter than"),
-        ({"workload.kind": "training"}, "workload.sequence_length is missing"),
+        ({"workload.kind": "training", "workload.sequence_length": "0"}, "greater than or equal to 1"),
+        ({"options.hardware": '[{"device":"abacus"}]'}, "unknown device"),
         ({"options.engines": "vlm"}, "unknown engine"),
         ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
         ({"candidate.engine": "vlm"}, "unknown engine"),
@@ -166,57 +156,21 @@ def test_several_bad_parameters_are_all_named() -> None:
     assert sorted(line.split("=")[0] for line in ignored) == ["hardware.device", "objective.limits.tpot_ms", "workload.input_tokens"]
 
 
-@pytest.mark.parametrize("mode", sorted(LOAD))
-def test_a_new_mode_swaps_the_load(mode: str) -> None:
-    request = change(change(DEFAULT, {"workload.concurrency": 7}), {"workload.mode": mode})
-    stated = {name for name in LOAD.values() if getattr(request.workload, name) is not None}
-    assert stated == {LOAD[mode]}
-    assert getattr(request.workload, LOAD[mode]) == (7 if mode == "closed" else LOADS[mode])
-
-
-def test_a_new_device_leaves_the_old_ones_offer_and_fills_its_node() -> None:
-    here = change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"})
-    there = change(here, {"hardware.device": "mi300x"})
-    assert (there.hardware.offer, there.hardware.per_node) == (None, 8)
-    assert change(change(here, {"hardware.per_node": 2}), {"hardware.device": "mi300x"}).hardware.per_node == 2
-
-
-def test_an_offer_and_a_price_replace_each_other() -> None:
-    own = change(change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"}), {"hardware.usd_per_device_hour": 2.0})
-    assert (own.hardware.offer, own.hardware.usd_per_device_hour) == (None, 2.0)
-    back = change(own, {"hardware.offer": "lambda-h100-sxm"})
-    assert (back.hardware.offer, back.hardware.usd_per_device_hour) == ("lambda-h100-sxm", None)
-
-
-def test_longer_lengths_stretch_the_context() -> None:
-    request = change(change(DEFAULT, {"workload.max_context": 2048}), {"workload.input_tokens": 4000})
-    assert request.workload.max_context == 4256
-
-
-def test_an_impossible_edit_is_refused() -> None:
-    with pytest.raises(InputError, match="shorter than"):
-        change(DEFAULT, {"workload.max_context": 10})
-
-
-def test_a_candidate_is_set_and_taken_out_as_a_whole() -> None:
-    request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
-    assert to_query(request) == {"v": "1", "candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}
-    assert change(request, {"candidate": None}) == DEFAULT
-
-
-def test_every_split_has_its_own_key() -> None:
-    table = plan(change(DEFAULT, {"options.weight_dtypes": ("auto", "fp8")}))
-    keys = [split_key(table.candidate(row)) for row in range(len(table))]
-    assert len(set(keys)) == len(table)
-    assert [row_of(table, key) for key in keys] == list(range(len(table)))
-    assert split_of(keys[0]) == {name: table.candidate(0)[name] for name in split_of(keys[0]) or {}}
-    assert row_of(table, "vllm.bf16.bf16.tp99.pp1.dp1.ep1") is None
-    assert row_of(table, "nonsense") is None
-
-
 def test_pins_are_checked_and_bounded() -> None:
     good = [f"vllm.bf16.bf16.tp{n}.pp1.dp1.ep1" for n in range(1, 7)]
     pins, ignored = read_pins(",".join([good[0], "tp8", *good]), 4)
     assert pins == good[:4]
     assert len(ignored) == 2
     assert link_query(DEFAULT, pins)["pins"] == ",".join(pins)
+
+
+def test_training_has_its_own_defaults() -> None:
+    request, ignored = from_query({"workload.kind": "training"})
+    assert not ignored
+    assert request.workload == TRAINING
+    assert to_query(request) == {"v": "1", "workload.kind": "training"}
+
+
+def test_clusters_beside_the_request_survive_their_link() -> None:
+    request = change(DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)})
+    assert from_query(to_query(request)) == (request, [])

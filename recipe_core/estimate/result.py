@@ -171,6 +171,7 @@ class Estimates:
             tpot_s=s.tpot_s[[i]],
             output_tokens_per_s=s.output_tokens_per_s[[i]],
             resident=s.resident[[i]],
+            decoding=s.decoding[[i]],
             decode={name: seconds[[i]] for name, seconds in s.decode.items()},
             prefill={name: seconds[[i]] for name, seconds in s.prefill.items()},
         )

@@ -2,137 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
-from recipe_core.resources import root
-
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the browser tests did not run")
+from tests.e2e.wizard import LLAMA_70B, PAGES, QUESTIONS, TP4, TP8, TRAINING, choose, query, settled, wait_for_query
 
 pytestmark = pytest.mark.browser
-
-CHROMIUM = next(
-    (path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome") if Path(path).exists()), None
-)
-TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
-LLAMA_70B = "model=meta-llama%2FLlama-3.1-70B-Instruct"
-QUESTIONS = {
-    "": "What do you want to run?",
-    "hardware": "Where will it run?",
-    "objective": "What matters?",
-    "compare": "Which split?",
-    "recipe": "Take it",
-}
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server on a free port, started from another folder, so that nothing depends on where one stands."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log"
-    argv = [sys.executable, "-m", "streamlit", "run", str(root("app.py")), "--server.port", str(port), "--server.headless", "true"]
-    argv += ["--server.address", "127.0.0.1", "--browser.gatherUsageStats", "false"]
-    path = os.pathsep.join([str(root("app.py").parent), os.environ.get("PYTHONPATH", "")])
-    with log.open("w") as output:
-        server = subprocess.Popen(argv, cwd=log.parent, env=os.environ | {"PYTHONPATH": path}, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/_stcore/health", server, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(10)
-
-
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(150):
-        if server.poll() is not None:
-            break
-        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"the app did not start:\n{log.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: the browser tests did not run")
-    with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page that fails the test on a console error or a request that leaves this machine."""
-    context = browser.new_context(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
-    found = context.new_page()
-    found.set_default_timeout(15_000)
-    errors: list[str] = []
-    outside: list[str] = []
-    found.on("console", lambda message: errors.append(told(message)) if message.type == "error" and not is_probe(message) else None)
-    found.on("pageerror", lambda error: errors.append(str(error)))
-    found.on("request", lambda request: outside.append(request.url) if is_outside(request.url) else None)
-    yield found
-    context.close()
-    assert errors == []
-    assert outside == []
-
-
-def told(message: Any) -> str:
-    return f"{message.text} ({message.location.get('url')})"
-
-
-def is_probe(message: Any) -> bool:
-    """Streamlit looks for its server below a deep link's path first, and finds it at the root."""
-    return "404" in message.text and "/_stcore/" in str(message.location.get("url"))
-
-
-def is_outside(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in ("127.0.0.1", "localhost")
-
-
-def settled(page: Any, question: str) -> None:
-    """Wait for a page's title and for the script to have run to its end."""
-    page.get_by_role("heading", level=1, name=question).wait_for()
-    page.wait_for_function("document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'")
-
-
-def query(page: Any) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
-
-
-def wait_for_query(page: Any, name: str, value: str | None) -> None:
-    for _ in range(100):
-        if query(page).get(name) == value:
-            return
-        page.wait_for_timeout(100)
-    pytest.fail(f"the address has {name}={query(page).get(name)!r}, not {value!r}: {page.url}")
-
-
-def choose(page: Any, label: str, text: str, option: str) -> None:
-    """Type into a select box and take an option."""
-    box = page.get_by_role("combobox", name=label)
-    box.click()
-    box.fill(text)
-    page.get_by_role("option", name=option).first.click()
 
 
 def test_from_the_first_page_to_a_bundle(page: Any, address: str, tmp_path: Path) -> None:
@@ -161,12 +44,21 @@ def test_from_the_first_page_to_a_bundle(page: Any, address: str, tmp_path: Path
     assert "Traceback" not in preflight.stderr
 
 
-@pytest.mark.parametrize("step", QUESTIONS)
+@pytest.mark.parametrize("step", PAGES)
 def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{LLAMA_70B}&hardware.device=mi300x&pins={TP8}")
-    settled(page, QUESTIONS[step])
-    page.get_by_text("Llama-3.1-70B-Instruct · 8 × mi300x").wait_for()
+    settled(page, PAGES[step])
+    if step in QUESTIONS:
+        page.get_by_text("Llama-3.1-70B-Instruct · 8 × mi300x").wait_for()
     assert query(page)["pins"] == TP8
+    assert query(page)["hardware.device"] == "mi300x"
+
+
+@pytest.mark.parametrize("step", QUESTIONS)
+def test_a_link_to_training_opens_on_every_step(page: Any, address: str, step: str) -> None:
+    page.goto(f"{address}/{step}?{TRAINING}")
+    settled(page, QUESTIONS[step])
+    page.get_by_text("for the run").first.wait_for()
 
 
 def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> None:
@@ -237,3 +129,86 @@ def test_the_api_answers_on_the_same_port(address: str) -> None:
     with urllib.request.urlopen(f"{address}/api/v1/models") as answer:
         assert answer.status == 200
         assert b"Llama-3.1-70B" in answer.read()
+
+
+def test_rows_of_the_table_are_pinned_from_the_keyboard(page: Any, address: str) -> None:
+    page.goto(f"{address}/compare?{LLAMA_70B}")
+    settled(page, QUESTIONS["compare"])
+    table = page.get_by_test_id("stDataFrame").first
+    table.scroll_into_view_if_needed()
+    table.locator("canvas").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Shift+Space")
+    page.wait_for_function("new URLSearchParams(location.search).get('pins')?.startsWith('vllm.')")
+    page.get_by_role("button", name="Remove").wait_for()
+
+
+def test_the_tray_holds_four_and_the_oldest_pin_makes_room(page: Any, address: str) -> None:
+    pins = [TP8, TP4, "vllm.bf16.bf16.tp4.pp2.dp1.ep1", "vllm.bf16.bf16.tp4.pp1.dp1.ep1"]
+    page.goto(f"{address}/compare?{LLAMA_70B}&pins={','.join(pins)}")
+    settled(page, QUESTIONS["compare"])
+    assert page.get_by_role("button", name="Remove").count() == 4
+    page.get_by_role("button", name="Take it").nth(1).click()
+    settled(page, QUESTIONS["recipe"])
+    assert query(page)["candidate.tp"] == "4"
+    assert query(page)["candidate.dp"] == "2"
+
+
+def test_every_view_of_a_split_draws(page: Any, address: str) -> None:
+    page.goto(f"{address}/compare?{LLAMA_70B}&pins={TP8},{TP4}")
+    settled(page, QUESTIONS["compare"])
+    for name in ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Why not?", "Memory"):
+        page.get_by_role("tab", name=name).click()
+        settled(page, QUESTIONS["compare"])
+        panel = page.get_by_role("tabpanel").filter(visible=True)
+        panel.locator(".js-plotly-plot, table, [data-testid=stDataFrame]").first.wait_for()
+
+
+def test_a_command_is_checked(page: Any, address: str) -> None:
+    page.goto(f"{address}/check")
+    settled(page, PAGES["check"])
+    page.get_by_label("Command").fill("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960")
+    page.get_by_role("button", name="Check").click()
+    page.get_by_text("devices are idle").wait_for()
+    page.get_by_text("A better one").wait_for()
+    page.get_by_role("button", name="Compare all splits").click()
+    settled(page, PAGES["compare"])
+    assert query(page)["model"] == "Qwen/Qwen3-32B"
+
+
+def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+    import json
+
+    page.goto(address)
+    settled(page, QUESTIONS[""])
+    page.get_by_text("Not in the list?").click()
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
+    page.get_by_text("config in the link").first.wait_for()
+    assert "hidden_size" in query(page)["model"]
+    (tmp_path / "weights.json").write_bytes(b"PK\x03\x04")
+    page.locator("input[type=file]").set_input_files(tmp_path / "weights.json")
+    page.get_by_text("weights are never read").wait_for()
+
+
+@pytest.mark.parametrize("step", PAGES)
+def test_narrow_pages_do_not_scroll_sideways(open_page: Callable[..., Any], address: str, step: str) -> None:
+    page = open_page(viewport={"width": 390, "height": 844})
+    page.goto(f"{address}/{step}?{LLAMA_70B}&pins={TP8}")
+    settled(page, PAGES[step])
+    parts = "[...document.querySelectorAll('[data-testid=stMain], body')]"
+    wide = page.evaluate(f"{parts}.filter(e => e.scrollWidth > e.clientWidth + 1).length")
+    assert wide == 0
+
+
+def test_dark_and_light_follow_the_reader(open_page: Callable[..., Any], address: str) -> None:
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        page.goto(f"{address}/compare?{LLAMA_70B}")
+        settled(page, PAGES["compare"])
+        page.locator(".js-plotly-plot").first.wait_for()
+        shot = page.locator(".js-plotly-plot").first.screenshot()
+        assert len(shot) > 5000
+        grounds.append(page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor"))
+    assert grounds == ["rgb(255, 255, 255)", "rgb(18, 23, 29)"]

@@ -1,0 +1,96 @@
+"""How long the server takes from a moved slider to the charts that follow, page by page, without a browser.
+
+python benchmarks/pages.py [ROUNDS]      default 20
+
+Each round moves a limit (nothing is estimated again: the plan is cached but judged against the limit), the load (every split is estimated
+again) and the axes of the tradeoff. A round's values are new ones, so no plan comes from the cache. Prints one JSON object; the time is
+that of the whole script run, as the server would do it, with what it sends made but not sent. It exits with 1 when the 95th percentile
+of any page is over LIMIT_S.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from streamlit.testing.v1 import AppTest
+
+from recipe_core.resources import root
+
+LIMIT_S = 0.4
+LLAMA = {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.nodes": "2", "pins": "vllm.bf16.bf16.tp8.pp1.dp1.ep1"}
+TRAINING = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.kind": "training", "workload.tokens": "1e10", "hardware.nodes": "2"}
+
+
+def opened(page: str, query: dict[str, str]) -> AppTest:
+    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=60)
+    app.query_params.update(query)
+    app.run()
+    return app.switch_page(page).run()
+
+
+def edit(app: AppTest, field: str, value: object) -> Callable[[], object]:
+    """The next run takes this value of a field, as a slider on the page before would have set it."""
+    from recipe_core.edits import change
+
+    app.session_state["request"] = change(app.session_state["request"], {field: value})
+    app.session_state["edited"] = True
+    return app.run
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def rounds(page: str, query: dict[str, str], view: str | None, moves: list[tuple[str, itertools.count[float]]], n: int) -> list[float]:
+    app = opened(page, query)
+    if view:
+        app.session_state["views"] = view
+        app.run()
+    found = []
+    for _, (field, values) in itertools.product(range(n), moves):
+        value = next(values)
+        found.append(timed(edit(app, field, int(value) if float(value).is_integer() else value)))
+        if app.exception:
+            raise SystemExit(f"{page}: {app.exception[0].message}")
+    return found
+
+
+def serving_moves() -> list[tuple[str, itertools.count[float]]]:
+    return [("objective.limits.tpot_ms", itertools.count(30.5, 1.0)), ("workload.concurrency", itertools.count(48, 3))]
+
+
+def training_moves() -> list[tuple[str, itertools.count[float]]]:
+    return [("objective.limits.usd_per_hour", itertools.count(40.5, 1.0)), ("workload.global_batch", itertools.count(256, 16))]
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    cases = {
+        "objective": ("objective.py", LLAMA, None, serving_moves()),
+        **{
+            f"compare, {view}": ("compare.py", LLAMA, view, serving_moves())
+            for view in ("Memory", "Time", "Load", "Sensitivity", "Degrees")
+        },
+        "compare training, Memory": ("compare.py", TRAINING, "Memory", training_moves()),
+    }
+    answer, slow = {}, False
+    for name, case in cases.items():
+        found = sorted(rounds(*case, n))
+        p95 = found[int(0.95 * (len(found) - 1))]
+        slow |= p95 > LIMIT_S
+        answer[name] = {"runs": len(found), "median_s": round(statistics.median(found), 3), "p95_s": round(p95, 3)}
+    print(json.dumps(answer, indent=1))
+    raise SystemExit(slow)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+import json
+from typing import Any
+
+import common
+import parts
+import streamlit as st
+
+from recipe_core.commands.ground import Ground
+from recipe_core.commands.judge import check_command
+from recipe_core.commands.words import MAX_CHARACTERS
+from recipe_core.errors import RecipeError
+from recipe_core.figures import MEMORY
+from recipe_core.hardware.catalog import device, device_names
+from recipe_core.labels import change_label, degrees
+from recipe_core.request import ServingWorkload
+from recipe_core.serve import folders_allowed
+from recipe_core.summary import hardware_name
+from recipe_core.units import duration, gib, rate, usd
+
+EXAMPLES = {
+    "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
+    "SGLang with a misspelt option": (
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct --tp 4 --mem-fraction-statik 0.9"
+    ),
+    "vLLM in docker": "docker run --gpus all --ipc=host vllm/vllm-openai:latest --model meta-llama/Llama-3.1-70B-Instruct -tp 2",
+}
+LOOK = {
+    "fits": (st.success, ":material/check_circle:", "It starts and holds the load."),
+    "tight": (st.warning, ":material/warning:", "It starts, but there is little room."),
+    "cannot start": (st.error, ":material/block:", "It cannot start."),
+    "unknown": (st.info, ":material/help:", "It cannot be judged."),
+}
+LEVELS = {"error": ":material/block: refused", "warning": ":material/warning: not as meant", "note": ":material/info: note"}
+
+
+@st.cache_data(max_entries=64, show_spinner="Reading the command and judging its split")
+def judged(text: str, ground: str, may_read: bool) -> dict[str, Any]:
+    """The verdict on a command."""
+    return check_command(text, Ground.of(**json.loads(ground)), folders=may_read)
+
+
+def ground() -> str:
+    """On what commands are judged: the request's hardware, and its load where it serves a number of requests at once."""
+    r = common.request()
+    out: dict[str, Any] = {"hardware": r.hardware.device, "gpus": r.hardware.per_node, "nodes": r.hardware.nodes}
+    if isinstance(r.workload, ServingWorkload):
+        out |= {"input_tokens": r.workload.input_tokens, "output_tokens": r.workload.output_tokens, "optimize": r.objective.optimize}
+        out |= {"concurrency": r.workload.concurrency} if r.workload.concurrency else {}
+    return json.dumps(out)
+
+
+def ask() -> str:
+    """The command, and the devices it is for."""
+    with st.container(horizontal=True):
+        for n, (title, text) in enumerate(EXAMPLES.items()):
+            st.button(title, key=f"example-{n}", icon=":material/lightbulb:", on_click=st.session_state.update, args=({"command": text},))
+    text = st.text_area(
+        "Command",
+        key="command",
+        height=130,
+        max_chars=MAX_CHARACTERS,
+        persist_state="session",
+        placeholder="vllm serve …, python -m sglang.launch_server …, trtllm-serve …, docker run … or a script that starts one of them",
+        help="It is read, never run: no shell, no process, no variable of this machine",
+    )
+    chip, per_node, nodes, go = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
+    with chip:
+        common.edit(
+            st.selectbox,
+            "On",
+            "hardware.device",
+            read=lambda name: device(name).name,
+            options=device_names(),
+            format_func=lambda name: device(name).title,
+        )
+    with per_node:
+        common.edit(st.number_input, "Devices per node", "hardware.per_node", min_value=1, max_value=1 << 20, step=1)
+    with nodes:
+        common.edit(st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1)
+    go.button("Check", key="check", type=common.main_button(), icon=":material/fact_check:", width="stretch", shortcut="Ctrl+Enter")
+    return (text or "").strip()
+
+
+def cards(estimate: dict[str, Any]) -> None:
+    """What the command's own split would do."""
+    m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
+    with st.grid(4, min_column_width=150):
+        parts = ", ".join(f"{name.lower()} {gib(m[key])}" for key, name in MEMORY.items())
+        st.metric("Memory per device", gib(m["total_bytes"]), border=True, help=f"Of {gib(m['usable_bytes'])} usable: {parts}")
+        if serving:
+            st.metric("Output", rate(serving["output_tokens_per_s"]), border=True)
+            st.metric("Per output token", duration(serving["tpot_s"]), border=True)
+            price = cost["usd_per_million_output_tokens"] if cost else None
+            st.metric("Per million tokens", "no price" if price is None else usd(price), border=True)
+
+
+def found_out(answer: dict[str, Any]) -> None:
+    """Reasons, findings and waste."""
+    for reason in answer.get("reasons", []):
+        st.markdown(f":material/block: {common.escape(reason)}")
+    waste = answer.get("waste", {})
+    if waste.get("idle"):
+        more = ""
+        if waste.get("replicas"):
+            gain = f" ({waste['gain']:+.0%})" if waste.get("gain") is not None else ""
+            more = f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}{gain}"
+        st.markdown(f":material/delete_sweep: {waste['idle']} of {waste['devices']} devices are idle{common.escape(more)}.")
+    if answer["findings"]:
+        st.header("What was found in it", anchor=False)
+        st.table(
+            {
+                "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
+                "Option": [f"`{finding['option']}`" if finding["option"] else "" for finding in answer["findings"]],
+                "Finding": [common.escape(finding["message"]) for finding in answer["findings"]],
+                "What to do": [common.escape(finding["hint"] or "") for finding in answer["findings"]],
+            },
+            border="horizontal",
+            hide_index=True,
+            alt="Findings in the command",
+        )
+
+
+def better(answer: dict[str, Any]) -> None:
+    """The best split of the same engine on the same devices, and its commands."""
+    offer = answer["better"]
+    if offer is None:
+        st.caption(
+            "No other split of these devices is better by more than 2 %." if answer["ok"] else "No split of these devices can run it."
+        )
+        for change in answer["changes"]:
+            st.markdown(f":material/build: {common.escape(change_label(change['set']))}: then {degrees(change['candidate'])} fits")
+        return
+    gain = "" if offer["gain"] is None else f", {offer['gain']:+.0%}"
+    serving = offer["estimate"]["serving"]
+    st.header("A better one", anchor=False)
+    figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
+    st.markdown(f"**{degrees(offer['candidate'])}**{gain}: {common.escape(figures)}")
+    for command in offer["commands"]:
+        copies = f"Start {command['copies']} of these, each on devices of its own." if command["copies"] > 1 else ""
+        parts.code(command["command"])
+        if copies:
+            st.caption(copies)
+    if not offer["commands"]:
+        st.info(common.escape(offer["why_no_command"]), icon=":material/info:")
+
+
+def open_in_builder(answer: dict[str, Any]) -> None:
+    """The same question in the wizard."""
+    if answer.get("model") and "candidate" in answer:
+        changes = {"workload.kind": "serving"} if common.training() else {}
+        changes |= {"model": answer["model"], "candidate": None, "options.engines": (answer["engine"]["name"],), "options.hardware": ()}
+        if st.button(
+            "Compare all splits of this model", key="to-builder", icon=":material/scatter_plot:", on_click=common.apply, args=(changes,)
+        ):
+            st.switch_page("compare.py", query_params=common.link())
+
+
+def show(answer: dict[str, Any]) -> None:
+    """The verdict and all that goes with it."""
+    draw, icon, said = LOOK[answer["verdict"]]
+    engine = answer["engine"]
+    split = f" · {degrees(answer['candidate'])}" if "candidate" in answer else ""
+    what = f"{answer['model'] or 'no model'} · {engine['name']} {engine['version']}{split} · {hardware_name(common.request().hardware)}"
+    draw(f"**{said}** {common.escape(what)}", icon=icon)
+    if "error" in answer:
+        hint = answer["error"]["hint"]
+        st.markdown(common.escape(f"{answer['error']['message']} {hint or ''}"))
+    if "estimate" in answer:
+        if not answer["ok"]:
+            st.caption("What its split would do if it started:")
+        cards(answer["estimate"])
+    left, right = st.columns(2, gap="large")
+    with left:
+        found_out(answer)
+    with right:
+        if "better" in answer:
+            better(answer)
+    open_in_builder(answer)
+
+
+st.title("Does my command work?", anchor=False)
+st.caption("Paste a command that starts vLLM, SGLang or TensorRT-LLM: does it start, what does it waste, and is there a better one?")
+text = ask()
+if not text:
+    st.info("Paste a command, or take an example.", icon=":material/content_paste:")
+else:
+    try:
+        show(judged(text, ground(), folders_allowed()))
+    except RecipeError as error:
+        st.error(common.escape(error), icon=":material/error:")
+w = common.request().workload
+if isinstance(w, ServingWorkload):
+    load = f"{w.concurrency:,} requests in flight" if w.concurrency else "64 requests in flight"
+    said = f"Judged with prompts of {w.input_tokens:,} and answers of {w.output_tokens:,} tokens, {load}. "
+    st.caption(common.escape(said + "Change them under Objective."))

@@ -1,0 +1,84 @@
+"""What all pages draw: the question, the request in one line, the verdict with its remedies, errors with where to correct them."""
+
+from __future__ import annotations
+
+import common
+import streamlit as st
+
+from recipe_core.board import Board
+from recipe_core.errors import RecipeError
+from recipe_core.labels import change_label
+from recipe_core.summary import summary
+
+PAGE_OF = {
+    "model": "model.py",
+    "hardware": "hardware.py",
+    "workload": "objective.py",
+    "objective": "objective.py",
+    "options": "objective.py",
+    "candidate": "compare.py",
+}
+"""The page where a part of the request is edited."""
+
+
+def show_notice() -> None:
+    """Say once what was ignored of a link or why an edit was refused."""
+    if ignored := st.session_state.pop("ignored", None):
+        lines = [common.escape(line) for line in ignored]
+        said = lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
+        st.warning(f"**Parts of the link were ignored.**\n\n{said}", icon=":material/link_off:")
+    if refused := st.session_state.pop("refused", None):
+        st.error(common.escape(refused), icon=":material/block:")
+
+
+def head(title: str) -> None:
+    """The question of a page, the request in one line, and the verdict."""
+    st.title(title, anchor=False)
+    st.caption(common.escape(summary(common.request())))
+    verdict()
+
+
+def verdict() -> None:
+    """One line on every page: how many splits fit and the best, or why none does and what would change that."""
+    try:
+        found = common.board()
+    except RecipeError as error:
+        problem(error)
+        return
+    row = found.best()
+    if row is None:
+        nothing_fits(found)
+        return
+    fitting = "**The only split fits.**" if len(found) == 1 else f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
+    best = f"Best: **{common.escape(found.label(row))}**, {common.escape(found.phrase(row))}."
+    st.success(f"{fitting} {best}", icon=":material/check_circle:")
+
+
+def problem(error: RecipeError) -> None:
+    """An error of the request, with where to correct it."""
+    st.error(common.escape(error), icon=":material/error:")
+    where = PAGE_OF.get((error.field or "").split(".")[0])
+    with st.container(horizontal=True):
+        if where and st.session_state.get("page") != where:
+            st.page_link(where, label="Correct it", icon=":material/edit:", query_params=common.link())
+        st.button("Start over", key="start-over", icon=":material/restart_alt:", on_click=common.start_over)
+
+
+def nothing_fits(found: Board) -> None:
+    """Which limit refuses everything, by how much for the nearest split, and the change that helps as one click."""
+    row = found.nearest()
+    if row is None:
+        st.error("There are no splits of these devices to judge.", icon=":material/block:")
+        return
+    nearest = f"The nearest, {found.label(row)}: {'; '.join(found.reasons(row))}."
+    none = "The only split does not fit." if len(found) == 1 else f"None of {len(found):,} splits fits."
+    st.error(f"**{none}** {common.escape(nearest)}", icon=":material/block:")
+    with st.container(horizontal=True):
+        for n, remedy in enumerate(common.remedies(found)):
+            label = common.escape(f"{change_label(remedy.changes)}: then {remedy.split} fits")
+            st.button(label, key=f"remedy-{n}", icon=":material/build:", on_click=common.apply, args=(remedy.changes,))
+
+
+def code(text: str) -> None:
+    """Text to copy, in one colour: those that syntax is painted with are too pale to read for some."""
+    st.code(text, language=None, wrap_lines=True)

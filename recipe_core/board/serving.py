@@ -1,0 +1,169 @@
+"""A serving plan as people compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from recipe_core import advice
+from recipe_core.board.base import Board
+from recipe_core.board.measure import SERVING
+from recipe_core.estimate.cases import Bool, Float, Int
+from recipe_core.figures import MEMORY
+from recipe_core.keys import SPLIT_FIELDS, cluster_of, split_key, split_of
+from recipe_core.labels import REFUSALS, degrees
+from recipe_core.limits import LIMITS
+from recipe_core.plan import PlanTable
+from recipe_core.request import PlanRequest
+
+
+class ServingBoard(Board):
+    """The rows of a ``PlanTable``."""
+
+    measures = SERVING
+    axes = ("tpot", "per_gpu")
+    listed = ("gpus", "output", "per_gpu", "tpot", "ttft", "memory", "used", "concurrency", "usd")
+    parts = MEMORY
+    kinds = REFUSALS
+    figures = ("output", "tpot", "usd")
+    headline = ("output", "tpot", "ttft", "usd")
+
+    def __init__(self, table: PlanTable) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def request(self) -> PlanRequest:
+        """What was asked."""
+        return self.table.request
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The plan's columns."""
+        return self.table.columns
+
+    @property
+    def feasible(self) -> Bool:
+        """Rows that nothing refuses."""
+        out: Bool = self.table.columns["feasible"]
+        return out
+
+    @cached_property
+    def runs(self) -> Bool:
+        """Rows that nothing but a limit refuses."""
+        out: Bool = np.concatenate([block.runs for block in self.table.blocks])
+        return out
+
+    @property
+    def ranked(self) -> Int:
+        """Feasible rows, best first."""
+        return self.table.ranked
+
+    @property
+    def device_title(self) -> str:
+        """A GPU, or a machine where the processor computes."""
+        return "machine" if self.table.found.cluster.device.runtime == "cpu" else "GPU"
+
+    def degree(self, name: str) -> Int:
+        """A degree of every row."""
+        return np.asarray(self.columns[name], dtype=np.int64)
+
+    def candidate(self, row: int) -> dict[str, Any]:
+        """The split of a row."""
+        return self.table.candidate(row)
+
+    def estimate(self, row: int) -> dict[str, Any]:
+        """The estimate of a row."""
+        return self.table.estimate(row)
+
+    def bounded(self, name: str) -> Float:
+        """The measure, or the percentile of it that was simulated."""
+        code = next((code for code, rule in LIMITS.items() if rule.name == self.measures[name].limit), None)
+        return self.raw(name) if code is None else self.table.bounded(code)
+
+    @cached_property
+    def _clusters(self) -> dict[int, int]:
+        """Which of the request's clusters a setting's cluster is."""
+        return {id(cluster): k for k, cluster in enumerate(self.table.found.clusters)}
+
+    def cluster(self, row: int) -> int:
+        """Which of the plan's clusters a row is on: 0 is the request's, those of its options follow."""
+        return self._clusters[id(self.table.setting(row).cluster)]
+
+    def key(self, row: int) -> str:
+        """The name of a row."""
+        return split_key(self.candidate(row), self.cluster(row))
+
+    def row(self, key: str) -> int | None:
+        """The row that a key names."""
+        wanted = split_of(key)
+        if wanted is None or "kv_dtype" not in wanted:
+            return None
+        same = [self.columns[name] == wanted.get(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")]
+        cluster = cluster_of(key)
+        return next((int(row) for row in np.flatnonzero(np.all(same, axis=0)) if self._is(int(row), wanted, cluster)), None)
+
+    def _is(self, row: int, wanted: Mapping[str, Any], cluster: int) -> bool:
+        candidate = self.candidate(row)
+        return all(candidate[name] == wanted[name] for name in SPLIT_FIELDS) and self.cluster(row) == cluster
+
+    @cached_property
+    def _differ(self) -> dict[str, bool]:
+        """Whether this plan has several devices, engines, weight formats or cache formats."""
+        settings = [block.setting for block in self.table.blocks]
+        values: dict[str, set[int] | set[str]] = {
+            "device": {self._clusters[id(s.cluster)] for s in settings},
+            "engine": {s.engine.name for s in settings},
+            "weight_dtype": {s.weight_dtype for s in settings},
+            "kv_dtype": {s.kv_dtype for s in settings},
+        }
+        return {name: len(found) > 1 for name, found in values.items()}
+
+    def label(self, row: int) -> str:
+        """The degrees; device, engine and formats where the plan has several."""
+        candidate, setting = self.candidate(row), self.table.setting(row)
+        extra = {
+            "device": f"{setting.cluster.per_node * setting.cluster.nodes} × {setting.cluster.device.name}",
+            "engine": candidate["engine"],
+            "weight_dtype": candidate["weight_dtype"],
+            "kv_dtype": f"{candidate['kv_dtype']} cache",
+        }
+        return " · ".join([degrees(candidate), *(text for name, text in extra.items() if self._differ[name])])
+
+    def reasons(self, row: int) -> list[str]:
+        """Why a row is refused."""
+        return self.table.reasons(row)
+
+    @cached_property
+    def _rules(self) -> dict[str, Bool]:
+        return advice.rule_rows(self.table)
+
+    def rules(self) -> dict[str, Bool]:
+        """For each rule's code the rows that it refuses."""
+        return self._rules
+
+    def nearest(self) -> int | None:
+        """When nothing fits, the row that lacks least."""
+        return advice.nearest(self.table)
+
+    def beyond_limits(self) -> list[int]:
+        """Rows that only break limits of the objective."""
+        return advice.refused_by_limits(self.table)
+
+    def memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """Bytes of each part."""
+        return {name: np.asarray(self.columns[name], dtype=float)[list(rows)] for name in self.parts}
+
+    def usable_bytes(self, row: int) -> float:
+        """The engine's share of a device."""
+        stated = float(self.columns["usable_bytes"][row])
+        return stated if np.isfinite(stated) else self.capacity_bytes(row)
+
+    def capacity_bytes(self, row: int) -> float:
+        """What a process can have of a device."""
+        return float(self.table.setting(row).cluster.device.usable_memory_bytes)

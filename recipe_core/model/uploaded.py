@@ -1,0 +1,56 @@
+"""A ``config.json`` that somebody pastes or uploads: read with suspicion, and reduced to what shapes an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe_core.documents import parse_json
+from recipe_core.errors import ModelError
+from recipe_core.model.config import read_config
+
+MAX_BYTES = 1 << 20
+"""The largest file that is read; configs have a few thousand bytes, those that list quantised modules up to some hundred thousand."""
+_WEIGHTS = (b"\x80", b"PK", b"GGUF", b"\x93NUMPY")
+"""What files of weights begin with: pickles, zips, GGUF, arrays."""
+
+
+def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
+    """The config of a file as plain values, named ``name``, without what no estimate depends on.
+
+    Raises:
+        ModelError: when it is too large, not text, not a JSON object or not a language model that can be read; says which.
+    """
+    if len(data) > MAX_BYTES:
+        raise ModelError(
+            f"{name} has {len(data):,} bytes; at most {MAX_BYTES:,} are read.", field="model", hint="Give the config.json, not weights."
+        )
+    if data.startswith(_WEIGHTS) or b"\x00" in data[:1024]:
+        raise ModelError(f"{name} is not text.", field="model", hint="Give the model's config.json; weights are never read.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ModelError(f"{name} is not UTF-8 text.", field="model", hint="Give the model's config.json.") from None
+    config = parse_json(text, name)
+    if not isinstance(config, Mapping):
+        raise ModelError(f"{name} holds {type(config).__name__}, not an object.", field="model", hint="Give the model's config.json.")
+    return essential(config, str(config.get("_name_or_path") or name.rsplit("/", 1)[-1].removesuffix(".json"))[:100])
+
+
+def essential(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A config without the fields that change nothing, so that it fits a link.
+
+    Raises:
+        ModelError: when it cannot be read.
+    """
+    kept = dict(config)
+    digest, notes = (spec := read_config(kept, name)).digest, spec.notes
+    for field in sorted(set(config) - {"model_type"}):
+        rest = {key: value for key, value in kept.items() if key != field}
+        try:
+            without = read_config(rest, name)
+        except ModelError:
+            continue
+        if (without.digest, without.notes) == (digest, notes):
+            kept = rest
+    return {"_name_or_path": name, **{key: value for key, value in kept.items() if key != "_name_or_path"}}

@@ -1,0 +1,145 @@
+"""Plans of serving and training as people compare them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core import labels, tables, units
+from recipe_core.board import Board, board_of
+from recipe_core.edits import change
+from recipe_core.query import DEFAULT
+from recipe_core.request import HardwareRequest
+
+SERVING: dict[str, Any] = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
+TRAINING: dict[str, Any] = {"workload.kind": "training", "hardware.nodes": 2}
+
+
+@cache
+def serving() -> Board:
+    return board_of(change(DEFAULT, SERVING))
+
+
+@cache
+def training() -> Board:
+    return board_of(change(DEFAULT, TRAINING))
+
+
+boards = pytest.mark.parametrize("make", [serving, training])
+
+
+@boards
+def test_every_measure_is_read_in_its_unit(make: Any) -> None:
+    board = make()
+    for name, measure in board.measures.items():
+        assert len(board.values(name)) == len(board)
+        assert measure.title
+        if board.known(name):
+            assert board.text(name, board.best()) != "unknown"
+
+
+@boards
+def test_every_row_has_its_own_key_and_is_found_by_it(make: Any) -> None:
+    board = make()
+    rows = range(0, len(board), max(1, len(board) // 200))
+    keys = [board.key(row) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert [board.row(key) for key in keys] == list(rows)
+    assert board.row("nonsense") is None
+    assert board.row("vllm.bf16.bf16.tp99.pp1.dp1.ep1") is None
+
+
+def test_a_key_of_the_other_kind_names_no_row() -> None:
+    assert serving().row(training().key(0)) is None
+    assert training().row(serving().key(0)) is None
+
+
+@boards
+def test_what_a_front_holds_is_not_beaten(make: Any) -> None:
+    board = make()
+    x, y = board.axes
+    on = board.front(x, y)
+    assert on.any()
+    xs, ys = (board.raw(name) * (-1 if board.measures[name].more_is_better else 1) for name in (x, y))
+    for row in np.flatnonzero(on):
+        better = board.feasible & (xs <= xs[row]) & (ys <= ys[row]) & ((xs < xs[row]) | (ys < ys[row]))
+        assert not better.any()
+
+
+@boards
+def test_refused_rows_have_reasons_and_kinds(make: Any) -> None:
+    board = make()
+    rows = [int(row) for row in board.refused()[:20]]
+    assert rows
+    for row, said in zip(rows, board.sentences(rows), strict=True):
+        assert said == board.reasons(row)
+        assert all(said)
+        assert board.kind(board.codes(row))
+
+
+@boards
+def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
+    assert set(make().rules()) <= set(make().kinds)
+
+
+def test_every_cause_and_part_has_a_name() -> None:
+    for model in ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"):
+        board = board_of(change(DEFAULT, {"model": model}))
+        for row in board.ranked[:10]:
+            breakdown = board.estimate(int(row))["breakdown_s"]
+            assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
+        assert set(board.rules()) <= set(labels.REFUSALS)
+        assert set(board.table.found.model.parameters_by_part) <= set(labels.PARTS)
+    step = training().estimate(training().best())["breakdown_s"]["step"]
+    assert set(step) <= set(labels.TRAINING_CAUSES)
+
+
+def test_several_clusters_are_told_apart() -> None:
+    request = change(DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8),)})
+    board = board_of(request)
+    keys = [board.key(row) for row in range(len(board))]
+    assert len(set(keys)) == len(board)
+    assert {key.endswith(".on1") for key in keys} == {True, False}
+    assert [board.row(key) for key in keys] == list(range(len(board)))
+    assert "mi300x" in board.label(board.row(next(key for key in keys if key.endswith(".on1"))))
+
+
+def test_a_training_precision_is_taken_from_the_candidate() -> None:
+    board = board_of(change(DEFAULT, TRAINING | {"candidate.precision": "fp8"}))
+    assert board.candidate(0)["precision"] == "fp8"
+    assert len(board) > 100
+
+
+@boards
+def test_tables_are_in_units_for_people(make: Any) -> None:
+    board = make()
+    frame = tables.splits_frame(board, [int(row) for row in board.ranked[:50]])
+    assert frame["memory"][0] == pytest.approx(board.values("memory")[board.best()], rel=5e-3)
+    assert (frame["front"] == "◆").sum() == board.front(*board.axes)[board.ranked[:50]].sum()
+    refused = tables.refused_frame(board, at_most=3)
+    assert len(refused) == 3
+    assert (refused["why"] != "").all()
+    assert sum(tables.refusal_counts(board).values()) >= int((~board.feasible).sum())
+
+
+def test_labels_name_what_differs() -> None:
+    board = board_of(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
+    assert len({board.label(row) for row in range(len(board))}) == len(board)
+    assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1, "micro_batch": 2, "recompute": "full"}
+    assert labels.training_split(split) == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
+    assert labels.short_name(split) == "dp 8 · pp 4 × 2"
+
+
+@pytest.mark.parametrize(("value", "text"), [(8.03e9, "8.03 B"), (630e6, "630 M"), (671e9, "671 B"), (1500, "1.50 k"), (12, "12.0")])
+def test_counts_read_well(value: float, text: str) -> None:
+    assert units.count(value) == text
+
+
+def test_rates_and_rounding_read_well() -> None:
+    assert units.per_second(3.35e12, "B") == "3.35 TB/s"
+    assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
+    assert units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx([12300.0, 0.0, 0.0123, np.inf])

@@ -1,0 +1,111 @@
+"""What pages offer: presets, aims, limits with their counts, prices of one's own, how well a device is known, a request in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from recipe_core.board import board_of
+from recipe_core.edits import change
+from recipe_core.hardware.catalog import device, device_names
+from recipe_core.owning import Owning
+from recipe_core.presets import aim_of, aims, preset_changes, preset_of, presets
+from recipe_core.query import DEFAULT
+from recipe_core.request import HardwareRequest
+from recipe_core.slos import limit_steps
+from recipe_core.summary import steps_of, summary
+from recipe_core.support import support
+
+TRAINING = change(DEFAULT, {"workload.kind": "training"})
+
+
+@pytest.mark.parametrize("request_", [DEFAULT, TRAINING], ids=["serving", "training"])
+def test_every_preset_can_be_applied_is_recognised_and_fits(request_: Any) -> None:
+    for name in presets(request_):
+        after = change(request_, preset_changes(request_, name))
+        assert preset_of(after) == name
+        assert board_of(after).best() is not None
+
+
+def test_a_request_of_its_own_is_no_preset() -> None:
+    assert preset_of(DEFAULT) == "chat"
+    assert preset_of(change(DEFAULT, {"workload.input_tokens": 1000})) is None
+    assert preset_of(change(DEFAULT, {"workload.input_spread": 0.3})) is None
+
+
+@pytest.mark.parametrize("request_", [DEFAULT, TRAINING], ids=["serving", "training"])
+def test_every_aim_is_recognised(request_: Any) -> None:
+    for name, aim in aims(request_).items():
+        assert aim_of(change(request_, aim.changes)) == name
+    assert aim_of(change(request_, {"objective.weights.cost": 2.0})) is None
+
+
+@pytest.mark.parametrize("name", ["tpot", "ttft", "usd", "usd_hour", "gpus", "output"])
+def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
+    request = change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.ttft_ms": 400.0})
+    board = board_of(request)
+    found = limit_steps(board, name)
+    assert list(found.steps) == sorted(found.steps)
+    for step in found.steps[:: max(1, len(found.steps) // 4)]:
+        field = f"objective.limits.{board.measures[name].limit}"
+        after = board_of(change(request, {field: int(step) if name == "gpus" else step}))
+        assert found.count(step) == len(after.ranked)
+    assert found.count(None) == len(board_of(change(request, {f"objective.limits.{board.measures[name].limit}": None})).ranked)
+
+
+def test_the_stated_limit_is_a_step_and_does_not_count_against_itself() -> None:
+    board = board_of(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
+    found = limit_steps(board, "tpot", 7.777)
+    assert 7.777 in found.steps
+    assert found.count(7.777) == len(board.ranked)
+    assert found.without > len(board.ranked)
+
+
+def test_a_measure_that_is_not_known_has_no_steps() -> None:
+    board = board_of(change(DEFAULT, {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": 1}))
+    assert not np.isfinite(board.raw("usd")).any()
+    assert limit_steps(board, "usd").steps == ()
+
+
+def test_training_limits_count_too() -> None:
+    board = board_of(TRAINING)
+    found = limit_steps(board, "gpus")
+    assert found.steps == tuple(sorted(set(board.raw("gpus")[board.runs])))
+    assert found.kept[-1] == found.without == len(board.ranked)
+
+
+def test_owning_adds_capital_upkeep_and_power() -> None:
+    own = Owning(capex_usd=35_040.0, years=4.0, watts=1000.0, usd_per_kwh=0.1, pue=1.5, upkeep=0.25)
+    assert own.capital_usd_per_hour == pytest.approx(1.0)
+    assert own.upkeep_usd_per_hour == pytest.approx(1.0)
+    assert own.power_usd_per_hour == pytest.approx(0.15)
+    assert own.usd_per_device_hour == pytest.approx(2.15)
+    half = own.model_copy(update={"use": 0.5})
+    assert half.usd_per_device_hour == pytest.approx(4.15)
+
+
+@pytest.mark.parametrize("bad", [{"years": 0}, {"pue": 0.9}, {"use": 0}, {"capex_usd": float("nan")}, {"wheels": 4}])
+def test_owning_refuses_what_makes_no_sense(bad: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Owning.model_validate(bad)
+
+
+def test_a_device_says_how_well_it_is_known() -> None:
+    levels = {name: support(device(name)).level for name in device_names()}
+    assert levels["h100-sxm"] == "measured"
+    assert levels["rtx-5090"] == "computed"
+    assert support(device("h100-sxm")).runs > 10
+    assert "vllm" in support(device("mi300x")).engines
+    assert set(levels.values()) <= {"measured", "calibrated", "computed", "unsupported"}
+
+
+def test_a_request_in_one_line() -> None:
+    assert summary(DEFAULT) == "Llama-3.1-8B-Instruct · 8 × h100-sxm · 64 requests in flight, 1,024 → 256 tokens · throughput"
+    several = change(DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)})
+    assert "8 × h100-sxm or 16 × mi300x in 2 nodes" in summary(several)
+    assert summary(TRAINING).endswith("pre-train, 256 × 4,096 tokens a step, 10.0 B tokens · time to finish")
+    assert steps_of(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
+    assert summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1

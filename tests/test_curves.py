@@ -1,0 +1,70 @@
+"""One split under other loads, prices, numbers of devices and assumptions."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from recipe_core.board import ServingBoard, TrainingBoard, board_of
+from recipe_core.curves import load_curve, scaling, usd_per_million_by_use
+from recipe_core.edits import change
+from recipe_core.query import DEFAULT
+from recipe_core.tornado import FIGURES, tornado
+
+
+@cache
+def serving(mode: str = "closed") -> ServingBoard:
+    board = board_of(change(DEFAULT, {"workload.mode": mode}))
+    assert isinstance(board, ServingBoard)
+    return board
+
+
+@pytest.mark.parametrize("mode", ["closed", "open", "static", "offline"])
+def test_a_load_curve_goes_through_the_request(mode: str) -> None:
+    board = serving(mode)
+    row = board.best()
+    assert row is not None
+    curve = load_curve(board, row)
+    here = int(np.argmin(np.abs(curve.load - board.columns["load"][row])))
+    assert curve.load[here] == board.columns["load"][row]
+    assert curve.tpot_s[here] == pytest.approx(board.raw("tpot")[row])
+    assert np.all(np.diff(curve.tpot_s[curve.runs]) >= -1e-12)
+
+
+def test_cost_falls_with_use() -> None:
+    use = np.array([0.25, 0.5, 1.0])
+    assert usd_per_million_by_use(36.0, 1000.0, use) == pytest.approx([40.0, 20.0, 10.0])
+
+
+def test_scaling_has_the_best_of_each_number_of_devices() -> None:
+    board = board_of(change(DEFAULT, {"workload.kind": "training", "hardware.nodes": 2}))
+    assert isinstance(board, TrainingBoard)
+    found = scaling(board)
+    assert list(found.gpus) == sorted(set(board.raw("gpus")[board.feasible]))
+    for gpus, rate in zip(found.gpus, found.tokens_per_s, strict=True):
+        assert rate == board.raw("output")[board.feasible & (board.raw("gpus") == gpus)].max()
+    assert found.ideal_tokens_per_s[-1] == pytest.approx(found.tokens_per_s[0] * found.gpus[-1] / found.gpus[0])
+
+
+@pytest.mark.parametrize("measure", FIGURES)
+def test_a_tornado_moves_one_assumption_at_a_time(measure: str) -> None:
+    board = serving()
+    row = board.best()
+    assert row is not None
+    base, swings = tornado(board, row, measure)
+    assert base == pytest.approx(board.raw(measure)[row])
+    assert [swing.width(base) for swing in swings] == sorted((swing.width(base) for swing in swings), reverse=True)
+
+
+def test_a_tornado_knows_which_way_things_go() -> None:
+    board = serving()
+    row = board.best()
+    assert row is not None
+    base, swings = tornado(board, row, "usd")
+    found = {swing.what: swing for swing in swings}
+    assert found["Price"].less == pytest.approx(0.8 * base)
+    assert found["Price"].more == pytest.approx(1.2 * base)
+    assert found["Memory bandwidth"].more < base < found["Memory bandwidth"].less
+    assert "Prefix cache hits" not in found  # there are none to move

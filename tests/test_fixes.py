@@ -1,0 +1,90 @@
+"""What lets a refused split run, and what lets any run: each change is applied and judged again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recipe_core.board import ServingBoard, board_of
+from recipe_core.edits import change
+from recipe_core.fixes import fixes, nearest_fitting, remedies
+from recipe_core.labels import change_label
+from recipe_core.query import DEFAULT
+
+LLAMA_70B = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
+TRAINING = {"workload.kind": "training"}
+
+
+def refused_with(board: Any, code: str) -> int:
+    return next(int(row) for row in board.refused() if code in board.codes(int(row)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model": "Qwen/Qwen3-32B", "hardware.per_node": 1, "hardware.device": "l40s"}, "memory"),
+        (LLAMA_70B | {"objective.limits.tpot_ms": 20.0}, "limit-tpot"),
+        (LLAMA_70B | {"objective.limits.gpus": 4}, "limit-gpus"),
+        ({"workload.mode": "open", "workload.request_rate": 200.0}, "rate"),
+        ({"workload.mode": "static", "workload.batch": 4000}, "batch"),
+        ({"workload.concurrency": 2}, "idle-replicas"),
+        ({"model": "EleutherAI/pythia-12b", "workload.input_tokens": 4000}, "context"),
+    ],
+)
+def test_a_change_that_is_offered_lets_the_split_run(changes: dict[str, Any], code: str) -> None:
+    request = change(DEFAULT, changes)
+    board = board_of(request)
+    rows = [int(row) for row in board.refused() if code in board.codes(int(row))]
+    found = [(row, fix) for row in rows for fix in fixes(board, row) if fix.changes]
+    assert found, "no split has a fix"
+    row, fix = found[0]
+    after = board_of(change(request, fix.changes))
+    key = (
+        board.key(row).replace(".bf16.", f".{fix.changes['options.weight_dtypes'][0]}.", 1)
+        if "options.weight_dtypes" in fix.changes
+        else board.key(row)
+    )
+    assert after.feasible[after.row(key)]
+    assert change_label(fix.changes)
+
+
+@pytest.mark.parametrize("changes", [LLAMA_70B, TRAINING | {"hardware.nodes": 2}])
+def test_the_nearest_split_that_fits_differs_least(changes: dict[str, Any]) -> None:
+    board = board_of(change(DEFAULT, changes))
+    row = int(board.refused()[0])
+    near = nearest_fitting(board, row)
+    assert near is not None
+    assert board.feasible[near]
+    assert fixes(board, row)[-1].key == board.key(near)
+    assert fixes(board, near) == []
+
+
+def test_the_nearest_to_an_odd_split_is_beside_it() -> None:
+    board = board_of(change(DEFAULT, LLAMA_70B))
+    row = board.row("vllm.bf16.bf16.tp7.pp1.dp1.ep1")
+    assert row is not None
+    near = nearest_fitting(board, row)
+    assert board.key(near or 0) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        LLAMA_70B | {"hardware.per_node": 1},
+        TRAINING | LLAMA_70B,
+        TRAINING | {"hardware.per_node": 1},
+        TRAINING | {"hardware.device": "l4", "hardware.per_node": 1, "workload.method": "finetune"},
+    ],
+)
+def test_where_nothing_fits_remedies_let_something_in(changes: dict[str, Any]) -> None:
+    request = change(DEFAULT, {name: value for name, value in changes.items() if not name.startswith("workload.m")})
+    request = change(request, {name: value for name, value in changes.items() if name.startswith("workload.m")})
+    board = board_of(request)
+    assert board.best() is None
+    found = remedies(board)
+    assert found
+    for remedy in found:
+        after = board_of(change(request, remedy.changes))
+        assert after.best() is not None
+        assert remedy.split == after.label(after.best()) or isinstance(after, ServingBoard)
