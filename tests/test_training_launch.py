@@ -20,7 +20,8 @@ from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.engines.corpus import corpus
 from recipe_core.training.engines.facts import training_engine, usual
 from recipe_core.training.launch import first_launchable, launch_reasons, training_launch
-from recipe_core.training.plan import TrainingTable, chosen_training, training_plan
+from recipe_core.training.plan import chosen_training, training_plan
+from recipe_core.training.table import TrainingTable
 
 LLAMA, QWEN_MOE, MIXTRAL = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1"
 ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")

@@ -7,7 +7,8 @@ from recipe_core.board.serving import ServingBoard
 from recipe_core.board.training import TrainingBoard
 from recipe_core.plan import plan
 from recipe_core.request import CandidateRequest, PlanRequest
-from recipe_core.training.plan import TrainingTable, is_training, training_plan
+from recipe_core.training.plan import is_training, training_plan
+from recipe_core.training.table import TrainingTable
 
 
 def board_of(request: PlanRequest, *, folders: bool = True) -> Board:

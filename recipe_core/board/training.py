@@ -15,7 +15,8 @@ from recipe_core.keys import TRAINING_FIELDS, split_key, split_of
 from recipe_core.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
 from recipe_core.request import PlanRequest
 from recipe_core.training.cases import RECOMPUTE
-from recipe_core.training.plan import TrainingTable, judge
+from recipe_core.training.plan import judge
+from recipe_core.training.table import TrainingTable
 
 
 class TrainingBoard(Board):

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from recipe_core.engines.deployment import Launch, Process
 from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, MoeMlp
 from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingSetting
+from recipe_core.training.elastic import elastic_nodes
 from recipe_core.training.engines.facts import Hyper, training_engine, usual
 from recipe_core.training.memory import memory
 from recipe_core.training.result import TrainingEstimates, flops_per_token
-from recipe_core.training.rules import memory_rule, rules
+from recipe_core.training.rules import memory_rule
 
 KEPT_CHECKPOINTS = 2
 RESTARTS = 3
@@ -130,12 +129,11 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
 def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
     """Nodes that a run can go on with when others leave: every number from it up divides the batch and fits the memory."""
     setting, planned = estimates.setting, estimates.cases.take([row])
-    nodes = int(planned.nodes_used[0])
-    model = int(planned.tp[0] * planned.pp[0] * planned.cp[0])
+    nodes, sizes = int(planned.nodes_used[0]), elastic_nodes(estimates.cases, 1, row)
     for fewer in range(nodes - 1, 0, -1):
-        dp, left = divmod(fewer * int(planned.per_node[0]), model)
-        cases = replace(planned, dp=np.array([dp]), shard=np.array([dp * int(planned.cp[0])]))
-        if left or not dp or any(rule.broken[0] for rule in (*rules(setting, cases), memory_rule(memory(setting, cases)))):
+        dp = planned.dp * fewer // nodes
+        mem = memory(setting, replace(planned, dp=dp, shard=dp * planned.cp))
+        if fewer not in sizes or memory_rule(setting, mem).broken[0]:
             return fewer + 1
     return 1
 
