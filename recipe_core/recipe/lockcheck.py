@@ -55,7 +55,7 @@ def _recipe(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
 def _data(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
     """What this version of the builder would pin for the same split."""
     decision = decide(recipe_request(recipe))
-    now = make_lock(decision, decision.started(), lock.recipe_digest, folders=False)
+    now = make_lock(decision, decision.started(), recipe, folders=False)
     yield _compared(f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version)
     yield _compared("model architecture", lock.model.architecture_digest, now.model.architecture_digest)
     if lock.image:
