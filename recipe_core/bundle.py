@@ -25,6 +25,7 @@ from recipe_core.readme import bundle_readme
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.recipe.context import target_context
+from recipe_core.recipe.decision import Decision
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
@@ -52,7 +53,7 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     decision = redecide(recipe)
     started = decision.started()
     context = target_context(recipe, decision, started)
-    launch = launch_document(recipe, started)
+    launch = launch_document(recipe, decision, started)
     others = started.files | target_files(context)
     files = {path: text.encode() for path, text in others.items()} | {
         "README.md": bundle_readme(recipe, launch, others, refusals(context)).encode(),
@@ -70,7 +71,7 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     return whole | ({SIGNATURE: sign(whole[MANIFEST], key)} if key else {})
 
 
-def launch_document(recipe: Recipe, started: Launch) -> dict[str, Any]:
+def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict[str, Any]:
     """``launch.json``: the processes with their parameters still open (model, host, port, addresses of nodes)."""
     device = recipe.device
     return {
@@ -78,13 +79,14 @@ def launch_document(recipe: Recipe, started: Launch) -> dict[str, Any]:
         "kind": recipe.kind,
         "nodes": started.nodes,
         "name": recipe.name,
-        "engine": _engine(recipe, started),
+        "engine": _engine(decision, started),
         "needs": {
             "runtime": device.runtime,
             "device": device.name,
             "title": device.title,
             "names": list(device.names),
             "count": device.count,
+            "per_node": device.per_node or device.count,
             "memory_bytes": device.memory_bytes,
             "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
         },
@@ -113,17 +115,11 @@ def launch_document(recipe: Recipe, started: Launch) -> dict[str, Any]:
     }
 
 
-def _engine(recipe: Recipe, started: Launch) -> dict[str, Any]:
+def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
     """The program that is started, the module whose version is looked up, and how to install it."""
-    facts = recipe.engine
-    if recipe.kind == "serving":
-        spec = engine(facts.name)
-        program, module, install = spec.program, spec.module, spec.install
-    else:
-        framework = training_engine(facts.name)
-        program, module, install = started.processes[0].argv[0], framework.module, framework.install
-    named = {"name": facts.name, "version": facts.version, "program": program, "module": module, "install": install}
-    return named | {"requires": list(started.requires)}
+    program = engine(decision.engine).program if started.kind == "serving" else started.processes[0].argv[0]
+    named = {"name": decision.engine, "version": decision.version, "program": program, "module": decision.module}
+    return named | {"install": decision.install, "requires": list(started.requires)}
 
 
 def _traffic(workload: dict[str, Any]) -> dict[str, Any]:

@@ -240,6 +240,20 @@ def test_a_bundle_over_nodes_says_what_runs_where():
     assert launch["needs"]["count"] == 16
 
 
+def test_a_training_bundle_holds_the_trainer(tmp_path):
+    absent = ("mode", "input_tokens", "output_tokens", "concurrency")
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64} | dict.fromkeys(absent)
+    found = make_recipe(make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=workload, options={"engines": ["torch"]}))
+    checked = read_bundle(write_bundle(found, tmp_path / "b.zip"))
+    assert (checked.recipe, checked.warnings) == (found, ())
+    assert {"trainer/main.py", "train.json", "targets/slurm/job.sbatch"} <= set(checked.files)
+    launch = json.loads(checked.files["launch.json"])
+    assert (launch["kind"], launch["processes"][0]["argv"][0]) == ("training", "torchrun")
+    settings = json.loads(checked.files["train.json"])
+    assert settings["split"]["dp"] == found.candidate["dp"]
+    assert "Time of a step" in checked.files["README.md"].decode()
+
+
 def test_an_old_bundle_is_read_and_says_so(recipe, tmp_path):
     old = (Path(__file__).parent / "data" / "recipe-before-kind.yaml").read_bytes()
 

@@ -297,6 +297,17 @@ def test_measurements_of_something_else_are_refused(recipe, parts, says):
 # Training
 
 
+@pytest.mark.parametrize("engine", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
+def test_a_training_recipe_is_as_whole_as_a_serving_one(engine):
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [engine]})
+    found = make_recipe(request)
+    assert (found.kind, found.engine.name, found.max_context) == ("training", engine, None)
+    assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
+    assert {process.role for process in relaunch(found).processes} == {"trainer"}
+    assert found.provenance["candidate.tp"] == "objective"
+    assert found.lock.engine.version == found.engine.version
+
+
 def test_training_is_decided_and_refused_in_words():
     with pytest.raises(NoAnswer, match="cannot run"):
         make_recipe(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING))

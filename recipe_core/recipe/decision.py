@@ -19,8 +19,7 @@ from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.engines.facts import training_engine
 from recipe_core.training.launch import first_launchable, training_launch
-from recipe_core.training.plan import chosen_training, is_training, resolve_training
-from recipe_core.training.table import TrainingTable
+from recipe_core.training.plan import TrainingTable, chosen_training, is_training, resolve_training
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class Decision:
     engine: str
     title: str
     version: str
+    module: str
     install: str
     candidate: dict[str, Any]
     estimate: dict[str, Any]
@@ -77,6 +77,7 @@ def _serving(request: PlanRequest, folders: bool) -> Decision:
         engine=setting.engine.name,
         title=setting.engine.title,
         version=setting.engine.version,
+        module=setting.engine.module,
         install=setting.engine.install,
         image=setting.engine.image(device.runtime, device.architecture),
         floors={floor.what: floor.version} if floor else {},
@@ -93,31 +94,28 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
     asked = resolve_training(request, folders=folders)
     estimates, row = chosen_training(request, folders=folders)
     table = TrainingTable(asked, estimates)
-    if len(table) > 1 and (startable := first_launchable(table)) is not None:  # the best that its framework can be told
-        row = startable
-    candidate = estimates.candidate(row)
     if not table.columns["feasible"][row]:
         which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits can run; the nearest"
         raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
-    framework = training_engine(estimates.setting.engine)
+    if len(table) > 1:  # the best that the framework can be told; the best of all where there is none, whose launch says why
+        launchable = first_launchable(table)
+        row = row if launchable is None else launchable
+    program, candidate = training_engine(estimates.setting.engine), estimates.candidate(row)
     return Decision(
         request=request.model_copy(update={"candidate": CandidateRequest.model_validate(candidate)}),
         model=asked.model,
         cluster=asked.cluster,
         engine=estimates.setting.engine,
         title=estimates.setting.framework.title,
-        version=framework.version,
-        install=framework.install,
+        version=program.version,
+        module=program.module,
+        install=program.install,
         candidate=candidate,
         estimate=estimates.row(row),
         gpus=int(table.columns["gpus"][row]),
         max_context=None,
         started=lambda: training_launch(estimates, row),
     )
-
-
-def _not_yet() -> Launch:
-    raise NoAnswer("training is planned but not launched by this version.", field="workload.kind", hint="Use recipe plan.")
 
 
 def deployment_of(table: PlanTable, row: int) -> Deployment:

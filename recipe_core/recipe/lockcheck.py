@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from recipe_core.model.checkpoint import checkpoint_digest
@@ -73,7 +74,8 @@ def _installed(lock: Lock) -> Iterator[Difference]:
             found: str | None = version(name)
         except PackageNotFoundError:
             found = None
-        yield _compared(f"package {name}", locked, found)
+        held = found is not None and SpecifierSet(locked).contains(found, prereleases=True)
+        yield Difference(f"package {name}", locked, found, "absent" if found is None else "same" if held else "differs")
 
 
 _PROBES = {
