@@ -242,7 +242,7 @@ def test_a_bundle_over_nodes_says_what_runs_where():
 
 def test_a_training_bundle_holds_the_trainer(tmp_path):
     absent = ("mode", "input_tokens", "output_tokens", "concurrency")
-    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64} | dict.fromkeys(absent)
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9} | dict.fromkeys(absent)
     found = make_recipe(make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=workload, options={"engines": ["torch"]}))
     checked = read_bundle(write_bundle(found, tmp_path / "b.zip"))
     assert (checked.recipe, checked.warnings) == (found, ())

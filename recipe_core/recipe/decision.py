@@ -18,8 +18,11 @@ from recipe_core.plan import PlanTable, chosen_plan
 from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.engines.facts import training_engine
-from recipe_core.training.launch import first_launchable, training_launch
+from recipe_core.training.launch import launch_reasons, training_launch
 from recipe_core.training.plan import TrainingTable, chosen_training, is_training, resolve_training
+
+TRIED = 256
+"""Training splits, best first, of which one is taken that its framework can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,7 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
         which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits can run; the nearest"
         raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
     if len(table) > 1:  # the best that the framework can be told; the best of all where there is none, whose launch says why
-        launchable = first_launchable(table)
-        row = row if launchable is None else launchable
+        row = next((each for each in map(int, table.ranked[:TRIED]) if not launch_reasons(estimates, each)), row)
     program, candidate = training_engine(estimates.setting.engine), estimates.candidate(row)
     return Decision(
         request=request.model_copy(update={"candidate": CandidateRequest.model_validate(candidate)}),
