@@ -109,6 +109,14 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     return PlanRequest.parse(recipe.request | {"model": model, "candidate": recipe.candidate})
 
 
+def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
+    """The recipe made again by this version, from its request and what the user added: nothing that it claims to know is taken over."""
+    additions = Additions(parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims)
+    made = make_recipe(recipe_request(recipe), additions, folders=folders)
+    layers = {name: recipe.provenance.get(name, layer) for name, layer in made.provenance.items()}
+    return made.model_copy(update={"provenance": layers}).locked()
+
+
 def redecide(recipe: Recipe) -> Decision:
     """The decision behind a recipe, as this version takes it; raises NoAnswer when this version refuses the split."""
     return decide(recipe_request(recipe))
