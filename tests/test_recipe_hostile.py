@@ -21,7 +21,7 @@ from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import hardware_named, recipe_for
 from tests.conftest import make_request
 
-EXAMPLES = int(os.environ.get("RECIPE_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("RECIPE_EXAMPLES", "12"))
 """Each builds a bundle; more are worth a run by hand."""
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=8),

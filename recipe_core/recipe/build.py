@@ -105,8 +105,8 @@ def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Re
 
 def recipe_request(recipe: Recipe) -> PlanRequest:
     """The request with the chosen split, readable on any machine: a model folder is replaced by the config it held."""
-    model = recipe.request["model"] if recipe.model.config is None else recipe.model.config | {"_name_or_path": recipe.model.id}
-    return PlanRequest.parse(recipe.request | {"model": model, "candidate": recipe.candidate})
+    travelling = {} if recipe.model.config is None else {"model": recipe.model.config | {"_name_or_path": recipe.model.id}}
+    return PlanRequest.parse(recipe.request | travelling | {"candidate": recipe.candidate})
 
 
 def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.errors import InputError
 from recipe_core.hardware.catalog import device
-from recipe_core.recipe.build import Additions, make_recipe
+from recipe_core.recipe.build import Additions, make_recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.fallbacks import changed
 from recipe_core.recipe.layers import LAYERS, Layer, shared_environment
@@ -106,7 +106,8 @@ def recipe_for(recipe: Recipe, hardware: HardwareRequest, *, folders: bool = Tru
     """
     found = resolve(recipe, machine_of(hardware, recipe))
     request = changed(
-        recipe.request, {"hardware": hardware.model_dump(mode="json", exclude_none=True), "candidate": found.settings.candidate}
+        recipe_request(recipe).to_json(),
+        {"hardware": hardware.model_dump(mode="json", exclude_none=True), "candidate": found.settings.candidate},
     )
     alone = changed(request.to_json(), {"options.engine_options": {}, "options.environment": {}})
     computed = decide(alone, folders=folders).started()
