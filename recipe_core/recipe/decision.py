@@ -19,7 +19,8 @@ from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.engines.facts import training_engine
 from recipe_core.training.launch import launch_reasons, training_launch
-from recipe_core.training.plan import TrainingTable, chosen_training, is_training, resolve_training
+from recipe_core.training.plan import chosen_training, is_training, resolve_training
+from recipe_core.training.table import TrainingTable
 
 TRIED = 256
 """Training splits, best first, of which one is taken that its framework can be told."""

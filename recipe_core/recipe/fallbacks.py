@@ -20,7 +20,8 @@ from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request import HardwareRequest, PlanRequest, ServingWorkload
 from recipe_core.training.launch import launch_reasons
-from recipe_core.training.plan import TrainingTable, chosen_training, is_training, resolve_training
+from recipe_core.training.plan import chosen_training, is_training, resolve_training
+from recipe_core.training.table import TrainingTable
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
 NARROWEST = 1024
