@@ -8,8 +8,8 @@ from recipe_core.engines.deployment import Launch
 from recipe_core.errors import NoAnswer
 from recipe_core.training.engines import accelerate, deepspeed, embedded, megatron, titan
 from recipe_core.training.engines.job import Job, No, common, job_of
-from recipe_core.training.plan import TrainingTable
 from recipe_core.training.result import TrainingEstimates
+from recipe_core.training.table import TrainingTable
 
 _ENGINES: dict[str, tuple[Callable[[Job], Iterator[No]], Callable[[Job], Launch]]] = {
     "torch": (embedded.refusals, embedded.launch),

@@ -135,7 +135,7 @@ def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
     for fewer in range(nodes - 1, 0, -1):
         dp, left = divmod(fewer * int(planned.per_node[0]), model)
         cases = replace(planned, dp=np.array([dp]), shard=np.array([dp * int(planned.cp[0])]))
-        if left or not dp or any(rule.broken[0] for rule in (*rules(setting, cases), memory_rule(memory(setting, cases)))):
+        if left or not dp or any(rule.broken[0] for rule in (*rules(setting, cases), memory_rule(setting, memory(setting, cases)))):
             return fewer + 1
     return 1
 
