@@ -22,6 +22,7 @@ from recipe_core.hardware.catalog import device, device_names, offers
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.recipe import Additions, Recipe, make_recipe, recipe_request, with_variants
+from recipe_core.recipe.build import rebuilt
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.diff import diff
 from recipe_core.recipe.parameters import read_parameters, read_variants
@@ -114,6 +115,8 @@ def _questions(api: FastAPI, folders: bool) -> None:
     @api.post("/build", summary="The bundle as a zip", response_class=Response, responses={200: {"content": {"application/zip": {}}}})
     def build_route(body: RecipeBody) -> Response:
         recipe = asked_recipe(body, folders=folders)
+        if "request" in body and "lock" in body:  # somebody else's: files are made from what this version knows itself
+            recipe = rebuilt(recipe, folders=folders)
         headers = {"Content-Disposition": f'attachment; filename="{recipe.name}.zip"'}
         return Response(zip_bytes(recipe), media_type="application/zip", headers=headers)
 
@@ -153,7 +156,7 @@ def asked_recipe(body: Mapping[str, Any], *, folders: bool) -> Recipe:
     Raises:
         InputError: for what is none of these; BundleError for a recipe that is not one.
     """
-    if "lock" in body or "built_by" in body:
+    if "lock" in body:
         recipe = Recipe.parse(body)
         load_model(recipe_request(recipe).model, folders=folders)  # refuses a path where none may be read
         return recipe

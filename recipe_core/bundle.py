@@ -1,8 +1,8 @@
 """A recipe as files that start: written deterministically, whole or not at all. ``verify.py`` reads them.
 
-``recipe.yaml`` (the decision), ``expected.json`` (what it should do), ``launch.json`` (what to start), ``launch.py`` and
-``launcher/`` (standard library only), ``sbom.json`` (what is pulled), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other file) and,
-where a key was given, ``SIGNATURE`` over the manifest.
+``recipe.yaml`` (the decision), ``expected.json`` (what it should do), ``launch.json`` (what to start), ``launch.py`` and ``launcher/``
+(standard library only), what the engine or the trainer reads, ``targets/`` and ``monitoring/`` (other places to start it), ``sbom.json``
+(what is pulled), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other file) and, where a key was given, ``SIGNATURE`` over it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.manifest import MANIFEST, Manifest
 from recipe_core.readme import bundle_readme
-from recipe_core.recipe import Recipe, relaunch
+from recipe_core.recipe import Recipe
+from recipe_core.recipe.build import redecide
+from recipe_core.recipe.context import target_context
+from recipe_core.recipe.decision import Decision
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
 from recipe_core.signing import SIGNATURE, sign
-from recipe_core.training.engines.facts import training_engine
+from recipe_core.targets import refusals, target_files
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 RUN_FOLDER = "run"
@@ -47,10 +50,13 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     Raises:
         InputError: for a key that is none, and when a file would hold a secret of this machine.
     """
-    started = relaunch(recipe)
-    launch = launch_document(recipe, started)
-    files = {
-        "README.md": bundle_readme(recipe, launch, {}).encode(),
+    decision = redecide(recipe)
+    started = decision.started()
+    context = target_context(recipe, decision, started)
+    launch = launch_document(recipe, decision, started)
+    others = started.files | target_files(context)
+    files = {path: text.encode() for path, text in others.items()} | {
+        "README.md": bundle_readme(recipe, launch, others, refusals(context)).encode(),
         "expected.json": to_json(recipe.estimate).encode(),
         "launch.json": to_json(launch).encode(),
         "launch.py": LAUNCH_PY.encode(),
@@ -65,20 +71,22 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     return whole | ({SIGNATURE: sign(whole[MANIFEST], key)} if key else {})
 
 
-def launch_document(recipe: Recipe, started: Launch) -> dict[str, Any]:
-    """``launch.json``: the processes with their parameters still open (model, host, port)."""
+def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict[str, Any]:
+    """``launch.json``: the processes with their parameters still open (model, host, port, addresses of nodes)."""
     device = recipe.device
     return {
         "schema_version": 1,
         "kind": recipe.kind,
+        "nodes": started.nodes,
         "name": recipe.name,
-        "engine": _engine(recipe, started),
+        "engine": _engine(decision, started),
         "needs": {
             "runtime": device.runtime,
             "device": device.name,
             "title": device.title,
             "names": list(device.names),
             "count": device.count,
+            "per_node": device.per_node or device.count,
             "memory_bytes": device.memory_bytes,
             "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
         },
@@ -107,17 +115,11 @@ def launch_document(recipe: Recipe, started: Launch) -> dict[str, Any]:
     }
 
 
-def _engine(recipe: Recipe, started: Launch) -> dict[str, Any]:
+def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
     """The program that is started, the module whose version is looked up, and how to install it."""
-    facts = recipe.engine
-    if recipe.kind == "serving":
-        spec = engine(facts.name)
-        program, module, install = spec.program, spec.module, spec.install
-    else:
-        framework = training_engine(facts.name)
-        program, module, install = started.processes[0].argv[0], framework.module, framework.install
-    named = {"name": facts.name, "version": facts.version, "program": program, "module": module, "install": install}
-    return named | {"requires": list(started.requires)}
+    program = engine(decision.engine).program if started.kind == "serving" else started.processes[0].argv[0]
+    named = {"name": decision.engine, "version": decision.version, "program": program, "module": decision.module}
+    return named | {"install": decision.install, "requires": list(started.requires)}
 
 
 def _traffic(workload: dict[str, Any]) -> dict[str, Any]:

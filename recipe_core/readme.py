@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recipe_core.figures import cost_text, serving_rows, training_rows
 from recipe_core.recipe import Recipe
+from recipe_core.recipe.names import dns_label
 from recipe_core.training.text import training_split
 from recipe_core.units import gib
 
+_GATED = "Gated models need `HF_TOKEN` in the environment (containers), or the Secret that `token_secret` names (Kubernetes)."
 _FORMATS = ("weight_dtype", "kv_dtype", "precision")
 
 
-def bundle_readme(recipe: Recipe, launch: dict[str, Any], targets: Mapping[str, str]) -> str:
-    """Markdown for people who have only this folder; ``targets`` are other ways to start it: a title and a command each."""
-    parts = [_head(recipe, launch), _run(recipe, launch), _targets(targets), _expected(recipe), _elsewhere(recipe), _notes(recipe)]
+_TARGETS = {
+    "docker/run.sh": ("Docker or Podman", "bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
+    "compose/compose.yaml": ("Compose", "docker compose -f {0} up --detach", "docker compose -f {0} down"),
+    "slurm/job.sbatch": ("Slurm", "sbatch {0}", "scancel --name {name}"),
+    "skypilot/task.yaml": ("SkyPilot", "sky {verb} {0}", "sky {stop} {name}"),
+    "ray-serve/serve.yaml": ("Ray Serve", "serve deploy {0}", "serve shutdown"),
+    "llm-d/values.yaml": (
+        "llm-d",
+        "helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}",
+        "helm uninstall {name}",
+    ),
+    "kustomization.yaml": ("Kubernetes, {folder}", "kubectl apply -k {parent}", "kubectl delete -k {parent}"),
+}
+"""How the main file of a target is used: a title, the command that starts it, and the one that stops it; by the end of its path."""
+
+
+def bundle_readme(recipe: Recipe, launch: dict[str, Any], others: Iterable[str], refused: Mapping[str, str]) -> str:
+    """Markdown for people who have only this folder; ``others`` are paths of targets' files, ``refused`` targets that there are not."""
+    parts = [_head(recipe, launch), _run(recipe, launch), _targets(recipe, others, refused)]
+    parts += [_expected(recipe), _elsewhere(recipe), _notes(recipe)]
     return "\n\n".join(part for part in [*parts, _verify(recipe), _files(recipe)] if part) + "\n"
 
 
@@ -80,10 +99,23 @@ def _commands(launch: dict[str, Any]) -> str:
     return "\n".join(f"{shown}{f'   # {n} times, each on devices of its own' if n > 1 else ''}" for shown, n in counts.items())
 
 
-def _targets(targets: Mapping[str, str]) -> str:
-    if not targets:
-        return ""
-    return "\n".join(["## Elsewhere than on this machine", "", *(f"- {title}: `{command}`" for title, command in targets.items())])
+def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -> str:
+    """One command a target, and why there are no others."""
+    named = {"name": dns_label(recipe.name), "verb": "launch", "stop": "down"}
+    if recipe.kind == "serving":
+        named |= {"verb": "serve up", "stop": "serve down"}
+    rows = []
+    for path in sorted(paths):
+        for ending, (title, start, stop) in _TARGETS.items():
+            if path.startswith("targets/") and path.endswith(ending):
+                parent = path.rpartition("/")[0]
+                where = named | {"parent": parent, "folder": parent.rpartition("/")[2]}
+                rows.append(f"| {title.format(**where)} | `{start.format(path, **where)}` | `{stop.format(path, **where)}` |")
+    table = ["| where | start | stop |", "|---|---|---|", *rows] if rows else []
+    missing = [f"Not for {name}: {why}" for name, why in refused.items()]
+    return (
+        "\n".join(["## Elsewhere", "", *table, "", _GATED, *(line for each in missing for line in ("", each))]) if rows or missing else ""
+    )
 
 
 def _expected(recipe: Recipe) -> str:
@@ -128,9 +160,9 @@ def _verify(recipe: Recipe) -> str:
 
 
 def _files(recipe: Recipe) -> str:
-    trainer = "`trainer/` the training program; " if recipe.kind == "training" else ""
+    trainer = "`trainer/` the training program;\n" if recipe.kind == "training" else ""
     return f"""## Files
 
 `recipe.yaml` the decision and the request it came from; `expected.json` the estimate; `launch.json` what is started;
-`launcher/` the program (standard library only); {trainer}`sbom.json` what is pulled; `MANIFEST.json` digests of all of it; `run/` logs and
-measurements of your runs."""
+`launcher/` the program (standard library only); {trainer}`targets/` and `monitoring/` other places to start it; `sbom.json` what is pulled;
+`MANIFEST.json` digests of all of it; `run/` logs and measurements of your runs."""

@@ -35,11 +35,17 @@ def _components(recipe: Recipe) -> list[dict[str, Any]]:
     lock = recipe.lock
     if lock is None:
         return []
-    packages = [
-        {"type": "library", "bom-ref": f"pypi:{name}", "name": name, "version": version, "purl": f"pkg:pypi/{name.lower()}@{version}"}
-        for name, version in lock.engine.packages.items()
-    ]
+    packages = [_package(name, specifier) for name, specifier in lock.engine.packages.items()]
     return [_model(lock.model), *([_image(lock.image)] if lock.image else []), *packages]
+
+
+def _package(name: str, specifier: str) -> dict[str, Any]:
+    """A package by its version where it is held to one, else by the range it is held to."""
+    out = {"type": "library", "bom-ref": f"pypi:{name}", "name": name}
+    if specifier.startswith("==") and "," not in specifier:
+        version = specifier.removeprefix("==")
+        return out | {"version": version, "purl": f"pkg:pypi/{name.lower()}@{version}"}
+    return out | {"purl": f"pkg:pypi/{name.lower()}", "properties": [{"name": "recipe-builder:specifier", "value": specifier}]}
 
 
 def _model(model: ModelLock) -> dict[str, Any]:

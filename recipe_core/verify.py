@@ -19,12 +19,12 @@ from recipe_core.fit import fit_here
 from recipe_core.manifest import MANIFEST, Manifest
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
+from recipe_core.recipe.expected import HEADLINE
 from recipe_core.recipe.migrate import migrate
 from recipe_core.signing import SIGNATURE, Signed, check_signature
 
 DRIFT = 0.01
 """A share by which estimates of two versions may differ without a word."""
-_HEADLINE = {"serving": ("serving", "output_tokens_per_s", "output tokens/s"), "training": ("training", "tokens_per_s", "tokens/s")}
 MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
 
 
@@ -112,9 +112,10 @@ def _drift(recipe: Recipe) -> list[str]:
         return [f"This version refuses the split: {error.message}"]
     except RecipeError as error:
         return [f"This version cannot estimate the recipe again: {error}"]
-    part, name, what = _HEADLINE[recipe.kind]
+    part, name = HEADLINE[recipe.kind]
     then, now = (estimate[part][name] for estimate in (recipe.estimate, decision.estimate))
-    return [f"This version estimates {now:,.0f} {what}; the bundle says {then:,.0f}."] if abs(now / then - 1) > DRIFT else []
+    said = f"This version estimates {now:,.0f} tokens/s ({name}); the bundle says {then:,.0f}."
+    return [said] if abs(now / then - 1) > DRIFT else []
 
 
 def _zip_files(path: Path) -> dict[str, bytes]:

@@ -223,6 +223,37 @@ def test_a_secret_of_this_machine_is_found_wherever_it_hides(tiny_config, monkey
     assert "tr0ub4dor" not in str(error.value)
 
 
+def test_every_target_is_in_the_bundle_or_said_not_to_be(recipe):
+    files = bundle_files(recipe)
+    readme = files["README.md"].decode()
+    assert {"targets/compose/compose.yaml", "targets/kubernetes/deployment.yaml", "monitoring/rules.yaml"} <= set(files)
+    for command in ("kubectl apply -k targets/kubernetes", "docker compose -f targets/compose/compose.yaml up", "sbatch targets/slurm"):
+        assert command in readme
+    assert "Not for kubernetes-keda" in readme  # one copy does not scale
+    assert recipe.lock.image.reference in files["targets/compose/compose.yaml"].decode()
+
+
+def test_a_bundle_over_nodes_says_what_runs_where():
+    found = make_recipe(make_request("meta-llama/Llama-3.1-405B-Instruct", "h100-sxm", 8, 2))
+    launch = json.loads(bundle_files(found)["launch.json"])
+    assert (launch["nodes"], {process["node"] for process in launch["processes"]}) == (2, {0, 1})
+    assert launch["needs"]["count"] == 16
+
+
+def test_a_training_bundle_holds_the_trainer(tmp_path):
+    absent = ("mode", "input_tokens", "output_tokens", "concurrency")
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9} | dict.fromkeys(absent)
+    found = make_recipe(make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=workload, options={"engines": ["torch"]}))
+    checked = read_bundle(write_bundle(found, tmp_path / "b.zip"))
+    assert (checked.recipe, checked.warnings) == (found, ())
+    assert {"trainer/main.py", "train.json", "targets/slurm/job.sbatch"} <= set(checked.files)
+    launch = json.loads(checked.files["launch.json"])
+    assert (launch["kind"], launch["processes"][0]["argv"][0]) == ("training", "torchrun")
+    settings = json.loads(checked.files["train.json"])
+    assert settings["split"]["dp"] == found.candidate["dp"]
+    assert "Time of a step" in checked.files["README.md"].decode()
+
+
 def test_an_old_bundle_is_read_and_says_so(recipe, tmp_path):
     old = (Path(__file__).parent / "data" / "recipe-before-kind.yaml").read_bytes()
 
@@ -253,7 +284,6 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
     ("parts", "says"),
     [
         ({"per_node": 1}, "too much"),
-        ({"per_node": 4, "nodes": 2, "candidate": {"tp": 8, "pp": 1, "dp": 1}}, "one node"),
         ({"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}}, "does not load them as int4"),
         ({"objective": {"limits": {"tpot_ms": 0.1}}}, "exceeds the limit"),
     ],

@@ -274,3 +274,27 @@ def test_the_surface_is_frozen():
         "down",
         "serve",
     ]
+
+
+def test_the_options_are_frozen():
+    """Options by command; change them knowingly, with docs/."""
+    import typer
+
+    from recipe_core.cli import app
+
+    commands = typer.main.get_command(app).commands
+    options = {name: {word for each in command.params for word in each.opts if word.startswith("--")} for name, command in commands.items()}
+    ground = {"--hardware", "--gpus", "--nodes", "--input-tokens", "--output-tokens", "--concurrency"}
+    found = {name: words - {"--json"} for name, words in options.items()}
+    assert {name: words for name, words in found.items() if words} == {
+        "hardware": {"--detect"},
+        "plan": {"--all", "--sensitivity", "--top"},
+        "estimate": {"--trace"},
+        "check": ground | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
+        "validate": {"--by"},
+        "build": {"--env", "--for", "--measured", "--option", "--output", "--set", "--sign", "--variants"},
+        "lock": {"--model", "--verify"},
+        "resolve": {"--hardware", "--output"},
+        "convert": ground | {"--choice", "--output"},
+        "serve": {"--host", "--port"},
+    }

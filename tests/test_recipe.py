@@ -21,7 +21,7 @@ from tests.conftest import make_request
 
 ROOT = Path(__file__).parent.parent
 OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
-TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64} | dict.fromkeys(
+TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9} | dict.fromkeys(
     ("mode", "input_tokens", "output_tokens", "concurrency")
 )
 SHORT = {"input_tokens": 64, "output_tokens": 64}
@@ -85,7 +85,7 @@ def test_a_request_that_names_hardware_falls_back_to_that():
 
 
 def test_training_has_fallbacks_too():
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 8, workload=TRAINING)
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING)
     decision = decide(request)
     found = fallbacks(decision, request)
     assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
@@ -295,6 +295,17 @@ def test_measurements_of_something_else_are_refused(recipe, parts, says):
 
 
 # Training
+
+
+@pytest.mark.parametrize("engine", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
+def test_a_training_recipe_is_as_whole_as_a_serving_one(engine):
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [engine]})
+    found = make_recipe(request)
+    assert (found.kind, found.engine.name, found.max_context) == ("training", engine, None)
+    assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
+    assert {process.role for process in relaunch(found).processes} == {"trainer"}
+    assert found.provenance["candidate.tp"] == "objective"
+    assert found.lock.engine.version == found.engine.version
 
 
 def test_training_is_decided_and_refused_in_words():

@@ -49,7 +49,7 @@ def test_a_lock_pins_what_is_started():
     lock = recipe.lock
     assert lock.recipe_digest == recipe.digest
     assert (lock.engine.name, lock.engine.version) == (recipe.engine.name, recipe.engine.version)
-    assert lock.engine.packages == {"vllm": recipe.engine.version}
+    assert lock.engine.packages == {"vllm": f"=={recipe.engine.version}"}
     assert lock.model.architecture_digest == load_model("Qwen/Qwen3-8B").digest
     assert lock.seeds["bench"] == 1
 
@@ -66,7 +66,8 @@ def test_an_image_that_may_change_is_no_pin(image):
 
 
 def test_packages_are_read_off_the_install():
-    assert pinned_packages("pip install vllm==0.32.0 'transformers[serving]==5.23.0' torch") == {"vllm": "0.32.0", "transformers": "5.23.0"}
+    found = pinned_packages("pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' ./here && export A=b")
+    assert found == {"vllm": "==0.32.0", "transformers": "==5.23.0", "torch": "<2.14,>=2.11"}
 
 
 # Revisions and checkpoints

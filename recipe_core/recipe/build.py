@@ -9,15 +9,14 @@ from typing import Any
 from recipe_core import __version__
 from recipe_core.confidential import refuse_secrets
 from recipe_core.engines.deployment import Launch
-from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.model.catalog import in_catalog
 from recipe_core.model.revision import split_revision
 from recipe_core.recipe.claims import Claim, claim_of
 from recipe_core.recipe.decision import Decision, decide
-from recipe_core.recipe.extras import typed_options, with_extras
+from recipe_core.recipe.extras import typed_options
 from recipe_core.recipe.fallbacks import fallbacks
-from recipe_core.recipe.layers import Layer, provenance
+from recipe_core.recipe.layers import provenance, shared_environment
 from recipe_core.recipe.locking import make_lock
 from recipe_core.recipe.names import recipe_name
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
@@ -49,9 +48,8 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
     additions = additions or Additions()
-    decision = decide(request, folders=folders)
-    added = _added_options(decision, additions)
-    started = started_with(decision, added, additions.environment)
+    decision = _passed_on(decide(request, folders=folders), additions, folders)
+    started = decision.started()
     recipe = Recipe(
         kind=started.kind,
         name=recipe_name(decision.model.name, decision.cluster.device.name, decision.candidate),
@@ -62,7 +60,7 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         engine=EngineFacts(name=decision.engine, title=decision.title, version=decision.version, options=started.options),
         environment=shared_environment(started),
         candidate=decision.candidate,
-        provenance=provenance(decision.candidate, started.options, shared_environment(started), request) | _users(added, additions),
+        provenance=provenance(decision, started, request),
         max_context=decision.max_context,
         estimate=decision.estimate,
         fallbacks=fallbacks(decision, request, folders=folders),
@@ -72,11 +70,24 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         notes=tuple(decision.estimate["notes"]),
     )
     _refuse_secrets(recipe)
-    return recipe.model_copy(update={"lock": make_lock(decision, started, recipe.digest, folders=folders)})
+    return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
 
 
-def _users(options: Mapping[str, Any], additions: Additions) -> dict[str, Layer]:
-    return dict.fromkeys([*(f"options.{name}" for name in options), *(f"environment.{name}" for name in additions.environment)], "user")
+def _passed_on(decision: Decision, additions: Additions, folders: bool) -> Decision:
+    """The decision with the user's options and variables, and the model's revision where one is asked for, in its request."""
+    options, asked = dict(additions.options), decision.request.model
+    revision = split_revision(asked)[1] if isinstance(asked, str) else None
+    if not (options or additions.environment or revision) or decision.deployment is None:
+        return decision
+    spec = decision.deployment.setting.engine
+    if revision and "revision" not in spec.options.by_name:
+        raise InputError(
+            f"{spec.title} cannot be told a revision ({revision}).", field="model", hint="Download it and give the snapshot's folder."
+        )
+    before = decision.request.options
+    typed = typed_options(spec, options) | ({"revision": revision} if revision else {})
+    more = {"engine_options": {**before.engine_options, **typed}, "environment": {**before.environment, **additions.environment}}
+    return decide(decision.request.model_copy(update={"options": before.model_copy(update=more)}), folders=folders)
 
 
 def _refuse_secrets(recipe: Recipe) -> None:
@@ -94,46 +105,26 @@ def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Re
 
 def recipe_request(recipe: Recipe) -> PlanRequest:
     """The request with the chosen split, readable on any machine: a model folder is replaced by the config it held."""
-    model = recipe.request["model"] if recipe.model.config is None else recipe.model.config | {"_name_or_path": recipe.model.id}
-    return PlanRequest.parse(recipe.request | {"model": model, "candidate": recipe.candidate})
+    travelling = {} if recipe.model.config is None else {"model": recipe.model.config | {"_name_or_path": recipe.model.id}}
+    return PlanRequest.parse(recipe.request | travelling | {"candidate": recipe.candidate})
+
+
+def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
+    """The recipe made again by this version, from its request and what the user added: nothing that it claims to know is taken over."""
+    additions = Additions(parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims)
+    made = make_recipe(recipe_request(recipe), additions, folders=folders)
+    layers = {name: recipe.provenance.get(name, layer) for name, layer in made.provenance.items()}
+    return made.model_copy(update={"provenance": layers}).locked()
+
+
+def redecide(recipe: Recipe) -> Decision:
+    """The decision behind a recipe, as this version takes it; raises NoAnswer when this version refuses the split."""
+    return decide(recipe_request(recipe))
 
 
 def relaunch(recipe: Recipe) -> Launch:
-    """How a recipe is started: its split, and whatever options and variables it has beyond."""
-    decision = decide(recipe_request(recipe))
-    computed = decision.started()
-    options = {name: value for name, value in recipe.engine.options.items() if name not in computed.options}
-    environment = {name: value for name, value in recipe.environment.items() if name not in shared_environment(computed)}
-    return _extended(computed, decision, options, environment)
-
-
-def started_with(decision: Decision, options: Mapping[str, Any], environment: Mapping[str, str]) -> Launch:
-    """The launch of a decision with what a user adds."""
-    return _extended(decision.started(), decision, options, environment)
-
-
-def _extended(started: Launch, decision: Decision, options: Mapping[str, Any], environment: Mapping[str, str]) -> Launch:
-    return with_extras(started, engine(decision.engine), options, environment) if options or environment else started
-
-
-def shared_environment(started: Launch) -> dict[str, str]:
-    """The variables that all processes have alike."""
-    first, *others = started.processes
-    return {name: value for name, value in first.env.items() if all(process.env.get(name) == value for process in others)}
-
-
-def _added_options(decision: Decision, additions: Additions) -> dict[str, Any]:
-    """The user's options in their types, and the model's revision where one is asked for."""
-    options, asked = dict(additions.options), decision.request.model
-    revision = split_revision(asked)[1] if isinstance(asked, str) else None
-    if not (options or revision) or decision.table is None:
-        return {}
-    spec = engine(decision.engine)
-    if revision and "revision" not in spec.options.by_name:
-        raise InputError(
-            f"{spec.title} cannot be told a revision ({revision}).", field="model", hint="Download it and give the snapshot's folder."
-        )
-    return typed_options(spec, options | ({"revision": revision} if revision else {}))
+    """How a recipe is started."""
+    return redecide(recipe).started()
 
 
 def _model_facts(decision: Decision) -> ModelFacts:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from recipe_core.advice import remedies
 from recipe_core.candidates import served_context
 from recipe_core.engines.deployment import Candidate, Deployment, Launch
 from recipe_core.engines.launch import launch
-from recipe_core.errors import InputError, NoAnswer
+from recipe_core.engines.release import ContainerImage
+from recipe_core.errors import NoAnswer
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.spec import ModelSpec
 from recipe_core.plan import PlanTable, chosen_plan
 from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.engines.facts import training_engine
-from recipe_core.training.launch import first_launchable, training_launch
+from recipe_core.training.launch import launch_reasons, training_launch
 from recipe_core.training.plan import chosen_training, is_training, resolve_training
 from recipe_core.training.table import TrainingTable
+
+TRIED = 256
+"""Training splits, best first, of which one is taken that its framework can be told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One split that can run. ``request`` is the row's own: on its hardware, under its load, with the split as candidate.
 
-    ``started`` renders the launch, which raises NoAnswer where the engine cannot be started this way. ``table`` is what the split was
-    chosen from (None: a training split). ``gpus``: devices used.
+    ``started`` renders the launch, which raises NoAnswer where the engine cannot be started this way. ``deployment``: what it is rendered
+    from; None for training. ``image`` and ``floors``: the container that holds the engine, and the host software that it needs. ``gpus``:
+    devices used.
     """
 
     request: PlanRequest
@@ -36,13 +41,16 @@ class Decision:
     engine: str
     title: str
     version: str
+    module: str
     install: str
     candidate: dict[str, Any]
     estimate: dict[str, Any]
     gpus: int
     max_context: int | None
     started: Callable[[], Launch]
-    table: PlanTable | None = None
+    deployment: Deployment | None = None
+    image: ContainerImage | None = None
+    floors: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
@@ -56,7 +64,6 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
 
 
 def _serving(request: PlanRequest, folders: bool) -> Decision:
-    _check_buildable(request)
     table, row = chosen_plan(request, folders=folders)
     if not table.columns["feasible"][row]:
         raise _refused(table, row)
@@ -65,6 +72,8 @@ def _serving(request: PlanRequest, folders: bool) -> Decision:
         table, row = chosen_plan(request, folders=folders)
     deployment = deployment_of(table, row)
     setting = deployment.setting
+    device = setting.cluster.device
+    floor = setting.engine.floors.get(device.runtime)
     return Decision(
         request=request,
         model=table.found.model,
@@ -72,13 +81,16 @@ def _serving(request: PlanRequest, folders: bool) -> Decision:
         engine=setting.engine.name,
         title=setting.engine.title,
         version=setting.engine.version,
+        module=setting.engine.module,
         install=setting.engine.install,
+        image=setting.engine.image(device.runtime, device.architecture),
+        floors={floor.what: floor.version} if floor else {},
+        deployment=deployment,
         candidate=table.candidate(row),
         estimate=table.estimate(row),
         gpus=int(table.columns["gpus"][row]),
         max_context=deployment.max_context,
         started=lambda: launch(deployment),
-        table=table,
     )
 
 
@@ -86,21 +98,21 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
     asked = resolve_training(request, folders=folders)
     estimates, row = chosen_training(request, folders=folders)
     table = TrainingTable(asked, estimates)
-    if len(table) > 1 and (startable := first_launchable(table)) is not None:  # the best that its framework can be told
-        row = startable
-    candidate = estimates.candidate(row)
     if not table.columns["feasible"][row]:
         which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits can run; the nearest"
         raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
-    framework = training_engine(estimates.setting.engine)
+    if len(table) > 1:  # the best that the framework can be told; the best of all where there is none, whose launch says why
+        row = next((each for each in map(int, table.ranked[:TRIED]) if not launch_reasons(estimates, each)), row)
+    program, candidate = training_engine(estimates.setting.engine), estimates.candidate(row)
     return Decision(
         request=request.model_copy(update={"candidate": CandidateRequest.model_validate(candidate)}),
         model=asked.model,
         cluster=asked.cluster,
         engine=estimates.setting.engine,
         title=estimates.setting.framework.title,
-        version=framework.version,
-        install=framework.install,
+        version=program.version,
+        module=program.module,
+        install=program.install,
         candidate=candidate,
         estimate=estimates.row(row),
         gpus=int(table.columns["gpus"][row]),
@@ -109,25 +121,19 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
     )
 
 
-def _check_buildable(request: PlanRequest) -> None:
-    """Raise InputError for what is estimated but not launched."""
-    candidate = request.candidate
-    if candidate is not None and candidate.prefill is not None:
-        raise InputError("disaggregated pools are estimated, not built by this version.", field="candidate.prefill", hint="Leave it out.")
-    for name, part in (("candidate", candidate), ("workload", request.workload)):
-        if getattr(part, "speculative", None) is not None:
-            message = "speculative decoding is estimated, not built by this version."
-            raise InputError(message, field=f"{name}.speculative", hint="Leave it out.")
-
-
 def deployment_of(table: PlanTable, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
+    request = table.request
+    drafts = (request.candidate.speculative if request.candidate else None, table.found.workload.speculative)
     return Deployment(
         setting=table.setting(row),
         candidate=Candidate(**{f.name: value for f in fields(Candidate) if (value := table.candidate(row).get(f.name)) is not None}),
         max_context=served_context(table.found.workload, table.found.model),
         cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
+        engine_options=request.options.engine_options,
+        environment=request.options.environment,
+        draft_model=next((draft.model for draft in drafts if draft and draft.model), None),
     )
 
 

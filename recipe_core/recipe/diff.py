@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipe_core.recipe.expected import figure
 from recipe_core.recipe.schema import Recipe
 
 SECTIONS = (
@@ -63,11 +63,11 @@ def _changes(field: str, before: Any, after: Any) -> Iterator[dict[str, Any]]:
 def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for part, names in FIGURES.items():
         for name in names:
-            then, now = (each.get(part, {}).get(name) for each in (before, after))
+            then, now = (figure(each, f"{part}.{name}") for each in (before, after))
             if then is None and now is None:
                 continue
-            band = before.get("bands", {}).get(name)
-            ratio = now / then if now is not None and then and math.isfinite(then) else None
+            band = before["bands"].get(name)
+            ratio = now / then if now is not None and then else None
             inside = band[0] <= now <= band[1] if band and now is not None else None
             yield {"figure": f"{part}.{name}", "before": then, "after": now, "ratio": ratio, "in_band": inside}
 

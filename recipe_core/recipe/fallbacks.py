@@ -19,6 +19,7 @@ from recipe_core.plan import PlanTable, plan
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request import HardwareRequest, PlanRequest, ServingWorkload
+from recipe_core.training.launch import launch_reasons
 from recipe_core.training.plan import chosen_training, is_training, resolve_training
 from recipe_core.training.table import TrainingTable
 
@@ -210,14 +211,14 @@ def _same_nodes(other: Device, here: Cluster) -> HardwareRequest:
 
 
 def _trained(decision: Decision, kind: Any, changes: dict[str, Any], split: dict[str, Any]) -> Iterator[Fallback]:
-    """The split under the changes, where it can run."""
+    """The split under the changes, where it can run and its framework can be told."""
     try:
         request = changed(decision.request.to_json(), changes | {"candidate": split})
         estimates, row = chosen_training(request)
         table = TrainingTable(resolve_training(request), estimates)
     except RecipeError:
         return
-    if not table.columns["feasible"][row]:
+    if not table.columns["feasible"][row] or launch_reasons(estimates, row):
         return
     values = {name: column[row] for name, column in table.columns.items()}
     yield Fallback(

@@ -6,11 +6,16 @@ model's, unless the request states it: then it is the user's. Options that say n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recipe_core.commands.grammar import Meaning, grammars
+from recipe_core.engines.deployment import Launch
+from recipe_core.engines.rules import Rule, rules_for
 from recipe_core.request import PlanRequest, ServingWorkload
+
+if TYPE_CHECKING:
+    from recipe_core.recipe.decision import Decision
 
 Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
 """What a value was set by; a later one goes before an earlier one."""
@@ -45,15 +50,34 @@ _VARIED = {"engine": "engines", "weight_dtype": "weight_dtypes", "kv_dtype": "kv
 """Fields that a search may vary: then they are the objective's choice."""
 
 
-def provenance(candidate: Mapping[str, Any], options: Iterable[str], environment: Iterable[str], asked: PlanRequest) -> dict[str, Layer]:
+def provenance(decision: Decision, started: Launch, asked: PlanRequest) -> dict[str, Layer]:
     """The layer of every field of a candidate, option and variable, by dotted name; ``asked`` is the request as the user wrote it."""
-    grammar = grammars().get(candidate["engine"])
+    grammar = grammars().get(decision.engine)
     means = grammar.means if grammar else {}
-    return (
-        {f"candidate.{field}": field_layer(field, asked) for field in candidate}
-        | {f"options.{name}": _option_layer(means.get(name), asked, candidate) for name in options}
-        | {f"environment.{name}": "base" for name in environment}
-    )
+    candidate, passed = decision.candidate, decision.request.options
+    out = {f"candidate.{field}": field_layer(field, asked) for field in candidate}
+    out |= {f"options.{name}": _option_layer(means.get(name), asked, candidate) for name in started.options}
+    out |= dict.fromkeys((f"environment.{name}" for name in shared_environment(started)), "base")
+    for rule in rules_for(decision.deployment) if decision.deployment else ():
+        named = [*(f"options.{name}" for name in rule.options), *(f"environment.{name}" for name in rule.env)]
+        out |= dict.fromkeys((name for name in named if name in out), _rule_layer(rule))
+    users = [f"options.{name.replace('-', '_')}" for name in passed.engine_options]
+    users += [f"environment.{name}" for name in passed.environment]
+    return out | dict.fromkeys(users, "user")
+
+
+def _rule_layer(rule: Rule) -> Layer:
+    """The layer of a rule of hardware: what it is held against."""
+    when = rule.when
+    if when.vendors or when.runtimes or when.architectures:
+        return "architecture"
+    return "device" if when.networks or when.rack_scale is not None else "base"
+
+
+def shared_environment(started: Launch) -> dict[str, str]:
+    """The variables that all processes of the engine have alike."""
+    first, *others = [process for process in started.processes if process.role != "router"]
+    return {name: value for name, value in first.env.items() if all(process.env.get(name) == value for process in others)}
 
 
 def _option_layer(meaning: Meaning | None, asked: PlanRequest, candidate: Mapping[str, Any]) -> Layer:

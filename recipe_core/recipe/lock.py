@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Annotated, Any
 
+from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -16,7 +16,7 @@ class _Part(BaseModel):
 
 
 class EngineLock(_Part):
-    """The engine, how it is installed, and the packages that this pins."""
+    """The engine, how it is installed, and the packages that this holds to versions: a specifier each (``==0.32.0``, ``>=2.11,<2.14``)."""
 
     name: str
     version: str
@@ -73,6 +73,12 @@ class Lock(_Part):
 
 
 def pinned_packages(install: str) -> dict[str, str]:
-    """Packages that a pip command pins, by name: ``pip install vllm==0.32.0``."""
-    pairs = (re.fullmatch(r"([A-Za-z0-9][\w.-]*)(?:\[[\w,.-]+\])?==([\w.!+-]+)", word) for word in shlex.split(install))
-    return {pair[1]: pair[2] for pair in pairs if pair}
+    """Packages that a shell command holds to versions, by name: ``pip install vllm==0.32.0``."""
+    return {found.name: str(found.specifier) for word in shlex.split(install) if (found := _requirement(word)) and found.specifier}
+
+
+def _requirement(word: str) -> Requirement | None:
+    try:
+        return Requirement(word)
+    except InvalidRequirement:
+        return None

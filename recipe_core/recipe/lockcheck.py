@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from recipe_core.model.checkpoint import checkpoint_digest
@@ -55,7 +56,7 @@ def _recipe(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
 def _data(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
     """What this version of the builder would pin for the same split."""
     decision = decide(recipe_request(recipe))
-    now = make_lock(decision, decision.started(), lock.recipe_digest, folders=False)
+    now = make_lock(decision, decision.started(), recipe, folders=False)
     yield _compared(f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version)
     yield _compared("model architecture", lock.model.architecture_digest, now.model.architecture_digest)
     if lock.image:
@@ -73,7 +74,8 @@ def _installed(lock: Lock) -> Iterator[Difference]:
             found: str | None = version(name)
         except PackageNotFoundError:
             found = None
-        yield _compared(f"package {name}", locked, found)
+        held = found is not None and SpecifierSet(locked).contains(found, prereleases=True)
+        yield Difference(f"package {name}", locked, found, "absent" if found is None else "same" if held else "differs")
 
 
 _PROBES = {

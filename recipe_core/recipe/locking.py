@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
+from pydantic import ValidationError
+
 from recipe_core.engines.deployment import Launch
+from recipe_core.errors import InputError
 from recipe_core.model.checkpoint import checkpoint_digest
 from recipe_core.model.revision import snapshot_of, split_revision
 from recipe_core.recipe.decision import Decision
-from recipe_core.recipe.lock import Checkpoint, EngineLock, Lock, ModelLock, pinned_packages
+from recipe_core.recipe.lock import Checkpoint, EngineLock, ImageLock, Lock, ModelLock, pinned_packages
+from recipe_core.recipe.schema import Recipe
+from recipe_core.targets.context import Parameters
 
 SEEDS = ("seed", "random_seed")
 """Options of engines that seed sampling or initialisation."""
@@ -16,17 +21,35 @@ BENCH_SEED = 1
 """What the launcher draws its prompts and arrivals with."""
 
 
-def make_lock(decision: Decision, launch: Launch, recipe_digest: str, *, folders: bool) -> Lock:
-    """The lock of a decision; folders are looked into only where that is allowed."""
+def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bool) -> Lock:
+    """The lock of a recipe; folders are looked into only where that is allowed.
+
+    Raises:
+        InputError: for an image of the user's without a tag, or with one that moves.
+    """
     stated = {name: value for name, value in launch.options.items() if name in SEEDS and isinstance(value, int)}
     return Lock(
-        recipe_digest=recipe_digest,
+        recipe_digest=recipe.digest,
         engine=EngineLock(
             name=decision.engine, version=decision.version, install=decision.install, packages=pinned_packages(decision.install)
         ),
+        image=_image(decision, recipe.parameters),
         model=_model(decision, folders=folders),
+        floors=dict(decision.floors),
         seeds=stated | ({"bench": BENCH_SEED} if launch.kind == "serving" else {}),
     )
+
+
+def _image(decision: Decision, parameters: Parameters) -> ImageLock | None:
+    """The user's image, else the one that holds the engine at its version; by digest where that is known."""
+    if parameters.image is None:
+        return ImageLock(reference=decision.image.reference, digest=decision.image.digest) if decision.image else None
+    reference, _, digest = parameters.image.partition("@")
+    try:
+        return ImageLock(reference=reference, digest=digest or None)
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"{said[0].lower()}{said[1:]}.", field="parameters.image", hint="For example vllm/vllm-openai:v0.32.0.") from None
 
 
 def _model(decision: Decision, *, folders: bool) -> ModelLock:

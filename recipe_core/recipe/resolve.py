@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.errors import InputError
 from recipe_core.hardware.catalog import device
-from recipe_core.recipe.build import Additions, make_recipe
+from recipe_core.recipe.build import Additions, make_recipe, recipe_request
+from recipe_core.recipe.decision import decide
 from recipe_core.recipe.fallbacks import changed
-from recipe_core.recipe.layers import LAYERS, Layer
+from recipe_core.recipe.layers import LAYERS, Layer, shared_environment
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.variants import MAPPINGS, Change, Machine, Range, Settings, Variant, When, difference, matching
 from recipe_core.request import HardwareRequest, PlanRequest
@@ -105,17 +106,32 @@ def recipe_for(recipe: Recipe, hardware: HardwareRequest, *, folders: bool = Tru
     """
     found = resolve(recipe, machine_of(hardware, recipe))
     request = changed(
-        recipe.request, {"hardware": hardware.model_dump(mode="json", exclude_none=True), "candidate": found.settings.candidate}
+        recipe_request(recipe).to_json(),
+        {"hardware": hardware.model_dump(mode="json", exclude_none=True), "candidate": found.settings.candidate},
     )
-    before = settings_of(recipe)
-    users = {name for name in recipe.engine.options if recipe.provenance.get(f"options.{name}") == "user"}
-    options = {k: v for k, v in found.settings.options.items() if k in users or before.options.get(k) != v or k not in before.options}
-    environment = {k: v for k, v in found.settings.environment.items() if recipe.provenance.get(f"environment.{k}") == "user"}
-    environment |= {k: v for k, v in found.settings.environment.items() if before.environment.get(k) != v}
+    alone = changed(request.to_json(), {"options.engine_options": {}, "options.environment": {}})
+    computed = decide(alone, folders=folders).started()
+    options = _to_pass("options", recipe, found, computed.options)
+    environment = _to_pass("environment", recipe, found, shared_environment(computed))
     additions = Additions(parameters=recipe.parameters, options=options, environment=environment, variants=recipe.variants)
-    there = make_recipe(request, additions, folders=folders)
+    there = make_recipe(alone, additions, folders=folders)
     layers = {name: found.provenance.get(name, layer) for name, layer in there.provenance.items()}
     return there.model_copy(update={"provenance": layers}).locked(), found
+
+
+def _to_pass(part: str, recipe: Recipe, found: Resolved, computed: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user or a variant sets beyond what is computed on the other hardware.
+
+    Raises:
+        InputError: where a variant says something else than the split does there.
+    """
+    before, after = getattr(settings_of(recipe), part), getattr(found.settings, part)
+    set_by_someone = {k: v for k, v in after.items() if recipe.provenance.get(f"{part}.{k}") == "user" or k not in before or before[k] != v}
+    for name, value in set_by_someone.items():
+        if name in computed and computed[name] != value:
+            message = f"is {value!r} by {', '.join(found.applied)}, and {computed[name]!r} by the split there."
+            raise InputError(message, field=f"{part}.{name}", hint="Set the candidate's field in the variant.")
+    return {name: value for name, value in set_by_someone.items() if name not in computed}
 
 
 def with_variants(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recipe_core.documents import to_json
 from recipe_core.errors import BundleError
 from recipe_core.recipe.claims import Claim
+from recipe_core.recipe.expected import check_estimate
 from recipe_core.recipe.layers import Layer
 from recipe_core.recipe.lock import Lock
 from recipe_core.recipe.migrate import SCHEMA_VERSION, migrate
@@ -97,6 +98,11 @@ class Recipe(_Part):
     notes: tuple[str, ...] = ()
     lock: Annotated[Lock | None, Field(description="None in recipes of older forms.")] = None
 
+    @model_validator(mode="after")
+    def _estimate_has_figures(self) -> Self:
+        check_estimate(self.kind, self.estimate)
+        return self
+
     @property
     def digest(self) -> str:
         """Hash of the recipe's content; the lock is left out, which holds it."""
@@ -115,7 +121,8 @@ class Recipe(_Part):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(step) for step in first["loc"])
-            said = "is not a known field" if first["type"] == "extra_forbidden" else first["msg"]
+            said = "is not a known field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+            where = where or "estimate"
             raise BundleError(f"recipe.yaml: {where}: {said}.", hint="Build the bundle again.") from None
 
 

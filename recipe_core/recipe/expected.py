@@ -1,0 +1,62 @@
+"""The part of an estimate that READMEs, launchers and comparisons read: there, and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
+"""Where each kind of recipe has the figure that estimates of two versions are compared by."""
+_FIGURES = {
+    "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
+    "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
+}
+_PRICES = {"serving": ("usd_per_hour", "usd_per_million_output_tokens"), "training": ("usd_per_hour", "usd_per_million_tokens")}
+
+
+def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the first figure that is missing or no number; prices may be unknown."""
+    for name in _FIGURES[kind]:
+        _number(estimate, f"{kind}.{name}")
+    _number(estimate, "memory.total_bytes")
+    cost = estimate.get("cost")
+    for name in _PRICES[kind]:
+        if not isinstance(cost, Mapping) or name not in cost:
+            raise ValueError(f"cost.{name} is missing")
+        if cost[name] is not None:
+            _number(estimate, f"cost.{name}")
+    bands, basis = _at(estimate, "bands"), _at(estimate, "basis")
+    if not isinstance(bands, Mapping) or not isinstance(basis, Mapping):
+        raise ValueError("bands and basis of the estimate are missing")
+    for name, band in bands.items():
+        if not isinstance(band, list | tuple) or len(band) != 2 or not all(map(_is_number, band)):
+            raise ValueError(f"bands.{name} is no pair of numbers")
+        if not isinstance(basis.get(name), str):
+            raise ValueError(f"basis.{name} is no text")
+    notes = estimate.get("notes")
+    if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
+        raise ValueError("notes are no list of texts")
+
+
+def _at(estimate: Mapping[str, Any], path: str) -> Any:
+    value: Any = estimate
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def figure(estimate: Mapping[str, Any], path: str) -> float | None:
+    """A figure by its dotted name, None where there is none or it is no number."""
+    value = _at(estimate, path)
+    return value if _is_number(value) else None
+
+
+def _number(estimate: Mapping[str, Any], path: str) -> None:
+    value = _at(estimate, path)
+    if not _is_number(value) or value <= 0:
+        raise ValueError(f"{path} is no number above 0")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
