@@ -24,7 +24,7 @@ LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B-Instr
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
 PLAIN = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1, "recompute": "none"}
 
-GPIPE = {"schedule": "gpipe", "recompute": "full"}
+GPIPE = {"engine": "torch", "schedule": "gpipe", "recompute": "full"}
 SIX_LAYERS = {"layers": 6, "recompute": "selective"}
 
 pytestmark = [
@@ -48,10 +48,16 @@ CASES: dict[str, dict[str, Any]] = {
     "TP 8": {"tp": 8, "dp": 1, "sequence_parallel": False},
     "TP 8, sequence parallel": {"tp": 8, "dp": 1},
     "TP 4 × FSDP 4, sequence parallel, full recomputation": {"tp": 4, "dp": 4, "recompute": "full"},
-    "TP 4 × FSDP 4, selective recomputation": {"tp": 4, "dp": 4, "recompute": "selective", "sequence_parallel": False},
+    "TP 4 × FSDP 4, selective recomputation, plain torch": {
+        "engine": "torch",
+        "tp": 4,
+        "dp": 4,
+        "recompute": "selective",
+        "sequence_parallel": False,
+    },
     "PP 4 × FSDP 4, 1F1B, 8 layers": {"pp": 4, "dp": 4, "layers": 8, "global_batch": 24},
     "PP 2 × FSDP 8, 1F1B, ZeRO-2, 2 layers": {"pp": 2, "layers": 2, "global_batch": 32, "zero_stage": 2},
-    "PP 2 × FSDP 4, GPipe, full recomputation, 4 layers": {"pp": 2, "dp": 4, "layers": 4, "global_batch": 16} | GPIPE,
+    "PP 2 × FSDP 4, GPipe, full recomputation, 4 layers, plain torch": {"pp": 2, "dp": 4, "layers": 4, "global_batch": 16} | GPIPE,
     "PP 2 × FSDP 4, 2 chunks a stage, 8 layers": {"pp": 2, "dp": 4, "layers": 8, "global_batch": 16, "virtual_stages": 2},
     "PP 2 × TP 2 × FSDP 2, 1F1B, 4 layers": {"pp": 2, "tp": 2, "dp": 2, "layers": 4, "global_batch": 8},
     "MoE: Mixtral 8x7B, FSDP 64, full recomputation": {"model": MIXTRAL, "dp": 64, "recompute": "full"},
@@ -124,8 +130,10 @@ def test_parameters_that_stay_are_gathered_once(traces: dict[str, dict[str, Any]
 
 
 def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]]) -> None:
-    held = [stage["activations_bytes"] + stage["temporary_bytes"] for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][:3]]
-    assert held == sorted(held, reverse=True)
+    """The two stages between the ends hold three and two: a micro-batch of two layers (Korthikanti et al.) more or less."""
+    first, second = (stage["activations_bytes"] for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][1:3])
+    layer = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32 + 8 * 14336
+    assert first - second == pytest.approx(2 * layer * 4096, rel=0.1)
 
 
 def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, Any]]) -> None:

@@ -23,9 +23,9 @@ def part(name: str, engine: str = "torchtitan", stage: int = 0, **columns: Any) 
 
 def test_one_micro_batch_has_no_gradients_when_the_loss_is_fullest() -> None:
     parameters = setting().model.parameters
-    assert part("loss") > 0
-    assert part("gradients") == 0
-    assert part("gradients", global_batch=16) == pytest.approx(4 * parameters / 8)
+    assert part("loss", "torch") == 12 * 4096 * 128256
+    assert part("gradients", "torch") == 0
+    assert part("gradients", "torch", global_batch=16) == pytest.approx(4 * parameters / 8)
 
 
 def test_short_sequences_are_fullest_when_the_embeddings_gradient_is_scattered() -> None:
@@ -55,10 +55,11 @@ def test_every_micro_batch_has_a_buffer_between_stages() -> None:
 
 
 def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
-    """Each further one its log-softmax in fp32 and the logits in 16 bits."""
+    """Each further one its log-softmax in fp32 and the logits in 16 bits; a compiled loss the logits only."""
     pipeline = {"stage": 1, "pp": 2, "recompute": 2, "schedule": SCHEDULES.index("gpipe")}
-    held = [part("loss", global_batch=8 * m, **pipeline) for m in (4, 5)]
-    assert held[1] - held[0] == 6 * 4096 * 128256
+    for engine, each in (("torch", 6), ("torchtitan", 2)):
+        held = [part("loss", engine, global_batch=8 * m, **pipeline) for m in (4, 5)]
+        assert held[1] - held[0] == each * 4096 * 128256
 
 
 def test_resharded_parameters_are_gathered_twice_but_the_head() -> None:

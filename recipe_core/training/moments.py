@@ -92,6 +92,9 @@ def _backward(setting: TrainingSetting, cases: TrainingCases, s: Stage, flights:
     inside = np.maximum(layer + MLP_WORK * block, own + layer - MLP_LEFT * block)
     waiting = flights * s.count * kept + _between_stages(setting, cases, s, flights)
     loss, logits = _loss(setting, cases, s, flights)
+    # one chunk works while the others' units are as their last backward pass left them
+    chunks, inside_only = cases.virtual_stages[:, None], every - (s.first + s.last) * table
+    elsewhere = np.where(first_one | (chunks == 1), 0.0, inside_only * (1 - 1 / chunks) + s.first * table)
     copies = (hybrid(cases) > 1)[:, None] & ~piped & ~first_one  # an all-reduce holds what it reduced until the pass is over
 
     def moment(made: Float, gathered: Float, alive: Float, loss: Float) -> Moment:
@@ -102,11 +105,22 @@ def _backward(setting: TrainingSetting, cases: TrainingCases, s: Stage, flights:
     def layer_moment(done: Float | float, made: Float, gathered: Float, reduced: Float) -> Moment:
         """When the backward pass of the layer after ``done`` others is fullest."""
         alive = waiting - (np.clip(done, 0, s.count - 1) + 1) * kept + inside
-        return moment(np.maximum(made, 0.0), np.minimum(gathered, every) + scattered * reduced, alive, logits)
+        return moment(np.maximum(made, 0.0), np.minimum(gathered + elsewhere, every) + scattered * reduced, alive, logits)
 
-    yield moment(0.0 * s.count, np.where(stays, every, table) * s.last, s.last * (waiting + _final_norm(setting, cases)), loss)
+    yield moment(
+        0.0 * s.count,
+        np.where(stays, every, np.minimum(table + elsewhere, every)) * s.last,
+        s.last * (waiting + _final_norm(setting, cases)),
+        loss,
+    )
     # DTensor makes the embedding's gradient of the whole vocabulary, which is cut when it is scattered
     uncut = cases.tp[:, None]
+    yield moment(  # of the head: gradients of logits and of its own weights; a pipeline still holds the logits
+        0.0 * s.count,
+        np.where(stays, every, np.minimum(table + unit + elsewhere, every)) * s.last,
+        s.last * (waiting + _final_norm(setting, cases)),
+        s.logits * BYTES * np.where(piped, 2, 1) + logits,
+    ) | {"temporary": s.last * (0.0 if frozen else BYTES) * s.table}
     head, lookup = s.last * s.table_made, s.first * s.table_made * np.where(piped, uncut, 1)
     yield layer_moment(0, head, np.where(stays, every, 2 * unit), s.last * s.table)
     # a pipeline's units stay once their backward pass has run
