@@ -250,8 +250,9 @@ def test_deepspeed_accepts_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> 
     from deepspeed.launcher.runner import parse_args
     from deepspeed.runtime.config import DeepSpeedConfig
 
+    monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
     for candidate, _, _, launch in rendered("deepspeed")[:200]:
-        monkeypatch.setattr("deepspeed.comm.get_world_size", lambda dp=candidate["dp"]: dp)
+        monkeypatch.setattr("deepspeed.runtime.config.dist.get_world_size", lambda dp=candidate["dp"]: dp)
         words = parse_args([word.replace("${port}", "29500") for word in launch.processes[0].argv[1:]])
         assert (words.num_nodes, words.num_gpus, words.node_rank) == (launch.nodes, candidate["dp"] // launch.nodes, 0)
         found = DeepSpeedConfig(json.loads(launch.files["ds_config.json"]))

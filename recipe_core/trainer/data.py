@@ -58,9 +58,9 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
     """All documents as one file of 32-bit tokens, an end-of-text token after each; made once for these texts and this tokenizer.
 
-    Processes on one node may do it side by side: each writes a file of its own and moves it into place.
+    Nodes that share the folder may do it side by side: each writes a file of its own and moves it into place.
     """
-    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    digest = hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     for path in paths:
         try:
             with path.open("rb") as file:

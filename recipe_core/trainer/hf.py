@@ -95,10 +95,11 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     config: Any = read_config(settings, options.model)
     torch.manual_seed(settings.seed)
     tokenizer = get_tokenizer(settings.model.tokenizer, options.model, data, config.vocab_size, config.max_position_embeddings)
-    path = token_file(data, tokenizer, run / "data")
+    arguments = _arguments(settings, options.deepspeed, run)  # before the model: ZeRO-3 divides it while it is made
+    with arguments.main_process_first(desc="tokens"):
+        path = token_file(data, tokenizer, run / "data")
     sequences = Sequences(path, settings.batch.sequence_length, settings.batch.global_batch, settings.seed)
     chosen = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
-    arguments = _arguments(settings, options.deepspeed, run)  # before the model: ZeRO-3 divides it while it is made
     if settings.model.weights == "pretrained":
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, **chosen)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -67,7 +68,11 @@ class Run:
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
             raise TrainError(f"sequence_length is {length}; the model has {config.max_position_embeddings} positions.")
-        self.tokenizer = get_tokenizer(settings.model.tokenizer, paths.model, paths.data, config.vocab_size, config.max_position_embeddings)
+        positions = config.max_position_embeddings
+        self.tokenizer = get_tokenizer(settings.model.tokenizer, paths.model, paths.data, config.vocab_size, positions)
+        if int(os.environ["LOCAL_RANK"]) == 0:  # once a node; the others find the file
+            token_file(paths.data, self.tokenizer, paths.run / "data")
+        dist.barrier()
         tokens = token_file(paths.data, self.tokenizer, paths.run / "data")
         self.sequences = Sequences(tokens, length, settings.batch.global_batch, settings.seed)
         self.reference = build(config, settings)

@@ -58,6 +58,13 @@ def test_the_model_that_comes_out_is_one_that_transformers_loads(whole: Job) -> 
     assert sorted(path.name for path in (whole.run_folder / "checkpoints").iterdir()) == ["step-4"]
 
 
+def test_fine_tuning_starts_where_the_weights_are(whole: Job, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", model={"weights": "pretrained", "tokenizer": "model"}, split={"tp": 2}, steps=1)
+    done = job.run(2, "--model", str(whole.run_folder / "model"))
+    assert done.returncode == 0, done.stderr
+    assert job.losses()[0] < whole.losses()[-1] + 0.1
+
+
 def test_what_a_person_must_change_is_one_line(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", split={"tp": 2, "dp": 2})
     done = job.run(1)

@@ -1,0 +1,83 @@
+"""Training bundles: what is in them, and that their own launcher reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe_core.bundle import bundle_files, write_bundle, zip_bytes
+from recipe_core.launcher.plan import load_plan
+from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.request import PlanRequest
+from recipe_core.training.launch import launch_reasons
+from recipe_core.training.plan import training_plan
+from recipe_core.verify import read_bundle
+
+
+def request(model: Any, candidate: dict[str, Any] | None = None, *, nodes: int = 1, device: str = "cpu", per_node: int = 2) -> PlanRequest:
+    workload = {"kind": "training", "sequence_length": 128, "global_batch": 16, "tokens": 2**20}
+    hardware = {"device": device, "per_node": per_node, "nodes": nodes}
+    split = {"candidate": candidate} if candidate else {"options": {"engines": ["torch"]}}
+    return PlanRequest.parse({"model": model, "hardware": hardware, "workload": workload, **split})
+
+
+@pytest.fixture
+def recipe(tiny_config: dict[str, Any]) -> Recipe:
+    return make_recipe(request(tiny_config | {"_name_or_path": "tiny"}, {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "micro_batch": 4}))
+
+
+def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe: Recipe) -> None:
+    files = bundle_files(recipe)
+    assert {
+        "train.py",
+        "train.json",
+        "trainer/main.py",
+        "trainer/loop.py",
+        "data/text.txt",
+        "launcher/runs.py",
+        "MANIFEST.json",
+    } <= files.keys()
+    settings = json.loads(files["train.json"])
+    assert settings["model"]["config"]["hidden_size"] == 256
+    assert settings["model"]["tokenizer"] == "data"
+    assert settings["steps"] == 2**20 // (16 * 128)
+    assert zip_bytes(recipe) == zip_bytes(recipe)
+
+
+def test_a_training_bundle_verifies_and_its_launcher_reads_it(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_bundle(recipe, tmp_path / "bundle")
+    assert read_bundle(folder).recipe == recipe
+    plan = load_plan(folder)
+    assert (plan.kind, plan.nodes, plan.node, plan.needs_model) == ("training", 1, None, False)
+    (process,) = plan.processes
+    assert process.argv[0] == "torchrun"
+    assert str(folder / "train.json") in process.argv
+    assert "127.0.0.1" in process.argv
+    assert not process.answers
+
+
+def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path: Path) -> None:
+    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    found = make_recipe(request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8))
+    folder = write_bundle(found, tmp_path / "bundle")
+    plan = load_plan(folder, node=1, head="10.0.0.7")
+    assert plan.needs_model
+    assert [process.name for process in plan.processes] == ["trainer-1"]
+    assert "10.0.0.7:8000" in plan.processes[0].argv or "10.0.0.7" in plan.processes[0].argv
+    assert json.loads((folder / "train.json").read_text())["model"]["config"] is None
+
+
+def test_an_open_request_gets_the_best_split_that_can_be_started() -> None:
+    asked = request("meta-llama/Llama-3.1-8B", nodes=1, device="h100-sxm", per_node=8)
+    table = training_plan(asked)
+    chosen = make_recipe(asked).candidate
+    before = []
+    for row in map(int, table.ranked):
+        if table.estimates.candidate(row) == chosen:
+            break
+        before.append(row)
+    assert launch_reasons(table.estimates, row) == []
+    assert all(launch_reasons(table.estimates, each) for each in before)
