@@ -10,7 +10,7 @@ from recipe_core.advice import remedies
 from recipe_core.candidates import served_context
 from recipe_core.engines.deployment import Candidate, Deployment, Launch
 from recipe_core.engines.launch import launch
-from recipe_core.errors import InputError, NoAnswer
+from recipe_core.errors import NoAnswer
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.spec import ModelSpec
 from recipe_core.plan import PlanTable, chosen_plan
@@ -56,7 +56,6 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
 
 
 def _serving(request: PlanRequest, folders: bool) -> Decision:
-    _check_buildable(request)
     table, row = chosen_plan(request, folders=folders)
     if not table.columns["feasible"][row]:
         raise _refused(table, row)
@@ -109,17 +108,6 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
     )
 
 
-def _check_buildable(request: PlanRequest) -> None:
-    """Raise InputError for what is estimated but not launched."""
-    candidate = request.candidate
-    if candidate is not None and candidate.prefill is not None:
-        raise InputError("disaggregated pools are estimated, not built by this version.", field="candidate.prefill", hint="Leave it out.")
-    for name, part in (("candidate", candidate), ("workload", request.workload)):
-        if getattr(part, "speculative", None) is not None:
-            message = "speculative decoding is estimated, not built by this version."
-            raise InputError(message, field=f"{name}.speculative", hint="Leave it out.")
-
-
 def deployment_of(table: PlanTable, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
     return Deployment(
@@ -128,6 +116,8 @@ def deployment_of(table: PlanTable, row: int) -> Deployment:
         max_context=served_context(table.found.workload, table.found.model),
         cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
+        engine_options=table.request.options.engine_options,
+        environment=table.request.options.environment,
     )
 
 
