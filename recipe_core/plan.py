@@ -146,7 +146,17 @@ class PlanTable:
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
         block, i = self.at(row)
-        return describe(block.setting, block.cases, i)
+        out = describe(block.setting, block.cases, i)
+        if model := self._draft_checkpoint(out.get("speculative")):
+            out["speculative"]["model"] = model
+        return out
+
+    def _draft_checkpoint(self, draft: dict[str, Any] | None) -> str | None:
+        """The checkpoint that the request names for a draft: what is estimated does not depend on it."""
+        stated = (self.request.candidate.speculative if self.request.candidate else None, self.found.workload.speculative)
+        wanted = [each for each in (*stated, *self.request.options.speculative) if draft and each and each.model]
+        same = (each.model for each in wanted if draft and (each.tokens, each.acceptance) == (draft["tokens"], draft["acceptance"]))
+        return next(same, None)
 
     def asked(self, row: int) -> PlanRequest:
         """The request of a row alone: on its hardware, under its load, with its split as the candidate."""

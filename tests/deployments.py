@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -64,12 +63,17 @@ def _deployment(draw: random.Random, found: Resolved, chosen: Setting, splits: C
         values |= _pools(draw, chosen, splits)
     if draw.random() < 0.3 and chosen.engine.split.speculative:
         methods = ("eagle", "ngram", "mtp") if chosen.model.draft_layers else ("eagle", "ngram")
-        values["speculative"] = {"tokens": draw.choice((1, 3)), "acceptance": 0.7, "method": draw.choice(methods)}
+        values["speculative"] = {
+            "tokens": draw.choice((1, 3)),
+            "acceptance": 0.7,
+            "method": draw.choice(methods),
+            "model": DRAFT_CHECKPOINT,
+        }
     exact = one_split(found, CandidateRequest.model_validate(values))
     if exact is None or any(rule.broken[0] for rule in refusals(*exact)):
         return None
     context = draw.choice((2048, 4096, 8191))
-    return Deployment(chosen, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m", draft_model=DRAFT_CHECKPOINT)
+    return Deployment(chosen, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m")
 
 
 def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any]:
@@ -81,8 +85,3 @@ def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any
     replicas = draw.randint(1, (there - sizes[1]) // sizes[0])
     others = draw.randint(1, (there - replicas * sizes[0]) // sizes[1])
     return decode | {"replicas": replicas, "prefill": {k: prefill[k] for k in ("tp", "pp", "dp", "ep")} | {"replicas": others}}
-
-
-def with_options(deployment: Deployment, **options: Any) -> Deployment:
-    """The same with options that a user passes on."""
-    return replace(deployment, engine_options=options)

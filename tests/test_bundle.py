@@ -284,6 +284,7 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
     ("parts", "says"),
     [
         ({"per_node": 1}, "too much"),
+        ({"per_node": 6, "nodes": 2, "candidate": {"tp": 4, "pp": 1, "dp": 3}}, "do not pack into 2 nodes"),
         ({"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}}, "does not load them as int4"),
         ({"objective": {"limits": {"tpot_ms": 0.1}}}, "exceeds the limit"),
     ],

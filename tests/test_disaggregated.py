@@ -18,7 +18,7 @@ from recipe_core.estimate.steady import decode_step
 from recipe_core.many import estimate_many
 from recipe_core.plan import chosen_plan
 from recipe_core.query import from_query, to_query
-from recipe_core.recipe import make_recipe
+from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.request import PlanRequest
 from recipe_core.terminal import split_text
 from tests.conftest import make_request, request_values
@@ -231,11 +231,10 @@ def test_a_prefill_pool_that_takes_every_device_leaves_no_split():
         chosen_plan(make_request(candidate={"prefill": {"tp": 8}}))
 
 
-def test_recipes_are_not_built_but_requests_are_checked():
+def test_recipes_keep_pools_and_requests_are_checked():
     request = PlanRequest.parse(values())
-    with pytest.raises(InputError, match="disaggregated pools are estimated, not built") as caught:
-        make_recipe(request)
-    assert caught.value.field == "candidate.prefill"
+    started = relaunch(make_recipe(request))
+    assert {p.role for p in started.processes} == {"router", "prefill", "decode"}
     answer = check_request(request)
     assert answer["ok"]
     assert answer["candidate"]["prefill"]["replicas"] == 2

@@ -12,7 +12,7 @@ from recipe_core.many import estimate_many
 from recipe_core.model.catalog import catalog_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.query import from_query, to_query
-from recipe_core.recipe import make_recipe
+from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.request import PlanRequest
 from tests.conftest import make_request, request_values
 
@@ -160,12 +160,14 @@ def test_engines_that_verify_no_drafts_refuse_them():
 
 
 @pytest.mark.parametrize("where", ["workload", "candidate"])
-def test_recipes_are_not_built_with_drafts(where):
+def test_recipes_are_built_with_drafts_that_name_their_checkpoint(where):
     parts = {"candidate": {"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}}
     parts[where] = parts.get(where, {}) | {"speculative": drafted("eagle")[0]}
-    with pytest.raises(InputError, match="estimated, not built") as caught:
+    with pytest.raises(InputError, match="a checkpoint of its own"):
         make_recipe(make_request(**parts))
-    assert caught.value.field == f"{where}.speculative"
+    parts[where]["speculative"] |= {"model": "someone/a-draft"}
+    started = relaunch(make_recipe(make_request(**parts)))
+    assert started.options["speculative_config"]["model"] == "someone/a-draft"
 
 
 def test_links_keep_drafts():

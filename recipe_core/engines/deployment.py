@@ -14,11 +14,27 @@ DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Speculative decoding: ``tokens`` drafted a step by ``method``; how many are accepted is the estimate's matter."""
+    """Speculative decoding: ``tokens`` drafted a step by ``method``; how many are accepted is the estimate's matter.
+
+    ``model``: the checkpoint of an eagle draft.
+    """
 
     tokens: int
     acceptance: float
     method: Literal["mtp", "eagle", "ngram"]
+    model: str | None = None
+
+    @property
+    def checkpoint(self) -> str:
+        """What an eagle draft is loaded from; raises InputError where none is named."""
+        if self.model is None:
+            raise InputError("an eagle draft is a checkpoint of its own.", field="workload.speculative.model", hint="Name it: model.")
+        return self.model
+
+    @property
+    def eagle(self) -> Literal["eagle", "eagle3"]:
+        """Which kind of eagle it is; checkpoints say it by name."""
+        return "eagle3" if "eagle3" in self.checkpoint.casefold().replace("-", "").replace("_", "") else "eagle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ class Deployment:
 
     ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a replica's cache must hold for the
     load that was estimated (for engines that are told a size rather than a share of the device). ``engine_options`` are the user's own,
-    by name, and ``environment`` its variables; ``draft_model`` is the checkpoint of an eagle draft.
+    by name, and ``environment`` its variables.
     """
 
     setting: Setting
@@ -93,7 +109,6 @@ class Deployment:
     served_name: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    draft_model: str | None = None
 
     @property
     def activation_dtype(self) -> str:
@@ -105,18 +120,6 @@ class Deployment:
     def activation_word(self) -> str:
         """The format that activations have, as torch names it."""
         return DTYPE_WORDS[self.activation_dtype]
-
-    @property
-    def draft(self) -> str:
-        """The checkpoint that an eagle draft is loaded from; raises InputError where none is named."""
-        if self.draft_model is None:
-            raise InputError("an eagle draft is a checkpoint of its own.", field="workload.speculative.model", hint="Name it: model.")
-        return self.draft_model
-
-    @property
-    def eagle(self) -> Literal["eagle", "eagle3"]:
-        """Which kind of eagle a draft is; checkpoints say it by name."""
-        return "eagle3" if "eagle3" in self.draft.casefold().replace("-", "").replace("_", "") else "eagle"
 
 
 Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]

@@ -111,7 +111,7 @@ def _draft(deployment: Deployment) -> dict[str, Any]:
         return {"speculative_algorithm": "NGRAM"} | steps | breadth
     if draft.method == "mtp":
         return {"speculative_algorithm": "NEXTN"} | steps
-    return {"speculative_algorithm": deployment.eagle.upper(), "speculative_draft_model_path": deployment.draft} | steps
+    return {"speculative_algorithm": draft.eagle.upper(), "speculative_draft_model_path": draft.checkpoint} | steps
 
 
 def _cache_word(deployment: Deployment) -> str:

@@ -114,14 +114,14 @@ def config_of(deployment: Deployment, split: Split) -> dict[str, Any]:
         "return_perf_metrics": True,
     }
     if candidate.speculative is not None:
-        config["speculative_config"] = _draft(deployment, candidate.speculative)
+        config["speculative_config"] = _draft(candidate.speculative)
     option_table("tensorrt-llm-config", engine("tensorrt-llm").version).argv(config)
     return config
 
 
-def _draft(deployment: Deployment, draft: Draft) -> dict[str, Any]:
+def _draft(draft: Draft) -> dict[str, Any]:
     out: dict[str, Any] = {"decoding_type": _DECODING[draft.method]}
     if draft.method == "mtp":
         return out | {"num_nextn_predict_layers": draft.tokens}
     out["max_draft_len"] = draft.tokens
-    return out | ({"speculative_model_dir": deployment.draft} if draft.method == "eagle" else {"max_matching_ngram_size": 2})
+    return out | ({"speculative_model_dir": draft.checkpoint} if draft.method == "eagle" else {"max_matching_ngram_size": 2})

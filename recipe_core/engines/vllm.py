@@ -113,7 +113,7 @@ def _draft(deployment: Deployment) -> dict[str, Any] | None:
     if draft.method == "ngram":
         out |= {"prompt_lookup_max": max(draft.tokens, 2), "prompt_lookup_min": 2}
     if draft.method == "eagle":
-        out |= {"model": deployment.draft, "method": deployment.eagle}
+        out |= {"model": draft.checkpoint, "method": draft.eagle}
     return out
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from . import report, runs, state, supervisor
 from .bench import Options, measure
 from .errors import InputError, LauncherError, StartError
-from .plan import LaunchPlan, load_plan
+from .plan import LaunchPlan, load_plan, unknown_nodes
 from .preflight import Preflight, preflight
 from .state import State
 from .supervisor import Progress
@@ -46,6 +46,9 @@ class Request:
         if starts and plan.node is not None and self.head is None:
             hint = "Say it on every node, node 0 too: --head ADDRESS."
             raise InputError(f"node {plan.node} of {plan.nodes} does not know the address of node 0.", field="--head", hint=hint)
+        if starts and (missing := unknown_nodes(plan)):
+            hint = f"Say those of all {plan.nodes} nodes, in order: --head ADDRESS0,ADDRESS1"
+            raise InputError(f"the address of node {missing[0]} is not known.", field="--head", hint=hint)
         return plan
 
     def show(self, data: Any, text: Callable[[], str]) -> None:

@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--host", help="listen on this address")
     shared.add_argument("--port", type=int, help="listen on this port (servers after the first count up from it)")
     shared.add_argument("--node", type=int, metavar="N", help="which node this is, of a bundle for several")
-    shared.add_argument("--head", metavar="ADDRESS", help="the address of node 0")
+    shared.add_argument("--head", metavar="ADDRESS", help="the address of node 0; where pools span nodes those of all, with commas between")
     parser = _Parser(prog="launch.py", description="Start, check and measure the deployment in this folder.", parents=[shared])
     actions = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     subs = {

@@ -16,7 +16,8 @@ MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "cpu")
 KINDS = ("serving", "training")
 _SILENT = ("worker", "trainer")
-_PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run)\}")
+_PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
+_UNKNOWN_NODE = re.compile(r"\$\{node(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,21 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the command line may change. ``head``: the address of node 0; ``data``: a text to train on instead of the bundle's."""
+    """What the command line may change.
+
+    ``head``: the address of node 0, or those of all nodes with commas between; ``data``: a text to train on instead of the bundle's.
+    """
 
     model: str
     host: str
     port: int
     head: str = "127.0.0.1"
     data: str | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the nodes, as far as they are known."""
+        return tuple(self.head.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,12 @@ def load_plan(
     )
 
 
+def unknown_nodes(plan: LaunchPlan) -> list[int]:
+    """Nodes whose addresses the processes need and nobody has said."""
+    texts = [text for process in plan.processes for text in (*process.argv, *process.env.values())]
+    return sorted({int(number) for text in texts for number in _UNKNOWN_NODE.findall(text)})
+
+
 def which_node(node: int | None, nodes: int) -> int | None:
     """The node whose processes are meant; None for a bundle of one node."""
     if nodes == 1:
@@ -212,11 +227,16 @@ def which_node(node: int | None, nodes: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Replaces ``${model}``, ``${host}``, ``${port}``, ``${head}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text."""
+    """Replaces ``${model}``, ``${host}``, ``${port}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text.
+
+    Also ``${node0}`` and so on (addresses of nodes; one that is not known stays), ``${head}`` (that of node ``first``) and ``${port1}`` and
+    so on (the bundle's port plus so much).
+    """
 
     parameters: Parameters
     root: Path
     port_offset: int = 0
+    first: int = 0
 
     def text(self, template: str) -> str:
         """Fill one text."""
@@ -224,11 +244,20 @@ class Filler:
             "model": self.parameters.model,
             "host": self.parameters.host,
             "port": str(self.parameters.port + self.port_offset),
-            "head": self.parameters.head,
+            "head": self._node(self.first),
             "root": str(self.root),
             "run": str(self.root / "run"),
         }
-        return _PLACEHOLDER.sub(lambda match: values[match.group(1)], template)
+        return _PLACEHOLDER.sub(lambda match: values.get(match.group(1)) or self._numbered(match.group(1)), template)
+
+    def _numbered(self, name: str) -> str:
+        """An address or a port by its number."""
+        number = int(name[4:])
+        return self._node(number) if name.startswith("node") else str(self.parameters.port + number)
+
+    def _node(self, number: int) -> str:
+        known = self.parameters.addresses
+        return known[number] if number < len(known) else f"${{node{number}}}"
 
     def json(self, value: Any) -> Any:
         """Fill every text inside a JSON value."""
@@ -294,7 +323,10 @@ def _needs(fields: Fields) -> Needs:
 
 
 def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
-    processes = tuple(_process(item, fill) for item in items)
+    first: dict[int, int] = {}
+    for item in items:
+        first.setdefault(item.optional_integer("group") or 0, item.optional_integer("node") or 0)
+    processes = tuple(_process(item, replace(fill, first=first[item.optional_integer("group") or 0])) for item in items)
     for attribute in ("name", "port"):
         values = [(process.node, getattr(process, attribute)) for process in processes if attribute == "name" or process.answers]
         if len(set(values)) != len(values):

@@ -76,7 +76,7 @@ def listening(plan: LaunchPlan) -> tuple[Process, ...]:
 
 def check_head(plan: LaunchPlan) -> Check:
     """Look the address of node 0 up; nothing listens there yet."""
-    head = plan.parameters.head
+    head = plan.parameters.addresses[0]
     try:
         socket.getaddrinfo(head, None)
     except OSError as error:

@@ -123,17 +123,15 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
 
 def deployment_of(table: PlanTable, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
-    request = table.request
-    drafts = (request.candidate.speculative if request.candidate else None, table.found.workload.speculative)
+    options = table.request.options
     return Deployment(
         setting=table.setting(row),
         candidate=Candidate(**{f.name: value for f in fields(Candidate) if (value := table.candidate(row).get(f.name)) is not None}),
         max_context=served_context(table.found.workload, table.found.model),
         cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
-        engine_options=request.options.engine_options,
-        environment=request.options.environment,
-        draft_model=next((draft.model for draft in drafts if draft and draft.model), None),
+        engine_options=options.engine_options,
+        environment=options.environment,
     )
 
 

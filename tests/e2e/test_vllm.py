@@ -15,6 +15,7 @@ from recipe_core.documents import to_yaml
 from tests.e2e.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+UNTRAINED = "import sys, pathlib, demo_model as m; m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(steps=1))"
 
 
 def recipe(*words: str) -> str:
@@ -28,7 +29,7 @@ def recipe(*words: str) -> str:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="NOT TESTED: starting vLLM, because torch is missing for its model")
 def test_a_bundle_of_vllm_starts_answers_and_stops(tmp_path: Path) -> None:
     model, wanted, bundle = tmp_path / "model", tmp_path / "request.yaml", tmp_path / "bundle"
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "demo_model.py"), str(model)], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", UNTRAINED, str(model)], check=True, timeout=300, cwd=ROOT / "scripts")
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "weight_dtype": "fp32", "memory_fraction": 0.3, "max_num_seqs": 8}
     load = {"input_tokens": 64, "output_tokens": 16, "concurrency": 2, "max_context": 512}
     wanted.write_text(to_yaml({"model": str(model), "hardware": {"device": "cpu", "per_node": 1}, "workload": load, "candidate": split}))
