@@ -109,6 +109,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+# Words that other readers (YAML 1.2, Go's) take for numbers or truth values, and this library writes without quotes.
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$"), list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?0o[0-7]+$"), list("-+0"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$"), list("yYnN"))
+
+
 def to_yaml(value: Any) -> str:
     """Block-style YAML in the given key order, without aliases."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)

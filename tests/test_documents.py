@@ -52,3 +52,17 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path):
 
 def test_unknown_figures_become_null():
     assert documents.to_json({"a": [float("nan"), 1.5], "b": float("inf")}, indent=None) == '{"a": [null, 1.5], "b": null}'
+
+
+@pytest.mark.parametrize(
+    "word", ["1e-08", "1E5", "-2.5e+3", ".5", "0o17", "y", "N", "on", "null", "1_000", "0x1f", "8000", "2026-01-02", "a: b", "*x"]
+)
+def test_words_that_look_like_something_else_stay_words(word):
+    text = documents.to_yaml({"command": [word]})
+    assert documents.parse_yaml(text) == {"command": [word]}
+    assert f"'{word}'" in text
+
+
+def test_a_value_in_two_places_is_written_twice():
+    shared = {"a": [1]}
+    assert documents.parse_yaml(documents.to_yaml([shared, shared])) == [shared, shared]

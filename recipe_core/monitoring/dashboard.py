@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.monitoring.metrics import EngineMetrics, Exporter, engine_metrics, exporter
+from recipe_core.engines.release import Metrics
+from recipe_core.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.monitoring.rules import jobs, recorded, series
 from recipe_core.monitoring.thresholds import Threshold, Thresholds, thresholds
 
@@ -39,7 +40,7 @@ def dashboard(context: Context) -> dict[str, Any]:
     }
 
 
-def _engine(context: Context, m: EngineMetrics, t: Thresholds) -> list[dict[str, Any]]:
+def _engine(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]:
     """Panels of what the engine reports; those of unknown series are left out."""
     serving = context.estimate["serving"]
     estimated = f"Estimated {serving['output_tokens_per_s']:.4g} output tokens/s at full load."

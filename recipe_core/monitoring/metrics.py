@@ -1,46 +1,21 @@
-"""Names of metrics by engine and device exporter: ``metrics.yaml`` as typed objects."""
+"""Names of metrics: the engines' own, from their data, and those of device exporters, ``exporters.yaml``."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.documents import read_document
+from recipe_core.engines.release import Metrics
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.hardware.profile import Sourced
 
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Source(_Data):
-    """Where names were read."""
-
-    title: str
-    url: str
-
-
-class EngineMetrics(_Data):
-    """Histograms (``ttft``, ``tpot``, ``itl``), gauges (``waiting``, ``running``: requests; ``kv_usage``: 0 to 1), else counters.
-
-    None where an engine does not report one. ``port``: where it is asked, if not where requests are; ``unit_s``: of times.
-    """
-
-    source: str
-    path: str = "/metrics"
-    port: int | None = None
-    unit_s: float = 1.0
-    ttft: str | None = None
-    tpot: str | None = None
-    itl: str | None = None
-    waiting: str | None = None
-    running: str | None = None
-    kv_usage: str | None = None
-    prompt_tokens: str | None = None
-    output_tokens: str | None = None
-    needs: dict[str, Any] = {}
 
 
 class Fault(_Data):
@@ -74,25 +49,22 @@ class Exporter(_Data):
     counters: tuple[tuple[str, str, str], ...] = ()
 
 
-class Metrics(_Data):
-    """The whole file."""
+class Exporters(Sourced):
+    """The whole file, by vendor."""
 
-    schema_version: Literal[1]
-    sources: dict[str, Source]
-    engines: dict[str, EngineMetrics]
     exporters: dict[str, Exporter]
 
 
 @cache
-def _metrics() -> Metrics:
-    return Metrics.model_validate(read_document(Path(__file__).with_name("metrics.yaml")))
+def _exporters() -> dict[str, Exporter]:
+    return Exporters.model_validate(read_document(Path(__file__).with_name("exporters.yaml"))).exporters
 
 
-def engine_metrics(engine: str) -> EngineMetrics | None:
+def engine_metrics(name: str) -> Metrics | None:
     """What an engine calls its quantities; None where that is not known."""
-    return _metrics().engines.get(engine)
+    return engine(name).metrics if name in engine_names() else None
 
 
 def exporter(vendor: str) -> Exporter | None:
     """What a vendor's exporter calls them; None where there is none."""
-    return _metrics().exporters.get(vendor)
+    return _exporters().get(vendor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.monitoring.metrics import EngineMetrics, Exporter, engine_metrics, exporter
+from recipe_core.engines.release import Metrics
+from recipe_core.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.monitoring.thresholds import MEMORY, Threshold, Thresholds, thresholds
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
@@ -35,7 +36,7 @@ def recorded(context: Context, name: str) -> str:
     return f"recipe:{name}{{{_selector(context)}}}"
 
 
-def series(context: Context, m: EngineMetrics) -> dict[str, str]:
+def series(context: Context, m: Metrics) -> dict[str, str]:
     """What is recorded, by name: what alerts, autoscaling and the dashboard all need, summed over the recipe's copies."""
     only = _selector(context)
     times = {name: metric for name, metric in (("ttft", m.ttft), ("tpot", m.tpot or m.itl)) if metric}
@@ -47,7 +48,7 @@ def series(context: Context, m: EngineMetrics) -> dict[str, str]:
     return found | {name: f"{how} by (job) ({metric}{{{only}}})" for name, (how, metric) in gauges.items() if metric}
 
 
-def _recorded(context: Context, m: EngineMetrics) -> dict[str, Any]:
+def _recorded(context: Context, m: Metrics) -> dict[str, Any]:
     records = [{"record": f"recipe:{name}", "expr": expression} for name, expression in series(context, m).items()]
     return {"name": f"{context.name}-recorded", "interval": "15s", "rules": records}
 
@@ -65,7 +66,7 @@ def _seconds(unit_s: float) -> str:
     return "" if unit_s == 1 else f" * {unit_s:g}"
 
 
-def _engine_alerts(context: Context, m: EngineMetrics, t: Thresholds) -> dict[str, Any]:
+def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any]:
     """Alerts on what the engine reports."""
     known = series(context, m)
     alerts = [_alert("RecipeDown", f"up{{{_selector(context)}}} == 0", "1m", "critical", "{{$labels.instance}} does not answer")]
@@ -97,7 +98,7 @@ def _throughput(context: Context, t: Thresholds) -> dict[str, Any]:
     return _alert("RecipeThroughputLow", f"{slow} and {busy}", "10m", "warning", text)
 
 
-def _slow(context: Context, m: EngineMetrics, name: str, words: str, t: Threshold) -> dict[str, Any]:
+def _slow(context: Context, m: Metrics, name: str, words: str, t: Threshold) -> dict[str, Any]:
     histogram = m.ttft if name == "ttft" else m.tpot or m.itl
     mean = recorded(context, f"{name}_seconds:mean")
     measured = mean if t.quantile is None else _quantile(t.quantile, str(histogram), _selector(context), m.unit_s)

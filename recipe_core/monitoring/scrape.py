@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.monitoring.metrics import EngineMetrics, engine_metrics, exporter
+from recipe_core.engines.release import Metrics
+from recipe_core.monitoring.metrics import engine_metrics, exporter
 from recipe_core.monitoring.rules import jobs
 from recipe_core.targets.pod import label_name, labels
 
@@ -33,7 +34,7 @@ def kubernetes(context: Context) -> dict[str, Any]:
     return _config(found)
 
 
-def _ports(context: Context, engine: EngineMetrics) -> list[int]:
+def _ports(context: Context, engine: Metrics) -> list[int]:
     """Ports of the first node that tell of metrics: the engine's own, or that of each server (a router has other metrics)."""
     if engine.port:
         return [engine.port]
@@ -49,7 +50,7 @@ def _static(job: str, path: str, targets: list[str]) -> dict[str, Any]:
     return {"job_name": job, "metrics_path": path, "static_configs": [{"targets": targets}]}
 
 
-def _pods(context: Context, engine: EngineMetrics) -> dict[str, Any]:
+def _pods(context: Context, engine: Metrics) -> dict[str, Any]:
     (name,) = labels(context).values()
     return {
         "job_name": jobs(context)[0],
@@ -65,7 +66,7 @@ def _pods(context: Context, engine: EngineMetrics) -> dict[str, Any]:
     }
 
 
-def _pod_port(engine: EngineMetrics) -> list[dict[str, Any]]:
+def _pod_port(engine: Metrics) -> list[dict[str, Any]]:
     """The ports that answer; where metrics have a port of their own, that one in place of it."""
     keep = {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": "http.*", "action": "keep"}
     if engine.port is None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.documents import to_yaml
+from recipe_core.engines.release import Metrics
 from recipe_core.errors import NoAnswer
-from recipe_core.monitoring.metrics import EngineMetrics, engine_metrics
+from recipe_core.monitoring.metrics import engine_metrics
 from recipe_core.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
@@ -32,7 +33,7 @@ def hpa(context: Context) -> dict[str, str]:
     return found | {f"{HPA}/prometheus-adapter-values.yaml": to_yaml(_adapter(engine))}
 
 
-def _checked(context: Context) -> EngineMetrics:
+def _checked(context: Context) -> Metrics:
     p, engine = context.parameters, engine_metrics(context.engine)
     if p.max_replicas == p.min_replicas:
         message = f"min_replicas and max_replicas are both {p.max_replicas}; there is nothing to scale."
@@ -86,7 +87,7 @@ def _behavior(context: Context) -> dict[str, Any]:
     }
 
 
-def _scaled_object(context: Context, engine: EngineMetrics) -> dict[str, Any]:
+def _scaled_object(context: Context, engine: Metrics) -> dict[str, Any]:
     p = context.parameters
     low, high = _bounds(context)
     only = f'namespace="{p.namespace}",pod=~"{object_name(context)}-.*"'
@@ -116,7 +117,7 @@ def _trigger(server: str, query: str, threshold: str) -> dict[str, Any]:
 _ADAPTED = {"waiting": "recipe_requests_waiting", "kv_usage": "recipe_kv_usage"}
 
 
-def _autoscaler(context: Context, engine: EngineMetrics) -> dict[str, Any]:
+def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
     low, high = _bounds(context)
     every = {"waiting": str(_waiting(context)), "kv_usage": f"{round(1000 * KV_SCALE)}m"}
     asked = {name: value for name, value in every.items() if getattr(engine, name)}
@@ -134,7 +135,7 @@ def _autoscaler(context: Context, engine: EngineMetrics) -> dict[str, Any]:
     return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata(context), "spec": spec}
 
 
-def _adapter(m: EngineMetrics) -> dict[str, Any]:
+def _adapter(m: Metrics) -> dict[str, Any]:
     """Helm values of prometheus-adapter: the engine's series by names that the metrics API can have (no colons)."""
     resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
     query = "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.documents import read_document
 from recipe_core.errors import HardwareError
 from recipe_core.hardware.catalog import device
+from recipe_core.hardware.profile import Sourced
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -36,18 +37,9 @@ class DeviceNames(_Data):
     names: dict[str, str]
 
 
-class Source(_Data):
-    """Where names were read."""
-
-    title: str
-    url: str
-
-
-class Names(_Data):
+class Names(Sourced):
     """The whole file."""
 
-    schema_version: Literal[1]
-    sources: dict[str, Source]
     vendors: dict[str, VendorNames]
     sky: DeviceNames
     ray: DeviceNames
