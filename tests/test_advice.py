@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from recipe_core.advice import looser_limits, nearest, remedies
+from recipe_core.edits import change
 from recipe_core.plan import plan
-from recipe_core.query import DEFAULT, change
+from recipe_core.query import DEFAULT
 
 
 @pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "usd_per_hour", "request_latency_ms"])
