@@ -63,22 +63,29 @@ def _split(recipe: Recipe) -> str:
 
 
 def _run(recipe: Recipe, launch: dict[str, Any]) -> str:
-    bench = "measure, compare with what was predicted"
     return f"""## Run
 
 ```
 python launch.py preflight   # is this the machine the recipe needs?
 python launch.py up          # start{", wait until healthy" if recipe.kind == "serving" else " the run"}
-python launch.py bench       # {bench}
+python launch.py bench       # measure, compare with what was predicted
 python launch.py status
 python launch.py down        # stop
 ```
 
-{_addresses(launch) if recipe.kind == "serving" else "Options: `--model FOLDER_OR_ID`."} What is started:
+{_nodes(launch)}{_addresses(launch) if recipe.kind == "serving" else "Options: `--model FOLDER_OR_ID`, `--data FILE`."} What is started:
 
 ```
 {_commands(launch)}
 ```"""
+
+
+def _nodes(launch: dict[str, Any]) -> str:
+    """What every node of several has to be told."""
+    if launch["nodes"] == 1:
+        return ""
+    last = launch["nodes"] - 1
+    return f"On each of {launch['nodes']} nodes, with N from 0 to {last}: `python launch.py up --node N --head ADDRESS_OF_NODE_0`.\n\n"
 
 
 def _addresses(launch: dict[str, Any]) -> str:
@@ -91,12 +98,18 @@ def _addresses(launch: dict[str, Any]) -> str:
 
 
 def _commands(launch: dict[str, Any]) -> str:
-    """Each command once, with how many processes run it."""
-    counts: dict[str, int] = {}
+    """Each command once, with how many processes run it, or on which node."""
+    counts: dict[str, list[int]] = {}
     for process in launch["processes"]:
-        shown = shlex.join(process["argv"])
-        counts[shown] = counts.get(shown, 0) + 1
-    return "\n".join(f"{shown}{f'   # {n} times, each on devices of its own' if n > 1 else ''}" for shown, n in counts.items())
+        counts.setdefault(shlex.join(process["argv"]), []).append(process["node"])
+    return "\n".join(f"{shown}{_how_often(nodes, launch['nodes'])}" for shown, nodes in counts.items())
+
+
+def _how_often(nodes: list[int], all_nodes: int) -> str:
+    where = f"on node {', '.join(map(str, sorted(set(nodes))))}" if all_nodes > 1 else ""
+    often = f"{len(nodes)} times, each on devices of its own" if len(nodes) > 1 and len(set(nodes)) == 1 else ""
+    said = ", ".join(each for each in (often, where) if each)
+    return f"   # {said}" if said else ""
 
 
 def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -> str:

@@ -235,7 +235,9 @@ def test_every_target_is_in_the_bundle_or_said_not_to_be(recipe):
 
 def test_a_bundle_over_nodes_says_what_runs_where():
     found = make_recipe(make_request("meta-llama/Llama-3.1-405B-Instruct", "h100-sxm", 8, 2))
-    launch = json.loads(bundle_files(found)["launch.json"])
+    files = bundle_files(found)
+    launch = json.loads(files["launch.json"])
+    assert "python launch.py up --node N --head ADDRESS_OF_NODE_0" in files["README.md"].decode()
     assert (launch["nodes"], {process["node"] for process in launch["processes"]}) == (2, {0, 1})
     assert launch["needs"]["count"] == 16
 

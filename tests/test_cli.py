@@ -291,7 +291,7 @@ def test_the_options_are_frozen():
         "plan": {"--all", "--sensitivity", "--top"},
         "estimate": {"--trace"},
         "check": ground | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
-        "validate": {"--by"},
+        "validate": {"--by", "--training"},
         "build": {"--env", "--for", "--measured", "--option", "--output", "--set", "--sign", "--variants"},
         "lock": {"--model", "--verify"},
         "resolve": {"--hardware", "--output"},

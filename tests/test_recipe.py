@@ -272,6 +272,15 @@ def test_a_measurement_becomes_a_claim_that_expires(recipe):
     assert found.lock.recipe_digest == found.digest != recipe.digest
 
 
+def test_a_measured_training_run_is_a_claim_too():
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": ["torch"]})
+    found = make_recipe(request)
+    measured = _measurement(found) | {"engine": {"version": found.engine.version}, "metrics": {"step_s": 7.5}}
+    del measured["workload"]
+    (claim,) = with_claims(found, [measured]).claims
+    assert (claim.metrics, claim.workload["sequence_length"]) == ({"step_s": 7.5}, 4096)
+
+
 def test_a_claim_speaks_for_its_own_recipe_only(recipe):
     (claim,) = with_claims(recipe, [_measurement(recipe)]).claims
     other = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate={"tp": 2, "pp": 1, "dp": 1}))

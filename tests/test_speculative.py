@@ -159,15 +159,21 @@ def test_engines_that_verify_no_drafts_refuse_them():
     assert any("does not verify drafts" in reason for reason in table.reasons(row))
 
 
+@pytest.mark.parametrize("split", [{"tp": 8, "pp": 1, "dp": 1}, {}])
 @pytest.mark.parametrize("where", ["workload", "candidate"])
-def test_recipes_are_built_with_drafts_that_name_their_checkpoint(where):
-    parts = {"candidate": {"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}}
-    parts[where] = parts.get(where, {}) | {"speculative": drafted("eagle")[0]}
-    with pytest.raises(InputError, match="a checkpoint of its own"):
-        make_recipe(make_request(**parts))
-    parts[where]["speculative"] |= {"model": "someone/a-draft"}
-    started = relaunch(make_recipe(make_request(**parts)))
-    assert started.options["speculative_config"]["model"] == "someone/a-draft"
+def test_recipes_start_what_drafts(where, split):
+    """The checkpoint of a draft stays with the recipe, wherever it was named and whoever chose the split."""
+    parts = {"candidate": {"engine": "vllm"} | split, "workload": {}}
+    parts[where]["speculative"] = drafted("eagle")[0] | {"model": "org/eagle-draft"}
+    recipe = make_recipe(make_request(**parts))
+    assert recipe.candidate["speculative"]["model"] == "org/eagle-draft"
+    drafting = relaunch(recipe).options["speculative_config"]
+    assert (drafting["model"], drafting["num_speculative_tokens"]) == ("org/eagle-draft", 2)
+
+
+def test_an_eagle_draft_needs_its_checkpoint():
+    with pytest.raises(InputError, match="checkpoint of its own"):
+        make_recipe(make_request(candidate={"engine": "vllm", "tp": 8, "speculative": drafted("eagle")[0]}))
 
 
 def test_links_keep_drafts():

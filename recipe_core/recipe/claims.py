@@ -56,7 +56,7 @@ def claim_of(recipe: Recipe, measurement: Mapping[str, Any], valid_days: int = V
         found = measurement["engine"]["version"], measurement["machine"], measurement["recipe"]
         day = datetime.datetime.fromisoformat(measurement["created"]).date()
         metrics = {name: float(value) for name, value in measurement["metrics"].items() if isinstance(value, int | float)}
-        workload, digest = dict(measurement["workload"]), measurement.get("recipe_digest")
+        workload, digest = dict(measurement.get("workload") or recipe.request["workload"]), measurement.get("recipe_digest")
         seen = [device["name"] for device in found[1]["devices"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         hint = "Give the run/measurement.json of a bundle."
