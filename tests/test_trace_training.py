@@ -175,7 +175,7 @@ def test_the_command_line_prints_formula_beside_trace(tmp_path: Any) -> None:
     file.write_text(json.dumps(request(layers=2)))
     answer = json.loads(CliRunner().invoke(app, ["estimate", str(file), "--trace", "--json"]).stdout)
     formula = sum(answer["memory"][f"{part}_bytes"] for part in PARTS if part != "reserve")
-    assert answer["trace"]["peak_bytes"] == pytest.approx(formula, rel=0.01)
+    assert answer["trace"]["peak_bytes"] == pytest.approx(formula, rel=0.05)
     assert answer["trace"]["differences"]["peak_memory"] == pytest.approx(formula / answer["trace"]["peak_bytes"] - 1)
     assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(answer["trace"])
 
