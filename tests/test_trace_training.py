@@ -155,6 +155,10 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
         ({"zero_stage": 1}, "zero_stage 1 cannot be traced"),
         ({"pp": 2, "dp": 4, "virtual_stages": 2, "schedule": "zb-v"}, "schedule zb-v cannot be traced"),
         ({"pp": 2, "dp": 4, "global_batch": 128}, "micro_batches 32 cannot be traced"),
+        ({"offload": "optimizer"}, "offload optimizer cannot be traced"),
+        ({"recompute": "full", "recompute_layers": 16}, "recompute_layers 16 cannot be traced"),
+        ({"gradient_sync": "step", "global_batch": 16}, "gradient_sync step cannot be traced"),
+        ({"more": {"method": "dpo"}}, "method dpo cannot be traced"),
         ({"more": {"method": "lora"}}, "method lora cannot be traced"),
         ({"more": {"attention": "eager"}}, "attention eager cannot be traced"),
         ({"tp": 3, "dp": 2}, "the split cannot run: 32 attention heads"),
@@ -175,7 +179,7 @@ def test_the_command_line_prints_formula_beside_trace(tmp_path: Any) -> None:
     file.write_text(json.dumps(request(layers=2)))
     answer = json.loads(CliRunner().invoke(app, ["estimate", str(file), "--trace", "--json"]).stdout)
     formula = sum(answer["memory"][f"{part}_bytes"] for part in PARTS if part != "reserve")
-    assert answer["trace"]["peak_bytes"] == pytest.approx(formula, rel=0.01)
+    assert answer["trace"]["peak_bytes"] == pytest.approx(formula, rel=0.05)
     assert answer["trace"]["differences"]["peak_memory"] == pytest.approx(formula / answer["trace"]["peak_bytes"] - 1)
     assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(answer["trace"])
 

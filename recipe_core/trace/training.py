@@ -19,7 +19,7 @@ import numpy as np
 from recipe_core.errors import InputError
 from recipe_core.trace import need_torch
 from recipe_core.trace.text import ROLES
-from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.cases import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
 from recipe_core.training.memory import PARTS
 from recipe_core.training.moments import FP32_LOSS
 from recipe_core.training.stages import stage_layers
@@ -228,17 +228,20 @@ def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
 
 def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
     """Field, its value where that is outside of the trace, and what is inside."""
-    c = {name: int(getattr(cases, name)[0]) for name in ("cp", "ep", "zero_stage", "schedule")}
+    c = {name: int(getattr(cases, name)[0]) for name in ("cp", "ep", "zero_stage", "schedule", "offload", "recompute_layers", "sync_step")}
     m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
     piped = int(cases.pp[0]) > 1
     yield "engine", setting.engine if setting.framework.sharding != "fsdp" else None, "frameworks on FSDP: torchtitan, torch, accelerate"
-    yield "method", setting.method if setting.frozen else None, "pretrain and finetune"
+    yield "method", setting.method if setting.frozen or setting.method == "dpo" else None, "pretrain and finetune"
     yield "precision", setting.precision if setting.precision != "bf16" else None, "bf16"
     yield "optimizer", setting.optimizer_name if setting.optimizer_name != "adamw" else None, "adamw"
     yield "attention", None if setting.flash else "eager", "flash"
     yield "fused_loss", "true" if setting.fused_loss else None, "losses of whole logits"
     yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
     yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
+    yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"
+    yield "recompute_layers", c["recompute_layers"] or None, "all layers recomputed alike"
+    yield "gradient_sync", "step" if c["sync_step"] and m > 1 else None, "gradients scattered after every micro-batch"
     yield "zero_stage", 1 if c["zero_stage"] == 1 else None, "0, 2 and 3, which FSDP has"
     yield "schedule", schedule if piped and schedule.startswith("zb") else None, "1f1b, gpipe and interleaved"
     yield "micro_batches", m if piped and m > MICRO_BATCHES else None, f"pipelines of up to {MICRO_BATCHES}"
