@@ -330,7 +330,7 @@ def test_what_a_framework_cannot_be_told_is_an_answer(engine: str, parts: Any, w
 def test_models_without_a_torchtitan_configuration_are_refused() -> None:
     found = training_plan(request("torchtitan", MIXTRAL))
     assert first_launchable(found) is None
-    said = "torchtitan ships no configuration of mistralai/Mixtral-8x7B-v0.1."
+    said = "torchtitan ships no configuration of mistralai/Mixtral-8x7B-Instruct-v0.1."
     assert all(said in launch_reasons(found.estimates, int(row)) for row in found.ranked[:100])
 
 
