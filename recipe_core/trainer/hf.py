@@ -146,6 +146,7 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
         adam_epsilon=o.epsilon,
         max_grad_norm=o.clip_norm,
         logging_steps=1,
+        accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": settings.split.gradient_sync == "micro-batch"}},
         save_steps=settings.checkpoints.every_steps,
         save_total_limit=settings.checkpoints.keep,
         seed=settings.seed,

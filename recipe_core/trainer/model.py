@@ -140,7 +140,7 @@ def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.devic
     wanted = {name for name, _ in part.named()}
     for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
-            for name in wanted & set(stored.keys()):
+            for name in sorted(wanted & set(stored.keys())):  # in one order on every rank: some distribute together
                 _put(part, {name: stored.get_tensor(name).to(device, torch.float32)})
                 wanted.discard(name)
     if wanted:
@@ -150,6 +150,6 @@ def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.devic
 
 
 def _put(part: Part, whole: dict[str, torch.Tensor]) -> None:
-    """Copy each rank's share of whole tensors; nothing is sent, every rank has the same."""
+    """Copy the share of each rank of tensors that every rank has whole."""
     if whole:
         set_model_state_dict(part.inner, dict(whole), options=StateDictOptions(full_state_dict=True, strict=False))

@@ -39,14 +39,10 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
 
 
 def micro_batch_mode(part: Part, settings: Settings, *, last: bool) -> None:
-    """Before a backward pass: what is exchanged after it.
-
-    ZeRO-2 and 3 divide gradients after every micro-batch; below that they add up whole and are reduced once, and parameters stay gathered.
-    """
+    """Before a backward pass: whether gradients are exchanged after it, or add up whole until the last."""
     assert isinstance(part, FSDPModule)  # noqa: S101 - lay_out made it one
-    every = settings.split.zero_stage >= 2
-    part.set_requires_gradient_sync(last or every)
-    part.set_reshard_after_backward(last or every)
+    part.set_requires_gradient_sync(last or settings.split.gradient_sync == "micro-batch")
+    part.set_reshard_after_backward(last or settings.split.zero_stage > 0)
     part.set_is_last_backward(last)
 
 

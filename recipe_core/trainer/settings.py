@@ -32,8 +32,9 @@ class Model:
 class Split:
     """Degrees. ``dp`` is the planned number of replicas; an elastic run takes as many as there are devices for.
 
-    ``shard``: ranks over which states are divided; the rest of ``dp`` holds copies (HSDP). ``zero_stage``: 0 copies everywhere, 1 divides
-    optimizer and master, 2 gradients too, 3 parameters too.
+    ``shard``: ranks over which states are divided; the rest of ``dp`` holds copies (HSDP). ``zero_stage``: 0 copies everywhere; 2 divides
+    states and keeps parameters gathered from a forward pass to its backward pass, 3 gathers them for each. ``gradient_sync``: replicas
+    exchange gradients after every micro-batch, or once a step, until which they are whole (pipelines always do).
     """
 
     tp: int = 1
@@ -41,9 +42,10 @@ class Split:
     virtual_stages: int = 1
     dp: int = 1
     shard: int = 1
-    zero_stage: int = 3
+    zero_stage: Literal[0, 2, 3] = 3
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
     sequence_parallel: bool = False
+    gradient_sync: Literal["micro-batch", "step"] = "micro-batch"
 
 
 @dataclass(frozen=True)

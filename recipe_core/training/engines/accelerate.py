@@ -9,7 +9,7 @@ from recipe_core.documents import to_yaml
 from recipe_core.engines.deployment import Launch
 from recipe_core.training.engines.deepspeed import trainer_refusals
 from recipe_core.training.engines.embedded import train_json
-from recipe_core.training.engines.job import Job, No, environment, only_replicas, processes, training
+from recipe_core.training.engines.job import Job, No, environment, fsdp, only_replicas, processes, training
 from recipe_core.training.engines.sources import trainer_files
 
 
@@ -17,8 +17,7 @@ def refusals(job: Job) -> Iterator[No]:
     """What this way of starting Accelerate cannot do."""
     yield from only_replicas(job, "Accelerate")
     yield from trainer_refusals(job, "Accelerate", ("adamw", "sgd"))
-    once = job.zero_stage == 1
-    yield No(once, "candidate.zero_stage", "FSDP divides gradients with the optimizer: ZeRO-2 or 3, not 1.", "Use zero_stage: 2.")
+    yield fsdp(job)
     host = job.setting.cluster.device.runtime == "cpu" and job.zero_stage > 0
     yield No(host, "candidate.zero_stage", "Accelerate copies parameters on a CPU, whatever it is told.", "Use zero_stage: 0, or torch.")
 

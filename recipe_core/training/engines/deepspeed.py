@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.documents import to_json
 from recipe_core.engines.deployment import Launch
 from recipe_core.training.engines.embedded import train_json
-from recipe_core.training.engines.job import Job, No, environment, only_replicas, processes, training
+from recipe_core.training.engines.job import Job, No, environment, only_replicas, processes, synchronised, training
 from recipe_core.training.engines.sources import trainer_files
 
 _OPTIMIZERS = {"adamw": "AdamW"}
@@ -18,6 +18,7 @@ def refusals(job: Job) -> Iterator[No]:
     """What this way of starting DeepSpeed cannot do."""
     yield from only_replicas(job, "DeepSpeed")
     yield from trainer_refusals(job, "DeepSpeed", tuple(_OPTIMIZERS))
+    yield synchronised(job, "DeepSpeed")
     apart = job.zero_stage > 0 and job.shard < job.dp
     yield No(apart, "candidate.shard", "DeepSpeed divides states over all replicas.", "Leave shard out.")
 
@@ -63,6 +64,9 @@ def ds_config(job: Job) -> dict[str, Any]:
             "cos_min_ratio": h.least_rate_share,
         },
     }
+    zero: dict[str, Any] = {"stage": job.zero_stage, "overlap_comm": True, "contiguous_gradients": True}
+    if job.offload == "optimizer":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": job.micro_batch,
@@ -70,7 +74,7 @@ def ds_config(job: Job) -> dict[str, Any]:
         "gradient_clipping": h.clip_norm,
         "bf16": {"enabled": half == "bf16"},
         "fp16": {"enabled": half == "fp16"},
-        "zero_optimization": {"stage": job.zero_stage, "overlap_comm": True, "contiguous_gradients": True},
+        "zero_optimization": zero,
         "optimizer": optimizer,
         "scheduler": schedule,
         "seed": h.seed,

@@ -12,6 +12,7 @@ from recipe_core.training.engines.job import (
     No,
     elastic_torchrun,
     environment,
+    fsdp,
     processes,
     short_name,
     torchrun,
@@ -35,6 +36,7 @@ def refusals(job: Job) -> Iterator[No]:
     other = setting.optimizer_name not in OPTIMIZERS
     yield No(other, "workload.optimizer", f"the embedded trainer has no {setting.optimizer_name}.", f"Use {' or '.join(OPTIMIZERS)}.")
     yield No(setting.fused_loss, "workload.fused_loss", "the embedded trainer makes logits at once.", "Leave fused_loss out.")
+    yield fsdp(job)
     yield from _pipeline(job)
     yield from _tensor(job)
     fused = job.moe is not None and job.from_weights
@@ -45,8 +47,6 @@ def refusals(job: Job) -> Iterator[No]:
 
 def _pipeline(job: Job) -> Iterator[No]:
     piped, several = job.pp > 1, job.virtual_stages > 1
-    whole = "torch's pipelines keep gathered parameters and whole gradients until a step's last micro-batch, which is ZeRO-1"
-    yield No(piped and job.zero_stage > 1, "candidate.zero_stage", f"{whole}, not {job.zero_stage}.", "Use zero_stage: 1 or pp: 1.")
     tied = piped and job.setting.model.tied_embeddings
     yield No(tied, "candidate.pp", f"{job.setting.model.name} shares embedding and head, which are on different stages.", "Use pp: 1.")
     rounds = max(1, job.micro_batches // job.pp)
@@ -96,6 +96,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "zero_stage": job.zero_stage,
         "schedule": job.schedule if job.schedule in SCHEDULES else "1f1b",
         "sequence_parallel": job.sequence_parallel,
+        "gradient_sync": "step" if job.sync_step or job.zero_stage == 0 else "micro-batch",
     }
     optimizer = {
         "name": setting.optimizer_name,

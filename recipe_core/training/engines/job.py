@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe_core.engines.deployment import Launch, Process
 from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, MoeMlp
-from recipe_core.training.cases import RECOMPUTE, SCHEDULES, TrainingSetting
+from recipe_core.training.cases import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting
 from recipe_core.training.elastic import elastic_nodes
 from recipe_core.training.engines.facts import Hyper, training_engine, usual
 from recipe_core.training.memory import memory
@@ -45,6 +45,9 @@ class Job:
     recompute: str
     schedule: str
     sequence_parallel: bool
+    recompute_layers: int
+    offload: str
+    sync_step: bool
     steps: int | None
     checkpoint_steps: int
     flops_per_token: float
@@ -109,7 +112,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         name: int(getattr(c, name)[row])
         for name in (
             *("tp", "pp", "virtual_stages", "cp", "ep", "dp", "shard", "zero_stage"),
-            *("micro_batch", "micro_batches", "sequence_length", "global_batch", "per_node"),
+            *("micro_batch", "micro_batches", "sequence_length", "global_batch", "per_node", "recompute_layers"),
         )
     }
     return Job(
@@ -118,6 +121,8 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         recompute=RECOMPUTE[c.recompute[row]],
         schedule=SCHEDULES[c.schedule[row]],
         sequence_parallel=bool(c.sequence_parallel[row]) and whole["tp"] > 1,
+        offload=OFFLOADS[c.offload[row]],
+        sync_step=bool(c.sync_step[row]),
         steps=steps,
         checkpoint_steps=max(1, min(round(every), steps or 1)) if math.isfinite(every) else 1,
         flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
@@ -153,8 +158,19 @@ def common(job: Job) -> Iterator[No]:
     yield No(job.steps is None, "workload.tokens", "a run needs an end.", "State the budget: tokens.")
     uneven = job.devices > job.per_node and job.devices % job.per_node != 0
     yield No(uneven, "candidate", f"{job.devices} devices do not fill nodes of {job.per_node}.", "Use whole nodes.")
-    adapters = job.setting.frozen
-    yield No(adapters, "workload.method", f"{job.setting.method} is estimated, not launched by this version.", "Use finetune or pretrain.")
+    s = job.setting
+    other = s.method not in ("pretrain", "finetune")
+    yield No(other, "workload.method", f"{s.method} is estimated, not launched by this version.", "Use finetune or pretrain.")
+    ends = s.document_tokens is not None
+    reason = "attention that ends with documents, and padding, are estimated, not launched by this version."
+    yield No(ends, "workload.document_tokens", reason, "Leave it out.")
+    some = 0 < job.recompute_layers < job.layers
+    yield No(some, "candidate.recompute_layers", "all layers are recomputed or none.", "Leave it out.")
+    away = job.offload != "none" and (s.engine, job.offload) != ("deepspeed", "optimizer")
+    yield No(away, "candidate.offload", f"{s.framework.title} is not launched with offload: {job.offload}.", "Use deepspeed and optimizer.")
+    usual = "bf16" if s.framework.states.reduced < 4 else "fp32"
+    wide = s.gradient_dtype not in (None, usual)
+    yield No(wide, "workload.gradient_dtype", f"{s.framework.title} is launched with {usual} gradients.", f"Use {usual}.")
 
 
 def only_replicas(job: Job, title: str) -> Iterator[No]:
@@ -162,6 +178,19 @@ def only_replicas(job: Job, title: str) -> Iterator[No]:
     for name in ("tp", "pp", "cp", "ep"):
         degree = getattr(job, name)
         yield No(degree > 1, f"candidate.{name}", f"{title} is launched with {name} 1 only, not {degree}.", "Use torch or megatron.")
+
+
+def fsdp(job: Job) -> No:
+    """FSDP has no ZeRO-1."""
+    reason = "FSDP divides parameters and gradients with the optimizer: ZeRO-2 or 3, not 1."
+    return No(job.zero_stage == 1, "candidate.zero_stage", reason, "Use zero_stage: 2.")
+
+
+def synchronised(job: Job, title: str) -> No:
+    """Frameworks that divide gradients exchange them after every micro-batch."""
+    waits = job.sync_step and job.zero_stage > 1 and job.micro_batches > 1
+    reason = f"{title} exchanges divided gradients after every micro-batch."
+    return No(waits, "candidate.gradient_sync", reason, "Use gradient_sync: micro-batch.")
 
 
 Engine = Callable[[Job], Launch]

@@ -9,7 +9,7 @@ from typing import Any
 from recipe_core.documents import to_yaml
 from recipe_core.engines.deployment import Launch
 from recipe_core.model.spec import DenseMlp, MoeMlp
-from recipe_core.training.engines.job import Job, No, environment, processes, short_name, torchrun, training
+from recipe_core.training.engines.job import Job, No, environment, processes, short_name, synchronised, torchrun, training
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
@@ -40,8 +40,9 @@ def _degrees(job: Job) -> Iterator[No]:
     yield No(odd, "candidate.virtual_stages", reason, "Use virtual_stages: 1.")
     experts = job.moe is not None and job.tp > 1 and not job.sequence_parallel
     yield No(experts, "candidate.sequence_parallel", "Megatron-LM trains experts under tp with sequence parallelism only.", "Leave it on.")
-    fsdp = job.zero_stage > 1 and piped
-    yield No(fsdp, "candidate.zero_stage", f"Megatron-FSDP's ZeRO-{job.zero_stage} is not launched with a pipeline.", "Use zero_stage: 1.")
+    yield synchronised(job, "Megatron-FSDP")
+    whole = job.zero_stage > 1 and piped
+    yield No(whole, "candidate.zero_stage", f"Megatron-FSDP's ZeRO-{job.zero_stage} is not launched with a pipeline.", "Use zero_stage: 1.")
     outer = job.zero_stage > 0 and (job.dp * job.cp) % job.shard != 0
     yield No(outer, "candidate.shard", f"shard {job.shard} does not divide dp × cp = {job.dp * job.cp}.", "Use a divisor.")
     a = job.attention

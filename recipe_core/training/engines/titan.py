@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.engines.deployment import Launch
 from recipe_core.training.engines.facts import TitanModel, facts
-from recipe_core.training.engines.job import KEPT_CHECKPOINTS, Job, No, environment, processes, torchrun, training
+from recipe_core.training.engines.job import KEPT_CHECKPOINTS, Job, No, environment, fsdp, processes, synchronised, torchrun, training
 from recipe_core.training.engines.sources import data_files
 
 _SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
@@ -49,10 +49,9 @@ def _sharding(job: Job) -> Iterator[No]:
     yield No(divided, "candidate.shard", f"shard {job.shard} is not a multiple of cp {job.cp}.", "Use a multiple.")
     plain = job.zero_stage == 0 and job.cp > 1
     yield No(plain, "candidate.zero_stage", "ranks of context parallelism always divide states in torchtitan.", "Use zero_stage: 3.")
-    once = job.zero_stage == 1 and job.pp == 1
-    yield No(once, "candidate.zero_stage", "FSDP divides gradients with the optimizer: ZeRO-2 or 3, not 1.", "Use zero_stage: 2.")
-    whole = "torch's pipelines keep gathered parameters and whole gradients until a step's last micro-batch, which is ZeRO-1"
-    yield No(job.pp > 1 and job.zero_stage > 1, "candidate.zero_stage", f"{whole}, not {job.zero_stage}.", "Use zero_stage: 1.")
+    yield fsdp(job)
+    if job.pp == 1:  # pipelines exchange gradients once a step
+        yield synchronised(job, "torchtitan")
 
 
 def _pipeline(job: Job) -> Iterator[No]:
