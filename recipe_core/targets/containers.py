@@ -55,6 +55,8 @@ def docker(context: Context) -> dict[str, str]:
 def _check_single(context: Context) -> None:
     if context.nodes > 1:
         raise NoAnswer(f"it starts containers on one machine, and the recipe uses {context.nodes} nodes.", hint="Use Kubernetes or Slurm.")
+    if context.vendor not in ("nvidia", "amd", "cpu"):
+        raise NoAnswer(f"how {context.vendor} devices are given to a container here is not known.", hint="Use Kubernetes.")
     image(context)
 
 
