@@ -178,6 +178,14 @@ def test_a_model_in_a_folder_is_mounted_and_nothing_is_downloaded():
     assert "HF_TOKEN" not in "".join(files.values())
 
 
+def test_a_folder_that_is_not_absolute_is_refused_where_it_would_be_mounted():
+    value = with_parameters(context(), model="./tiny")
+    said = refusals(value)
+    assert "the folder ./tiny" in said["kubernetes"]
+    assert "Name its absolute path" in said["compose"]
+    assert "vllm serve ./tiny" in target_files(value)["targets/slurm/node.sh"]
+
+
 def test_files_that_processes_read_are_mounted():
     value = context(replace(single(), files={"engine/options.yaml": "tp: 8\n"}))
     files = documents(value, "kubernetes/files.yaml", "kubernetes/deployment.yaml")
@@ -311,6 +319,7 @@ def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
         assert not re.search(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}", text), path
         assert ":latest" not in text, path
         assert "None" not in text, path
+        assert "${" not in text or path.endswith((".sh", ".sbatch")), path
         assert SECRET not in text, path
         assert not re.search(r"HF_TOKEN(=|: (?!null)|\n +value:)", text), path
 

@@ -123,7 +123,7 @@ class Context:
     @property
     def model_is_folder(self) -> bool:
         """Whether the model is a folder on the nodes rather than a hub id."""
-        return self.model_source.startswith("/")
+        return self.model_source.startswith(("/", "./", "../", "~"))
 
     @property
     def mounted(self) -> dict[str, str]:
