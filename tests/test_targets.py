@@ -68,6 +68,28 @@ def test_nothing_to_scale_is_said():
     assert "kubernetes-keda" not in refusals(with_parameters(context(), max_replicas=2))
 
 
+@pytest.mark.parametrize("image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "registry.example:5000/vllm"])
+def test_an_image_that_moves_is_refused(image):
+    with pytest.raises(ValidationError, match="moves: name a release"):
+        Parameters(image=image)
+    assert Parameters(image="registry.example:5000/vllm@sha256:00").image
+
+
+def test_gaudi_is_asked_for_by_its_own_name():
+    gaudi = {"device": "gaudi3", "vendor": "intel", "runtime": "hpu", "architecture": "gaudi3", "device_memory_bytes": 128 << 30}
+    value = context(hardware=gaudi)
+    (deployment,) = documents(value, "kubernetes/deployment.yaml").values()
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"habana.ai/gaudi": "8"}
+    assert "not known" in refusals(value)["compose"]
+
+
+def test_a_token_is_asked_for_where_one_is_named():
+    named = target_files(with_parameters(context(), token_secret="hf-token"))
+    assert "HF_TOKEN" in named["targets/skypilot/task.yaml"]
+    assert "name: hf-token" in named["targets/kubernetes/deployment.yaml"]
+    assert "HF_TOKEN" not in target_files(context())["targets/skypilot/task.yaml"]
+
+
 def test_bounds_the_wrong_way_round_are_refused():
     with pytest.raises(ValidationError, match=r"min_replicas \(3\) is more than max_replicas \(2\)"):
         Parameters(min_replicas=3, max_replicas=2)
@@ -154,6 +176,14 @@ def test_a_model_in_a_folder_is_mounted_and_nothing_is_downloaded():
     assert "path: /data/llama" in files["targets/kubernetes/deployment.yaml"]
     assert "port: 443" not in files["targets/kubernetes/network.yaml"]
     assert "HF_TOKEN" not in "".join(files.values())
+
+
+def test_a_folder_that_is_not_absolute_is_refused_where_it_would_be_mounted():
+    value = with_parameters(context(), model="./tiny")
+    said = refusals(value)
+    assert "the folder ./tiny" in said["kubernetes"]
+    assert "Name its absolute path" in said["compose"]
+    assert "vllm serve ./tiny" in target_files(value)["targets/slurm/node.sh"]
 
 
 def test_files_that_processes_read_are_mounted():
@@ -289,6 +319,7 @@ def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
         assert not re.search(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}", text), path
         assert ":latest" not in text, path
         assert "None" not in text, path
+        assert "${" not in text or path.endswith((".sh", ".sbatch")), path
         assert SECRET not in text, path
         assert not re.search(r"HF_TOKEN(=|: (?!null)|\n +value:)", text), path
 

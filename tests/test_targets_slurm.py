@@ -126,6 +126,13 @@ def test_amd_devices_are_not_filtered_twice(slurm, tmp_path):
     assert sorted(words[2:4] for words in told(tmp_path)) == [["cuda=", f"hip={n},{n + 1}"] for n in (0, 2, 4, 6)]
 
 
+def test_amd_devices_of_a_shared_node_are_found(slurm, tmp_path):
+    path = bundle(context(single(2), AMD, image=ROCM, devices_per_node=2), tmp_path, vllm=TELL)
+    finished(slurm, submitted(slurm, tmp_path, path, "--mem-per-gpu=1G"), tmp_path)
+    (words,) = told(tmp_path)
+    assert words[2:4] == ["cuda=", "hip="]  # ROCR_VISIBLE_DEVICES, which Slurm sets, says it all
+
+
 def test_pools_start_beside_their_router(slurm, tmp_path):
     path = bundle(context(pools()), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n")
     finished(slurm, submitted(slurm, tmp_path, path), tmp_path)

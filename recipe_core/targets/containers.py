@@ -13,7 +13,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import compose_literal, fill
 from recipe_core.targets.layout import layout
 from recipe_core.targets.node_script import VISIBLE
-from recipe_core.targets.pod import CACHE, ROOT, RUN, image, object_name, port_values
+from recipe_core.targets.pod import CACHE, ROOT, RUN, image, mounted_model, object_name, port_values
 
 _BEGIN = """#!/bin/bash
 # Argument: docker (the default) or podman.
@@ -55,6 +55,8 @@ def docker(context: Context) -> dict[str, str]:
 def _check_single(context: Context) -> None:
     if context.nodes > 1:
         raise NoAnswer(f"it starts containers on one machine, and the recipe uses {context.nodes} nodes.", hint="Use Kubernetes or Slurm.")
+    if context.vendor not in ("nvidia", "amd", "cpu"):
+        raise NoAnswer(f"how {context.vendor} devices are given to a container here is not known.", hint="Use Kubernetes.")
     image(context)
 
 
@@ -94,7 +96,7 @@ def _published(context: Context, process: Process) -> list[str]:
 def _values(context: Context, process: Process) -> dict[str, str]:
     port = str(_port(context, process))
     everywhere = "0.0.0.0"  # noqa: S104 - inside the container's network; the host publishes on its own address
-    known = {"model": context.model_source, "host": everywhere, "port": port, "root": ROOT, "run": RUN}
+    known = {"model": mounted_model(context), "host": everywhere, "port": port, "root": ROOT, "run": RUN}
     return known | {"head": "127.0.0.1", "node0": "127.0.0.1"} | port_values(context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from recipe_core.engines.deployment import Launch
 
@@ -48,6 +48,14 @@ class Parameters(BaseModel):
     device_groups: tuple[Annotated[int, Field(ge=0, le=65534)], ...] = (44, 109)
     prometheus: Word = "http://prometheus-operated.monitoring.svc:9090"
     monitoring_namespace: DnsLabel = "monitoring"
+
+    @field_validator("image")
+    @classmethod
+    def _never_moves(cls, value: str | None) -> str | None:
+        name = (value or "x:1").split("/")[-1]
+        if name.endswith(":latest") or not {":", "@"} & set(name):
+            raise ValueError(f"{value} moves: name a release, by a tag other than latest or by a digest")
+        return value
 
     @model_validator(mode="after")
     def _bounds(self) -> Parameters:
@@ -115,7 +123,7 @@ class Context:
     @property
     def model_is_folder(self) -> bool:
         """Whether the model is a folder on the nodes rather than a hub id."""
-        return self.model_source.startswith("/")
+        return self.model_source.startswith(("/", "./", "../", "~"))
 
     @property
     def mounted(self) -> dict[str, str]:

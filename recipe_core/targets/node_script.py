@@ -44,7 +44,7 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
     return "".join(
         [
             _BEGIN,
-            _devices_given(context, shared and visible_given),
+            _devices_given(context, shared=shared) if visible_given else "",
             _folders(processes),
             _programs(processes),
             f'case "${number}" in\n',
@@ -59,13 +59,12 @@ def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
     return {node: [p for p in processes if p.node == node] for node in sorted({p.node for p in processes})}
 
 
-def _devices_given(context: Context, needed: bool) -> str:
-    if not needed:
-        return ""
+def _devices_given(context: Context, *, shared: bool) -> str:
+    """How processes find the devices that the scheduler gave to the job."""
     if context.runtime == "rocm":
         return _ROCM
     every = ",".join(map(str, range(context.devices_per_node)))
-    return _SPLIT % every if context.runtime == "cuda" else ""
+    return _SPLIT % every if shared and context.runtime == "cuda" else ""
 
 
 def _folders(processes: Sequence[Process]) -> str:

@@ -44,8 +44,19 @@ def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
 
 def values(context: Context, head: str, **more: str) -> dict[str, str]:
     """What placeholders of a launch are in a pod; the port is each process's own."""
-    known = {"model": context.model_source, "host": "0.0.0.0", "head": head, "root": ROOT, "run": RUN}  # noqa: S104 - inside its pod
+    known = {"model": mounted_model(context), "host": "0.0.0.0", "head": head, "root": ROOT, "run": RUN}  # noqa: S104 - inside its pod
     return known | {"self": "$(POD_IP)"} | port_values(context) | more
+
+
+def mounted_model(context: Context) -> str:
+    """A hub id, or the folder on the nodes that containers find at the same path; raises NoAnswer for one that is not absolute."""
+    if context.model_is_folder and not context.model_source.startswith("/"):
+        raise NoAnswer(
+            f"the model is the folder {context.model_source}, and what that is on the nodes is not known.",
+            field="parameters.model",
+            hint="Name its absolute path there.",
+        )
+    return context.model_source
 
 
 def port_values(context: Context) -> dict[str, str]:

@@ -32,7 +32,7 @@ def files(context: Context) -> dict[str, str]:
 def task(context: Context) -> dict[str, Any]:
     """The task as SkyPilot reads it; the bundle is its working folder."""
     training = context.kind == "training"
-    secret = {} if context.model_is_folder else {"secrets": {"HF_TOKEN": None}}
+    secret = {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}  # its value is given when it is launched
     return {
         "name": object_name(context),
         "workdir": ".",

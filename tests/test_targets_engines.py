@@ -1,0 +1,71 @@
+"""Launches as the engines make them, on one node and several, through every target."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from recipe_core.engines.deployment import Deployment
+from recipe_core.engines.launch import launch
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.errors import NoAnswer
+from recipe_core.targets import Context, Image, target_files
+from tests.deployments import deployments
+from tests.targets import context
+from tests.test_targets_schemas import OTHERS, custom, manifests
+
+COUNT = 6
+UNFILLED = re.compile(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}")
+
+
+def of(deployment: Deployment) -> Context:
+    """The context of a drawn deployment; raises NoAnswer where the engine cannot be started this way."""
+    started, device = launch(deployment), deployment.setting.cluster.device
+    spec = engine(deployment.candidate.engine)
+    image = spec.image(device.runtime, device.architecture)
+    used = max(sum(len(p.devices) for p in started.processes if p.node == node) for node in range(started.nodes))
+    return context(
+        started,
+        engine=spec.name,
+        engine_version=spec.version,
+        device=device.name,
+        vendor=device.vendor,
+        runtime=device.runtime,
+        architecture=device.architecture,
+        devices_per_node=max(used, 1),
+        image=Image(reference=image.reference, digest=image.digest) if image else None,
+    )
+
+
+def contexts(name: str) -> list[Context]:
+    found = []
+    for deployment in deployments(name, COUNT):
+        try:
+            found.append(of(deployment))
+        except NoAnswer:  # groups that do not pack into nodes
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_launches_of_engines_fit_their_targets(name):
+    found = contexts(name)
+    assert len(found) >= COUNT // 2
+    for value in found:
+        files = target_files(value)
+        assert {"targets/slurm/job.sbatch", "targets/slurm/node.sh"} <= set(files)
+        assert [path for path, text in files.items() if UNFILLED.search(text)] == []
+        for path, document in manifests(value).items():
+            validator = custom().get((document["apiVersion"], document["kind"]))
+            assert validator is None or not list(validator.iter_errors(document)), path
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tgi"])
+def test_objects_of_real_launches_are_valid(name):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    known = {api for api, _ in custom()} | set(OTHERS)
+    for value in contexts(name):
+        for document in manifests(value).values():
+            if document["apiVersion"] not in known:
+                kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
