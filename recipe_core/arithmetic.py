@@ -121,7 +121,10 @@ def _cache(setting: Setting, one: Cases, start: int, end: int) -> str:
         layer = setting.model.kinds[kind][0]
         if isinstance(layer.attention, CompressedAttention):
             return "blocks that pack the caches of several layers"
-        each, state = float(kv_token_bytes(setting, layer, one.tp)[0] / one.cp[0]), float(state_bytes(setting, layer, one.tp)[0])
+        each, state = (
+            float(kv_token_bytes(setting, layer.attention, one.tp)[0] / one.cp[0]),
+            float(state_bytes(setting, layer.attention, one.tp)[0]),
+        )
         terms += [f"{count} × {cached_tokens(layer, context, one.block_tokens)[0]:,.0f} × {significant(each)} B"] if each else []
         terms += [f"{count} × {significant(state / 1e6)} MB of state"] if state else []
     return " + ".join(terms) or "no layer keeps a cache"
