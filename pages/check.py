@@ -136,10 +136,12 @@ def better(answer: dict[str, Any]) -> None:
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
     st.markdown(f"**{degrees(offer['candidate'])}**{gain}: {common.escape(figures)}")
     for command in offer["commands"]:
-        copies = f"Start {command['copies']} of these, each on devices of its own." if command["copies"] > 1 else ""
+        if len({each["node"] for each in offer["commands"]}) > 1:
+            st.caption(f"On node {command['node']}:")
         parts.code(command["command"])
-        if copies:
-            st.caption(copies)
+        for name, text in command["files"].items():
+            st.caption(f"with {common.escape(name)}:")
+            parts.code(text)
     if not offer["commands"]:
         st.info(common.escape(offer["why_no_command"]), icon=":material/info:")
 

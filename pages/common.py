@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 
 from recipe_core import edits, fixes, keys, query
-from recipe_core.board import Board, board_of
+from recipe_core.board import Board, board_of, shared_candidate
 from recipe_core.errors import RecipeError
 from recipe_core.labels import split_name
 from recipe_core.model.catalog import load_model
@@ -166,12 +166,9 @@ def _remedies(text: str, digest: str, _board: Board) -> list[fixes.Remedy]:  # n
 def _cache_key() -> tuple[str, str]:
     """A plan depends on everything but the split that was chosen, and on what the model's folder holds now.
 
-    Of a training candidate engine and precision stay: they say what all splits share.
+    Of a training candidate stays what all splits share.
     """
-    candidate = request().candidate
-    shared = {"engine": candidate.engine, "precision": candidate.precision} if candidate and training() else {}
-    kept = type(candidate)(**shared) if candidate and any(shared.values()) else None
-    return json.dumps(request().model_copy(update={"candidate": kept}).to_json()), model().digest
+    return json.dumps(request().model_copy(update={"candidate": shared_candidate(request())}).to_json()), model().digest
 
 
 def board() -> Board:

@@ -20,9 +20,23 @@ def cards(board: Board, row: int) -> None:
     with st.grid(5, min_column_width=150):
         st.metric("Best split", labels.short_name(board.candidate(row)), border=True, help=board.label(row), height="stretch")
         for name in board.headline:
-            measure = board.measures[name]
             text = board.text(name, row)
-            st.metric(measure.title, "no price" if text == "unknown" else text, border=True, help=measure.help or None, height="stretch")
+            st.metric(
+                board.measures[name].title,
+                "no price" if text == "unknown" else text,
+                border=True,
+                help=told(board, name, row),
+                height="stretch",
+            )
+
+
+def told(board: Board, name: str, row: int) -> str | None:
+    """What a figure means, the exact value, and where measured runs are expected."""
+    measure, band = board.measures[name], board.band(name, row)
+    said = [measure.help] if measure.help else []
+    said += [f"Exactly {board.values(name)[row]:.6g} {measure.unit}, computed; the device is {board.basis}"]
+    said += [f"Eight of ten measured runs are expected between {band}"] if band else []
+    return common.escape(". ".join(said) + ".")
 
 
 def axes(board: Board) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import common
 import parts
 import streamlit as st
 
-from recipe_core import edits, keys, units
+from recipe_core import edits, units
 from recipe_core.board import Board, ServingBoard, TrainingBoard
 from recipe_core.bundle import bundle_files, zip_bytes
 from recipe_core.documents import to_yaml
@@ -67,7 +67,7 @@ def picker(board: Board) -> None:
         st.warning(f"The split you chose, {gone}, does not fit any more; this is the best one.", icon=":material/info:")
 
 
-def expected(board: ServingBoard, estimate: dict) -> None:
+def expected(board: ServingBoard, estimate: dict, _: int) -> None:
     """Figures with their bands and basis, and memory by part."""
     left, right = st.columns([3, 2], gap="large")
     serving, bands, basis = estimate["serving"], estimate["bands"], estimate["basis"]
@@ -167,15 +167,20 @@ def reproduce() -> None:
         parts.code(f"{here}?{urlencode(common.link())}")
 
 
-def serving(board: ServingBoard, row: int) -> None:
-    """The bundle of a serving split, what to expect of it, and what it starts."""
-    split = {name: value for name, value in board.candidate(row).items() if name in keys.SPLIT_FIELDS}
+def wanted(board: Board, row: int) -> PlanRequest:
+    """The request with the split of a row as its candidate."""
     stated = common.request().candidate.model_dump(exclude_none=True) if common.request().candidate else {}
-    wanted = edits.change(common.request(), {"candidate": stated | split})
-    key = (json.dumps(wanted.to_json()), common.model().digest, folders_allowed())
+    changes = edits.taken(common.request(), board.key(row))
+    return edits.change(common.request(), changes | {"candidate": stated | changes["candidate"]})
+
+
+def bundle(board: Board, row: int) -> None:
+    """The bundle of a split, what to expect of it, and what it starts; or why it cannot be built."""
+    key = (json.dumps(wanted(board, row).to_json()), common.model().digest, folders_allowed())
     estimate = board.estimate(row)
     for note in estimate["notes"]:
         st.info(common.escape(note), icon=":material/info:")
+    expect = expected_training if isinstance(board, TrainingBoard) else expected
     try:
         recipe, files = recipe_of(*key), files_of(*key)
     except RecipeError as error:
@@ -184,24 +189,16 @@ def serving(board: ServingBoard, row: int) -> None:
         if board.raw("gpus")[row] > one:
             fewer = {"objective.limits.gpus": one, "candidate": None}
             st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
-        expected(board, estimate)
+        expect(board, estimate, row)
     else:
         download(recipe, files)
-        expected(board, estimate)
+        expect(board, estimate, row)
         commands(files)
 
 
-def training(board: TrainingBoard, row: int) -> None:
-    """What a training split would do; its bundle is not built by this version."""
-    st.info(
-        "Training is planned, not yet packed: this version builds no bundle of a training run. The request below asks for the same plan "
-        "on the command line and over the API.",
-        icon=":material/inventory_2:",
-    )
-    estimate = board.estimate(row)
-    bands, show = estimate["bands"], {"step": "step_s", "per_gpu": "tokens_per_s_per_gpu", "memory": "peak_memory_bytes"}
+def expected_training(board: TrainingBoard, estimate: dict, row: int) -> None:
+    """Figures with their bands, and memory of the fullest stage."""
     names = [name for name in board.measures if board.known(name)]
-    likely = [units.band(bands[show[name]], board.measures[name].show) if name in show else "" for name in names]
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.header("What to expect", anchor=False)
@@ -209,26 +206,25 @@ def training(board: TrainingBoard, row: int) -> None:
             {
                 "Figure": [board.measures[name].title for name in names],
                 "Estimate": [board.text(name, row) for name in names],
-                "Likely between": likely,
+                "Likely between": [board.band(name, row) or "" for name in names],
             },
             hide_index=True,
             height="content",
             alt="Expected figures with their bands",
         )
     with right:
-        st.header("The split", anchor=False)
-        split = {name.replace("_", " "): str(value).lower() for name, value in board.candidate(row).items()}
-        st.table(split, border="horizontal", alt="The fields of the split")
+        st.header(f"Memory per {board.device_title}", anchor=False)
+        m = estimate["memory"]
+        rows = {name: gib(m[f"{part}_bytes"]) for part, name in board.parts.items() if m[f"{part}_bytes"] > 0}
+        total = f"**{gib(m['total_bytes'])}** of {gib(m['usable_bytes'])} usable"
+        st.table(rows | {"**Total**": total}, border="horizontal", alt="Memory by part")
 
 
 parts.head("Take it")
 board = common.board_or_none()
 if board is not None and board.best() is not None:
     picker(board)
-    if isinstance(board, TrainingBoard):
-        training(board, common.chosen(board))
-    else:
-        serving(board, common.chosen(board))
+    bundle(board, common.chosen(board))
     reproduce()
 elif board is not None:
     st.page_link("compare.py", label="See why nothing fits", icon=":material/help:", query_params=common.link())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recipe_core.board import SHARED
 from recipe_core.errors import RecipeError
 from recipe_core.hardware.catalog import device
 from recipe_core.keys import cluster_of, split_of
 from recipe_core.model.catalog import load_model
 from recipe_core.query import START_LOADS, TRAINING, checked, flat, leaves
 from recipe_core.request import LOADS, HardwareRequest, PlanRequest
+from recipe_core.training.plan import is_training
 
 TRAINING_TOKENS = 10e9
 """The budget that a run starts with when a request turns from serving to training."""
@@ -103,9 +105,13 @@ def _swap_device(named: dict[str, Any], old: HardwareRequest, changes: Mapping[s
 
 
 def taken(request: PlanRequest, key: str) -> dict[str, Any]:
-    """The changes that make a plan's split the chosen one; its cluster becomes the request's where it was one of the options."""
+    """The changes that make a plan's split the chosen one; its cluster becomes the request's where it was one of the options.
+
+    What all splits of a training plan share stays as it is stated.
+    """
     place = cluster_of(key)
-    changes: dict[str, Any] = {"candidate": split_of(key)}
+    stated = request.candidate.model_dump(include=set(SHARED), exclude_none=True) if request.candidate else {}
+    changes: dict[str, Any] = {"candidate": (stated if is_training(request) else {}) | (split_of(key) or {})}
     if not place:
         return changes
     others = list(request.options.hardware)

@@ -10,20 +10,17 @@ from typing import Any
 import numpy as np
 
 from recipe_core import advice
-from recipe_core.board import Board, ServingBoard, board_of
+from recipe_core.board import Board, ServingBoard, TrainingBoard
 from recipe_core.candidates import one_split, resolve
 from recipe_core.edits import change
 from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import device
-from recipe_core.labels import degrees
+from recipe_core.labels import degrees, training_split
 from recipe_core.limits import LIMITS
 from recipe_core.plan import judged
-from recipe_core.request import CandidateRequest, PlanRequest, TrainingWorkload
+from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.units import significant
 
 AT_MOST = 3
-SHORTEST = 512
-"""Tokens of a sequence below which it is not worth shortening it."""
 CLOSE = 50
 """Rows with the nearest degrees whose other choices are compared."""
 
@@ -58,47 +55,12 @@ class Remedy:
 
 
 def remedies(board: Board) -> list[Remedy]:
-    """Where nothing fits: up to three changes after which something does."""
+    """Where nothing fits: a few changes after which something does."""
     if isinstance(board, ServingBoard):
         return [Remedy(found.changes, degrees(found.candidate)) for found in advice.remedies(board.table)]
-    out: list[Remedy] = []
-    tried: set[str] = set()
-    for kind, changes in _training_changes(board.request):
-        if kind not in tried and len(out) < AT_MOST and (split := _planned(board.request, changes)):
-            tried.add(kind)  # the smallest change of each kind is enough
-            out.append(Remedy(changes, split))
-    return out
-
-
-def _training_changes(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes with their kind, the least intrusive first: states in 8 bits, more devices, shorter sequences, adapters only."""
-    workload, hardware = request.workload, request.hardware
-    if not isinstance(workload, TrainingWorkload):
-        return
-    if workload.optimizer == "adamw" and workload.method in ("pretrain", "finetune"):
-        yield "optimizer", {"workload.optimizer": "adamw-8bit"}
-    per_node, full = hardware.per_node, device(hardware.device).node.devices
-    while per_node * 2 <= full:
-        per_node *= 2
-        yield "devices", {"hardware.per_node": per_node}
-    grown = {"hardware.per_node": per_node} if per_node != hardware.per_node else {}
-    for nodes in (hardware.nodes * 2**k for k in range(1, 5)):
-        yield "devices", grown | {"hardware.nodes": nodes}
-    for length in (workload.sequence_length // 2**k for k in range(1, 4)):
-        if length >= SHORTEST:
-            yield "length", {"workload.sequence_length": length}
-    if workload.method in ("pretrain", "finetune"):
-        yield "method", {"workload.method": "lora"}
-
-
-def _planned(request: PlanRequest, changes: dict[str, Any]) -> str | None:
-    """The best split after the changes, None when there is still none."""
-    try:
-        board = board_of(change(request, changes))
-    except RecipeError:
-        return None
-    best = board.best()
-    return None if best is None else board.label(best)
+    if isinstance(board, TrainingBoard):
+        return [Remedy({found.field: found.value}, training_split(found.candidate)) for found in board.table.remedies]
+    return []
 
 
 def nearest_fitting(board: Board, row: int) -> int | None:

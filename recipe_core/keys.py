@@ -1,7 +1,8 @@
 """The names of splits in links and charts: short texts from which the candidate can be read back.
 
 Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache, ``.on1`` on the first of the clusters that the options put
-beside the request's. Training: ``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``.
+beside the request's. Training: ``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided
+over eight ranks only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SERVING = re.compile(
 )
 _TRAINING = re.compile(
     r"(?P<engine>[\w\-]+)\.(?P<precision>\w+)\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})\.v(?P<virtual_stages>\d{1,5})\.cp(?P<cp>\d{1,5})"
-    r"\.ep(?P<ep>\d{1,5})\.dp(?P<dp>\d{1,5})\.z(?P<zero_stage>\d)\.mb(?P<micro_batch>\d{1,6})\.(?P<recompute>[a-z]+)"
+    r"\.ep(?P<ep>\d{1,5})\.dp(?P<dp>\d{1,5})\.z(?P<zero_stage>\d)\.mb(?P<micro_batch>\d{1,6})\.(?P<recompute>[a-z]+)(\.s(?P<shard>\d{1,5}))?"
 )
 
 
@@ -29,7 +30,8 @@ def split_key(candidate: Mapping[str, Any], cluster: int = 0) -> str:
     c = candidate
     if c.get("micro_batch") is not None:
         degrees = f"tp{c['tp']}.pp{c['pp']}.v{c['virtual_stages']}.cp{c['cp']}.ep{c['ep']}.dp{c['dp']}"
-        return f"{c['engine']}.{c['precision']}.{degrees}.z{c['zero_stage']}.mb{c['micro_batch']}.{c['recompute']}"
+        shard = f".s{c['shard']}" if (c.get("shard") or c["dp"] * c["cp"]) != c["dp"] * c["cp"] else ""
+        return f"{c['engine']}.{c['precision']}.{degrees}.z{c['zero_stage']}.mb{c['micro_batch']}.{c['recompute']}{shard}"
     shared = f".cp{c['cp']}" if (c.get("cp") or 1) > 1 else ""
     where = f".on{cluster}" if cluster else ""
     return f"{c['engine']}.{c['weight_dtype']}.{c['kv_dtype']}.tp{c['tp']}.pp{c['pp']}.dp{c['dp']}.ep{c['ep']}{shared}{where}"

@@ -20,7 +20,8 @@ def training_split(candidate: Mapping[str, Any]) -> str:
     chunks = f" × {c['virtual_stages']}" if c["virtual_stages"] > 1 else ""
     named = {"dp": "", "tp": "", "pp": chunks, "cp": "", "ep": ""}
     cut = [f"{name} {c[name]}{more}" for name, more in named.items() if c[name] > 1] or ["one device"]
-    kept = [f"zero {c['zero_stage']}"] if c["zero_stage"] else []
+    part = f" over {c['shard']}" if (c.get("shard") or c["dp"] * c["cp"]) != c["dp"] * c["cp"] else ""
+    kept = [f"zero {c['zero_stage']}{part}"] if c["zero_stage"] else []
     again = [f"{c['recompute']} recompute"] if c["recompute"] != "none" else []
     return " · ".join([*cut, *kept, f"micro-batch {c['micro_batch']}", *again])
 
@@ -38,6 +39,7 @@ def short_name(candidate: Mapping[str, Any]) -> str:
 _CHANGES = {
     "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
     "options.engines": lambda value: f"Use {value[0]}",
+    "candidate.offload": lambda value: f"Keep {value} states on the host",
     "hardware.per_node": lambda value: f"Use {value} devices per node",
     "hardware.nodes": lambda value: f"Use {value} nodes",
     "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
@@ -120,6 +122,7 @@ REFUSALS = {
     "devices": "More devices than there are",
     "runtime": "Engine does not run on the device",
     "weight-dtype": "No kernels for the weight format",
+    "engine-weights": "Engine has no kernels for the weight format",
     "kv-dtype": "No kernels for the cache format",
     "heads": "Attention heads do not divide",
     "kv-heads": "KV heads do not divide",
@@ -174,6 +177,7 @@ TRAINING_REFUSALS = {
     "schedule": "Schedule that does not go with the split",
     "shard": "Shards do not divide the replicas",
     "memory": "Does not fit in memory",
+    "host-memory": "Does not fit in the host's memory",
     "limit": "Over a limit of the objective",
 }
 """What a person calls the kinds of refusal of training splits."""
@@ -183,9 +187,11 @@ TRAINING_MEMORY = {
     "gradients": "Gradients",
     "optimizer": "Optimizer states",
     "master": "Master copy",
+    "reference": "Reference model",
     "gathered": "Gathered units",
     "activations": "Activations",
     "loss": "Logits and loss",
+    "temporary": "Temporary buffers",
     "reserve": "Allocator reserve",
 }
 """What a person calls the parts of a training device's memory."""
@@ -206,6 +212,8 @@ TRAINING_CAUSES = {
     "head": "Language-model head",
     "loss": "Loss",
     "recompute": "Recomputation",
+    "reference": "Reference model",
+    "data_loading": "Waiting for data",
     "launch": "Kernel launches",
     "bubble": "Pipeline bubble",
     "pipeline_parallel": "Pipeline hand-over (pp)",

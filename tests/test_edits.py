@@ -83,6 +83,7 @@ def test_taking_a_split_of_another_cluster_swaps_the_clusters() -> None:
         "vllm.bf16.auto.tp4.pp1.dp2.ep1",
         "sglang.fp8-block.fp8.tp8.pp1.dp1.ep1.cp2.on3",
         "torchtitan.bf16.tp2.pp4.v2.cp1.ep1.dp4.z1.mb2.full",
+        "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp16.z3.mb1.none.s8",
     ],
 )
 def test_a_key_is_read_back(key: str) -> None:

@@ -13,6 +13,7 @@ from recipe_core.board.measure import Measure
 from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.plan import pareto_front
 from recipe_core.request import PlanRequest
+from recipe_core.units import band
 
 
 class Board(ABC):
@@ -165,6 +166,17 @@ class Board(ABC):
         """A row's main figures in one phrase, without what is not known."""
         said = [f"{self.text(name, row)} {_TAIL.get(name, '')}".strip() for name in self.figures if np.isfinite(self._raw[name][row])]
         return ", ".join(said)
+
+    def band(self, name: str, row: int) -> str | None:
+        """Where eight of ten measured runs are expected, as a sentence says it; None where that is not known."""
+        figure = self.measures[name].band
+        found = self.estimate(row).get("bands", {}).get(figure) if figure else None
+        return band(found, self.measures[name].show) if found else None
+
+    @property
+    @abstractmethod
+    def basis(self) -> str:
+        """What the figures of the request's device rest on."""
 
     def best(self) -> int | None:
         """The best row, None when nothing fits."""

@@ -12,7 +12,7 @@ from recipe_core.training.table import TrainingTable
 
 
 def board_of(request: PlanRequest, *, folders: bool = True) -> Board:
-    """The request planned; of its candidate only what all training splits share counts: framework and precision.
+    """The request planned; of its candidate only what all training splits share counts.
 
     Raises:
         InputError: as ``plan`` and ``training_plan`` do.
@@ -22,7 +22,18 @@ def board_of(request: PlanRequest, *, folders: bool = True) -> Board:
     return ServingBoard(plan(request, folders=folders))
 
 
+SHARED = ("engine", "precision", "offload")
+"""Fields of a candidate that all splits of a training plan share."""
+
+
+def shared_candidate(request: PlanRequest) -> CandidateRequest | None:
+    """What of a training request's candidate is true of every split; None where that is nothing, and for serving."""
+    if request.candidate is None or not is_training(request):
+        return None
+    stated = {name: value for name in SHARED if (value := getattr(request.candidate, name)) is not None}
+    return CandidateRequest(**stated) if stated else None
+
+
 def _training(request: PlanRequest, folders: bool) -> TrainingTable:
-    c = request.candidate
-    shared = CandidateRequest(engine=c.engine, precision=c.precision) if c else CandidateRequest()
+    shared = shared_candidate(request) or CandidateRequest()
     return training_plan(request.model_copy(update={"candidate": shared}), folders=folders, limits=shared)

@@ -20,7 +20,8 @@ class Measure:
     """One quantity of every row of a plan.
 
     ``get`` reads it from the plan's columns, SI. A chart or a table shows it times ``factor`` in ``unit``, a sentence as ``show`` says it.
-    ``limit``: the field of the objective's limits that bounds it, and ``limit_factor`` that field's unit in SI ones.
+    ``limit``: the field of the objective's limits that bounds it, and ``limit_factor`` that field's unit in SI ones. ``band``: the figure
+    of an estimate whose band is this measure's.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Measure:
     limit: str | None = None
     limit_factor: float = 1.0
     help: str = ""
+    band: str | None = None
 
     @property
     def axis(self) -> str:
@@ -81,6 +83,7 @@ SERVING: dict[str, Measure] = {
         limit="tpot_ms",
         limit_factor=1e-3,
         help="Mean time between two tokens of one answer",
+        band="tpot_s",
     ),
     "interactivity": Measure(
         "Tokens/s that one user sees",
@@ -101,6 +104,7 @@ SERVING: dict[str, Measure] = {
         limit="ttft_ms",
         limit_factor=1e-3,
         help="From a request's arrival to its first token, waiting included",
+        band="ttft_s",
     ),
     "latency": Measure(
         "Request latency",
@@ -111,6 +115,7 @@ SERVING: dict[str, Measure] = {
         limit="request_latency_ms",
         limit_factor=1e-3,
         help="From a request's arrival to its last token",
+        band="request_latency_s",
     ),
     "per_gpu": Measure(
         "Output per GPU",
@@ -120,6 +125,7 @@ SERVING: dict[str, Measure] = {
         rate,
         more_is_better=True,
         help="Output tokens per second of the deployment, divided by its devices",
+        band="output_tokens_per_s_per_gpu",
     ),
     "output": Measure(
         "Output",
@@ -130,6 +136,7 @@ SERVING: dict[str, Measure] = {
         more_is_better=True,
         limit="output_tokens_per_s_at_least",
         help="Output tokens per second of the whole deployment",
+        band="output_tokens_per_s",
     ),
     "usd": Measure(
         "Cost per million output tokens",
@@ -175,7 +182,15 @@ SERVING: dict[str, Measure] = {
 """What serving splits are compared by."""
 
 TRAINING: dict[str, Measure] = {
-    "step": Measure("Time of a step", "Step", "s", column("step_s"), duration, help="One optimizer step over the whole batch"),
+    "step": Measure(
+        "Time of a step",
+        "Step",
+        "s",
+        column("step_s"),
+        duration,
+        help="One optimizer step over the whole batch",
+        band="step_s",
+    ),
     "per_gpu": Measure(
         "Tokens per GPU",
         "Per GPU",
@@ -184,6 +199,7 @@ TRAINING: dict[str, Measure] = {
         rate,
         more_is_better=True,
         help="Tokens per second of the run, divided by its devices",
+        band="tokens_per_s_per_gpu",
     ),
     "output": Measure(
         "Tokens trained",
@@ -201,7 +217,16 @@ TRAINING: dict[str, Measure] = {
     "usd_run": Measure("Cost of the run", "Run", "$", column("usd"), usd, help="The whole token budget, failures included"),
     "usd_hour": Measure("Cost per hour", "Per hour", "$", column("usd_per_hour"), usd, limit="usd_per_hour"),
     "gpus": Measure("Devices", "Devices", "", column("gpus"), whole, limit="gpus"),
-    "memory": Measure("Peak memory per device", "Memory", "GiB", column("peak_memory_bytes"), gib, 1 / GIB, help="Of the fullest stage"),
+    "memory": Measure(
+        "Peak memory per device",
+        "Memory",
+        "GiB",
+        column("peak_memory_bytes"),
+        gib,
+        1 / GIB,
+        help="Of the fullest stage",
+        band="peak_memory_bytes",
+    ),
     "bubble": Measure(
         "Idle in the pipeline", "Bubble", "%", column("bubble_share"), percent, 100, help="Share of a step that stages wait for each other"
     ),

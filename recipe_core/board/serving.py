@@ -18,6 +18,7 @@ from recipe_core.labels import REFUSALS, degrees
 from recipe_core.limits import LIMITS
 from recipe_core.plan import PlanTable
 from recipe_core.request import PlanRequest
+from recipe_core.support import support
 
 
 class ServingBoard(Board):
@@ -72,6 +73,11 @@ class ServingBoard(Board):
     def degree(self, name: str) -> Int:
         """A degree of every row."""
         return np.asarray(self.columns[name], dtype=np.int64)
+
+    @property
+    def basis(self) -> str:
+        """How well the device is known."""
+        return support(self.table.found.cluster.device).level
 
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row."""

@@ -14,6 +14,7 @@ from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.keys import TRAINING_FIELDS, split_key, split_of
 from recipe_core.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
 from recipe_core.request import PlanRequest
+from recipe_core.support import support
 from recipe_core.training.cases import RECOMPUTE
 from recipe_core.training.plan import judge
 from recipe_core.training.table import TrainingTable
@@ -49,10 +50,8 @@ class TrainingBoard(Board):
     def columns(self) -> Mapping[str, Any]:
         """The plan's columns, with those of the run."""
         e = self.table.estimates
-        with np.errstate(divide="ignore", invalid="ignore"):
-            bubble = e.parts["bubble"] / e.step_s
         ran = {name: getattr(e.run, name) for name in ("wall_s", "usd", "usd_per_hour", "watts")}
-        return {**self.table.columns, **ran, "bubble_share": bubble}
+        return {**self.table.columns, **ran}
 
     @property
     def feasible(self) -> Bool:
@@ -79,6 +78,11 @@ class TrainingBoard(Board):
         """A degree of every row."""
         return np.asarray(getattr(self.table.estimates.cases, name), dtype=np.int64)
 
+    @property
+    def basis(self) -> str:
+        """How well the device is known."""
+        return support(self.table.asked.cluster.device).level
+
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row."""
         return self.table.estimates.candidate(row)
@@ -99,8 +103,8 @@ class TrainingBoard(Board):
             return None
         if (wanted["engine"], wanted["precision"]) != (setting.engine, setting.precision):
             return None
-        numbers = wanted | {"recompute": RECOMPUTE.index(wanted["recompute"])}
-        found = np.flatnonzero(np.all([getattr(cases, name) == numbers[name] for name in TRAINING_FIELDS[2:]], axis=0))
+        numbers = {"shard": wanted["dp"] * wanted["cp"]} | wanted | {"recompute": RECOMPUTE.index(wanted["recompute"])}
+        found = np.flatnonzero(np.all([getattr(cases, name) == numbers[name] for name in (*TRAINING_FIELDS[2:], "shard")], axis=0))
         return int(found[0]) if len(found) else None
 
     def label(self, row: int) -> str:

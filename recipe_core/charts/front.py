@@ -98,7 +98,7 @@ def told(board: Board, row: int) -> list[str]:
     devices = int(board.raw("gpus")[row])
     noun = board.device_title if devices == 1 else f"{board.device_title}s"
     lines = [f"{devices:,} {noun}"] + [f"{board.measures[name].title} {board.text(name, row)}" for name in board.listed if name != "gpus"]
-    return [board.key(row), board.label(row), "<br>".join(lines)]
+    return [board.key(row), board.label(row), "<br>".join([*lines, f"<i>computed; device: {board.basis}</i>"])]
 
 
 def _mark_pins(figure: go.Figure, board: Board, pins: Sequence[str], axes: tuple[str, str], colours: Palette) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -167,7 +168,7 @@ def test_every_view_of_a_split_draws(page: Any, address: str) -> None:
 def test_a_command_is_checked(page: Any, address: str) -> None:
     page.goto(f"{address}/check")
     settled(page, PAGES["check"])
-    page.get_by_label("Command").fill("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960")
+    page.get_by_role("textbox", name="Command").fill("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960")
     page.get_by_role("button", name="Check").click()
     page.get_by_text("devices are idle").wait_for()
     page.get_by_text("A better one").wait_for()
@@ -177,14 +178,12 @@ def test_a_command_is_checked(page: Any, address: str) -> None:
 
 
 def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_config: dict[str, Any]) -> None:
-    import json
-
     page.goto(address)
     settled(page, QUESTIONS[""])
     page.get_by_text("Not in the list?").click()
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
-    page.get_by_text("config in the link").first.wait_for()
+    page.get_by_text("config · 8 × h100-sxm").wait_for()
     assert "hidden_size" in query(page)["model"]
     (tmp_path / "weights.json").write_bytes(b"PK\x03\x04")
     page.locator("input[type=file]").set_input_files(tmp_path / "weights.json")

@@ -312,7 +312,11 @@ def test_every_view_of_a_serving_split_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINING_VIEWS)
 def test_every_view_of_a_training_split_draws(name: str) -> None:
-    app = view(opened("compare.py", **PIPELINED), name)
+    app = opened("compare.py", **PIPELINED)
+    key = next(key for key in app.dataframe[0].value["key"] if ".pp1." not in key)
+    app = opened("compare.py", pins=key, **PIPELINED)
+    app.selectbox(key="focus").select(key)
+    view(app, name)
     for key in TRAINING_VIEWS[name]:
         assert figure(app, key)["data"]
 
@@ -364,16 +368,16 @@ def test_a_training_precision_and_framework_are_in_the_link() -> None:
     assert app.dataframe[0].value["key"][0].startswith("megatron.fp8.")
 
 
-def test_a_training_split_is_taken_and_planned_but_not_packed() -> None:
+def test_a_training_split_is_taken_and_packed() -> None:
     app = opened("compare.py", **{"workload.kind": "training", "workload.tokens": "1e9"})
     key = app.dataframe[0].value["key"][1]
     app = opened("compare.py", pins=key, **{"workload.kind": "training", "workload.tokens": "1e9"})
     app.button(key=f"take-{key}").click().run()
     assert app.title[0].value == PAGES["recipe.py"]
     assert app.selectbox(key="_split").value == key
-    assert "not yet packed" in said(app)
-    with pytest.raises(KeyError):
-        app.get_by_key("download")
+    assert app.get_by_key("download")
+    assert any("torchtitan.train" in code.value for code in app.code)
+    assert "Likely between" in app.dataframe[0].value.columns
 
 
 def test_a_checkpoint_in_another_format_is_one_click() -> None:
