@@ -115,7 +115,7 @@ p10 to p90 of measured / estimated, each cell alike: {shown}.
 
 **Verdicts.** Of the {stated:,} runs that say what they recomputed {accepted:.1%} are accepted. {comparison.unstated} of the others are
 refused for memory with nothing recomputed, which says nothing about them. Of {failed} runs that ran out of memory, crashed or timed out
-(one label) {caught / failed:.1%} are refused. Memory estimated up to {training_data().figures.tight.value:.0%} too high is accepted.
+(one label) {caught / failed:.1%} are refused. Memory estimated up to {training_data().figures.tight.value:.1%} too high is accepted.
 
 **Sources left out of the fit.** Each fitted without it; which figures there are, and the form of the fit, were chosen while looking at all.
 
@@ -127,7 +127,7 @@ refused for memory with nothing recomputed, which says nothing about them. Of {f
 
 def replaced(document: str, new: str) -> str:
     """The document with its section on training exchanged, or with it added at the end."""
-    pattern = re.compile(rf"^{HEADING}$.*?(?=^## |\\Z)", re.MULTILINE | re.DOTALL)
+    pattern = re.compile(rf"^{HEADING}$.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     if not pattern.search(document):
         return f"{document.rstrip()}\n\n{new}"
     return pattern.sub(lambda _: f"{new}\n", document).rstrip() + "\n"
