@@ -120,6 +120,13 @@ def test_every_option_says_what_set_it(parts, option, layer):
     assert {name for name in found.provenance if name.startswith("options.")} == {f"options.{name}" for name in found.engine.options}
 
 
+def test_what_hardware_asks_for_is_the_architectures():
+    found = make_recipe(make_request("Qwen/Qwen3-8B", "mi300x", 1))
+    assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
+    assert found.provenance["environment.VLLM_ROCM_USE_AITER"] == "architecture"
+    assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"
+
+
 def test_what_a_user_adds_is_the_users():
     additions = Additions(
         options={"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}, environment={"VLLM_LOGGING_LEVEL": "INFO"}

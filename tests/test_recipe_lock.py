@@ -8,6 +8,7 @@ import struct
 import pytest
 from pydantic import ValidationError
 
+from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.model.catalog import load_model
 from recipe_core.model.checkpoint import checkpoint_digest
@@ -15,6 +16,7 @@ from recipe_core.model.revision import snapshot_of, split_revision
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock
+from recipe_core.targets.context import Parameters
 from tests.conftest import make_request
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -59,10 +61,33 @@ def test_a_stated_seed_is_in_the_lock():
     assert recipe.lock.seeds["seed"] == 42
 
 
+def test_what_makes_runs_equal_is_in_the_lock():
+    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
+    assert make_recipe(request).lock.determinism == {}  # nothing promises it by itself
+    recipe = make_recipe(request, Additions(environment={"VLLM_BATCH_INVARIANT": "1"}))
+    assert recipe.lock.determinism == {"VLLM_BATCH_INVARIANT": "1"}
+
+
 @pytest.mark.parametrize("image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"])
 def test_an_image_that_may_change_is_no_pin(image):
     with pytest.raises(ValidationError, match="latest"):
         ImageLock(reference=image)
+
+
+def test_the_image_is_the_engines_or_the_users():
+    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
+    assert make_recipe(request).lock.image.reference == engine("vllm").image("cuda", "sm_90").reference
+    mine = make_recipe(request, Additions(parameters=Parameters(image=f"registry.local/vllm:v1@sha256:{'ab' * 32}")))
+    assert (mine.lock.image.reference, mine.lock.image.digest) == ("registry.local/vllm:v1", f"sha256:{'ab' * 32}")
+    for moving in ("registry.local/vllm", "registry.local/vllm:latest"):
+        with pytest.raises(InputError, match="latest"):
+            make_recipe(request, Additions(parameters=Parameters(image=moving)))
+
+
+@pytest.mark.parametrize(("device", "what"), [("h100-sxm", "driver"), ("mi300x", "rocm")])
+def test_the_oldest_host_software_is_in_the_lock(device, what):
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", device, 1))
+    assert recipe.lock.floors == {what: engine("vllm").floors[recipe.device.runtime].version}
 
 
 def test_packages_are_read_off_the_install():

@@ -17,6 +17,8 @@ from recipe_core.targets.context import Parameters
 
 SEEDS = ("seed", "random_seed")
 """Options of engines that seed sampling or initialisation."""
+DETERMINISM = ("enable_deterministic_inference", "deterministic", "VLLM_BATCH_INVARIANT", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
+"""Options and variables that hold a second run to the first."""
 BENCH_SEED = 1
 """What the launcher draws its prompts and arrivals with."""
 
@@ -36,6 +38,7 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
         image=_image(decision, recipe.parameters),
         model=_model(decision, folders=folders),
         floors=dict(decision.floors),
+        determinism={name: value for name, value in {**launch.options, **recipe.environment}.items() if name in DETERMINISM and value},
         seeds=stated | ({"bench": BENCH_SEED} if launch.kind == "serving" else {}),
     )
 
