@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.errors import InputError
 
 HOURS_PER_YEAR = 8760.0
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -26,6 +28,16 @@ class Owning(BaseModel):
     pue: Annotated[float, Field(ge=1, le=5)] = 1.3
     upkeep: Annotated[float, Field(ge=0, le=1)] = 0.05
     use: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @classmethod
+    def of(cls, **values: float) -> Owning:
+        """From plain values; raises InputError naming the one that makes no sense."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            said = f"{first['msg'][0].lower()}{first['msg'][1:]} (got {first.get('input')!r:.40})."
+            raise InputError(said, field=".".join(map(str, first["loc"])), hint="The figure before is kept.") from None
 
     @property
     def capital_usd_per_hour(self) -> float:

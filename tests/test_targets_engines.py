@@ -10,10 +10,14 @@ from recipe_core.engines.deployment import Deployment
 from recipe_core.engines.launch import launch
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import NoAnswer
-from recipe_core.targets import Context, Image, target_files
+from recipe_core.targets import Context, Image, refusals, target_files
+from recipe_core.training.launch import training_launch
+from recipe_core.training.plan import chosen_training
 from tests.deployments import deployments
 from tests.targets import context
 from tests.test_targets_schemas import OTHERS, custom, manifests
+from tests.test_training_launch import ENGINES as TRAINERS
+from tests.test_training_launch import request as training_request
 
 COUNT = 6
 UNFILLED = re.compile(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}")
@@ -69,3 +73,18 @@ def test_objects_of_real_launches_are_valid(name):
         for document in manifests(value).values():
             if document["apiVersion"] not in known:
                 kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_launches_of_trainers_fit_their_targets(name):
+    """Two nodes: every pod runs the same command, told apart by its number alone."""
+    split = {"engine": name, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero_stage": 1 if name == "megatron" else 3, "recompute": "full"}
+    found, row = chosen_training(training_request(name, candidate=split))
+    assert found.reasons(row) == []
+    value = context(training_launch(found, row), name="llama-3-1-8b-training", image=Image(reference="example/trainer:1"))
+    assert refusals(value) == {}
+    files = target_files(value)
+    assert [path for path, text in files.items() if UNFILLED.search(text) and not path.endswith("/files.yaml")] == []
+    for path, document in manifests(value).items():
+        validator = custom().get((document["apiVersion"], document["kind"]))
+        assert validator is None or not list(validator.iter_errors(document)), path

@@ -1,0 +1,53 @@
+"""Pages opened as Streamlit runs them, but without a browser, and what is read off them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+from recipe_core.resources import root
+
+PAGES = {
+    "model.py": "What do you want to run?",
+    "hardware.py": "Where will it run?",
+    "objective.py": "What matters?",
+    "compare.py": "Which split?",
+    "recipe.py": "Take it",
+}
+TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+def opened(page: str = "model.py", **query: str) -> AppTest:
+    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=30)
+    app.query_params.update(query)
+    app.run()
+    if page != "model.py":
+        app.switch_page(page).run()
+    assert not app.exception, [error.value for error in app.exception]
+    return app
+
+
+def said(app: AppTest) -> str:
+    """Everything the page says in words."""
+    kinds = (app.title, app.markdown, app.caption, app.success, app.warning, app.error, app.info)
+    return "\n".join(str(element.value).replace("\\", "") for kind in kinds for element in kind)
+
+
+def view(app: AppTest, name: str) -> AppTest:
+    """Open a tab of the comparison; the others are not computed."""
+    app.session_state["views"] = name
+    app.run()
+    assert not app.exception, [error.value for error in app.exception]
+    return app
+
+
+def figure(app: AppTest, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(app.get_by_key(key).proto.spec)
+    return found
+
+
+def query_of(app: AppTest) -> dict[str, str]:
+    return {name: value[0] if isinstance(value, list) else value for name, value in app.query_params.items()}

@@ -1,0 +1,143 @@
+"""The page that compares splits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, opened, query_of, said, view
+
+SERVING_VIEWS = {
+    "Memory": ["memory"],
+    "Time": ["waterfall-decode", "waterfall-prefill", "causes"],
+    "Load": ["load"],
+    "Cost": ["use"],
+    "Sensitivity": ["tornado"],
+    "Degrees": ["heatmap", "parallel"],
+    "Arithmetic": [],
+    "Why not?": [],
+}
+TRAINING_VIEWS = {
+    "Memory": ["memory", "stages"],
+    "Time": ["waterfall-step"],
+    "Pipeline": ["pipeline"],
+    "Scaling": ["scaling"],
+    "Degrees": ["heatmap", "parallel"],
+    "Arithmetic": [],
+    "Why not?": [],
+}
+PIPELINED = {"workload.kind": "training", "workload.tokens": "1e10", "model": LLAMA_70B, "hardware.nodes": "4"}
+
+
+def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
+    app = opened("compare.py", model=LLAMA_70B, **{"hardware.per_node": "1"})
+    assert "GiB too much" in app.error[0].value
+    assert len(figure(app, "memory")["layout"]["shapes"]) == 2  # usable and capacity, drawn especially now
+    app.button(key="remedy-0").click().run()
+    assert app.success
+    assert not app.error
+
+
+def test_a_limit_that_refuses_all_can_be_loosened_by_a_click() -> None:
+    app = opened("compare.py", **{"objective.limits.tpot_ms": "0.5"})
+    assert "exceeds the limit" in app.error[0].value
+    app.button(key="remedy-0").click().run()
+    assert app.success
+
+
+def test_two_limits_that_refuse_all_are_loosened_together() -> None:
+    app = opened("compare.py", **{"objective.limits.tpot_ms": "0.5", "objective.limits.ttft_ms": "5"})
+    assert "Over a limit" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
+    app.button(key="remedy-0").click().run()
+    assert app.success
+
+
+def test_pins_of_a_link_are_drawn_ticked_and_removable() -> None:
+    app = opened("compare.py", pins=TP8, **{"objective.limits.tpot_ms": "40"})
+    drawn = figure(app, "frontier")
+    assert "Pinned" in [trace.get("name") for trace in drawn["data"]]
+    assert drawn["layout"]["shapes"][0]["x0"] == 40
+    app.button(key=f"unpin-{TP8}").click().run()
+    assert "pins" not in query_of(app)
+
+
+def test_a_pinned_split_is_taken_by_a_click() -> None:
+    app = opened("compare.py", pins=TP8)
+    app.button(key=f"take-{TP8}").click().run()
+    assert app.title[0].value == PAGES["recipe.py"]
+    assert query_of(app)["candidate.tp"] == "8"
+    assert app.selectbox(key="_split").value == TP8
+
+
+def test_a_pin_that_is_gone_is_said_not_dropped() -> None:
+    app = opened("compare.py", pins=TP8, **{"hardware.per_node": "4"})
+    assert "is not a split of this plan any more" in said(app)
+    assert query_of(app)["pins"] == TP8
+
+
+def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() -> None:
+    app = opened("compare.py", model=LLAMA_70B)
+    ranked = app.dataframe[0].value
+    view(app, "Why not?")
+    refused = app.dataframe[1].value
+    assert f"{len(ranked)} of {len(ranked) + len(refused)} splits fit" in app.success[0].value
+    assert (refused["why"].str.len() > 10).all()
+
+
+@pytest.mark.parametrize("name", SERVING_VIEWS)
+def test_every_view_of_a_serving_split_draws(name: str) -> None:
+    app = view(opened("compare.py", model=LLAMA_70B, pins=f"{TP8},vllm.bf16.bf16.tp4.pp1.dp2.ep1"), name)
+    for key in SERVING_VIEWS[name]:
+        assert figure(app, key)["data"]
+    if name == "Arithmetic":
+        assert "weights + cache + activations + runtime" in app.table[0].value.to_string()
+
+
+@pytest.mark.parametrize("name", TRAINING_VIEWS)
+def test_every_view_of_a_training_split_draws(name: str) -> None:
+    app = opened("compare.py", **PIPELINED)
+    key = next(key for key in app.dataframe[0].value["key"] if ".pp1." not in key)
+    app = opened("compare.py", pins=key, **PIPELINED)
+    app.selectbox(key="focus").select(key)
+    view(app, name)
+    for key in TRAINING_VIEWS[name]:
+        assert figure(app, key)["data"]
+
+
+def test_a_view_of_a_pinned_split_is_chosen() -> None:
+    app = view(opened("compare.py", model=LLAMA_70B, pins="vllm.bf16.bf16.tp4.pp1.dp2.ep1"), "Arithmetic")
+    best = app.table[0].value.to_string()
+    app.selectbox(key="focus").select("vllm.bf16.bf16.tp4.pp1.dp2.ep1").run()
+    assert app.table[0].value.to_string() != best
+
+
+def test_where_no_price_is_known_the_cost_view_says_so() -> None:
+    app = view(opened("compare.py", model="Qwen/Qwen3-0.6B", **{"hardware.device": "cpu", "hardware.per_node": "1"}), "Cost")
+    assert "No price of these devices is known" in said(app)
+
+
+def test_the_axes_of_the_tradeoff_are_chosen() -> None:
+    app = opened("compare.py")
+    app.selectbox(key="axis-across-serving").select("interactivity").run()
+    assert figure(app, "frontier")["layout"]["xaxis"]["title"]["text"] == "Tokens/s that one user sees (tok/s)"
+
+
+def test_the_columns_of_the_table_are_chosen() -> None:
+    app = opened("compare.py")
+    app.get_by_key("columns-serving").set_value(["joules", "tpot"]).run()
+    order = json.loads(app.dataframe[0].proto.columns)
+    assert "joules" in order
+    assert list(app.dataframe[0].proto.column_order) == ["split", "joules", "tpot", "front"]
+
+
+def test_what_would_let_a_refused_split_run_is_one_click() -> None:
+    app = view(opened("compare.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"}), "Why not?")
+    keys = app.dataframe[1].value["key"].tolist()
+    why = app.dataframe[1].value["why"].tolist()
+    row = next(n for n, said_ in enumerate(why) if said_.startswith("time per output token"))
+    app.session_state["refused-splits"] = {"selection": {"rows": [row], "columns": [], "cells": []}}
+    app.run()
+    app.button(key="fix-0").click().run()
+    assert float(query_of(app)["objective.limits.tpot_ms"]) > 40
+    assert keys[row] in app.dataframe[0].value["key"].tolist()

@@ -1,0 +1,82 @@
+"""The page that asks what to run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipe_core.model.catalog import catalog_entry
+from recipe_core.serve import FOLDERS
+from tests.pages.opening import LLAMA_70B, opened, query_of
+
+
+def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
+    app = opened(model="meta-llama/Llama-3.1-80B-Instruct")
+    assert "Did you mean" in app.error[0].value
+    app.button(key="start-over").click().run()
+    assert app.success
+    assert query_of(app) == {"v": "1"}
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDERS, "1")
+    (tmp_path / "config.json").write_text(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
+    app = opened(model=str(tmp_path))
+    assert app.metric[0].value == "596 M"
+    assert opened(model=str(tmp_path / "missing")).error[0].value.replace("\\", "").startswith("model: there is no config.json")
+
+
+def test_a_config_in_the_link_is_a_model() -> None:
+    app = opened(model=json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
+    assert app.metric[0].value == "596 M"
+    assert app.selectbox(key="_model").value == "config in the link"
+
+
+def test_serving_turns_into_training_and_back() -> None:
+    app = opened("model.py", model=LLAMA_70B, **{"hardware.nodes": "4", "objective.limits.tpot_ms": "40"})
+    kept = {"v": "1", "model": LLAMA_70B, "hardware.nodes": "4"}
+    app.get_by_key("_workload.kind").set_value("training").run()
+    assert query_of(app) == kept | {"workload.kind": "training", "workload.tokens": "10000000000"}
+    assert "for the run" in app.success[0].value
+    app.get_by_key("_workload.kind").set_value("serving").run()
+    assert query_of(app) == kept
+
+
+def test_a_training_precision_and_framework_are_in_the_link() -> None:
+    app = opened("model.py", **{"workload.kind": "training"})
+    app.get_by_key("_candidate.precision").set_value("fp8").run()
+    assert query_of(app)["candidate.precision"] == "fp8"
+    app.switch_page("objective.py").run()
+    app.selectbox(key="_candidate.engine").select("megatron").run()
+    assert query_of(app)["candidate.engine"] == "megatron"
+    app.switch_page("compare.py").run()
+    assert app.dataframe[0].value["key"][0].startswith("megatron.fp8.")
+
+
+def test_a_checkpoint_in_another_format_is_one_click() -> None:
+    app = opened(model="Qwen/Qwen3-32B")
+    app.get_by_key("_variant").set_value("Qwen/Qwen3-32B-FP8").run()
+    assert query_of(app)["model"] == "Qwen/Qwen3-32B-FP8"
+    assert app.get_by_key("_variant").value == "Qwen/Qwen3-32B-FP8"
+
+
+def test_a_pasted_config_is_a_model_and_a_bad_one_is_refused() -> None:
+    app = opened()
+    app.text_area(key="paste").set_value(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config | {"junk": [1] * 1000})).run()
+    assert app.metric[0].value == "596 M"
+    assert "junk" not in query_of(app)["model"]
+    app.text_area(key="paste").set_value("not a config").run()
+    assert "not valid JSON" in app.error[0].value
+    assert app.metric[0].value == "596 M"
+
+
+def test_an_uploaded_config_is_a_model_and_weights_are_refused() -> None:
+    app = opened()
+    app.file_uploader(key="upload").set_value(
+        ("config.json", json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config).encode(), "application/json")
+    ).run()
+    assert app.metric[0].value == "596 M"
+    app.file_uploader(key="upload").set_value(("model.json", b"PK\x03\x04", "application/json")).run()
+    assert "weights are never read" in app.error[0].value

@@ -1,0 +1,52 @@
+"""The page that asks what matters."""
+
+from __future__ import annotations
+
+from tests.pages.opening import LLAMA_70B, opened, query_of
+
+
+def test_a_preset_fills_lengths_and_load() -> None:
+    app = opened("objective.py")
+    app.get_by_key("_preset").set_value("batch").run()
+    assert query_of(app)["workload.mode"] == "offline"
+    assert app.number_input(key="_workload.requests").value == 10_000
+    assert app.get_by_key("_preset").value == "batch"
+
+
+def test_a_mode_swaps_its_load() -> None:
+    app = opened("objective.py")
+    app.get_by_key("_workload.mode").set_value("open").run()
+    assert app.number_input(key="_workload.request_rate").value == 4.0
+    assert query_of(app) == {"v": "1", "workload.mode": "open"}
+
+
+def test_a_limit_is_set_and_cleared() -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    everything = app.success[0].value
+    app.select_slider(key="_objective.limits.tpot_ms").set_value(40.0).run()
+    assert query_of(app)["objective.limits.tpot_ms"] == "40"
+    assert app.success[0].value != everything
+    app.select_slider(key="_objective.limits.tpot_ms").set_value("no limit").run()
+    assert app.success[0].value == everything
+
+
+def test_an_impossible_edit_is_refused_in_words() -> None:
+    app = opened("objective.py")
+    app.number_input(key="_workload.max_context").set_value(5).run()
+    assert "shorter than" in app.error[0].value
+    assert app.number_input(key="_workload.max_context").value is None
+
+
+def test_each_step_of_a_limit_says_how_many_splits_keep_it() -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    slider = app.select_slider(key="_objective.limits.tpot_ms")
+    assert all("split" in option for option in slider.options[:-1])
+    assert slider.options[-1] == "no limit"
+
+
+def test_an_aim_is_an_orientation_or_a_goal() -> None:
+    app = opened("objective.py")
+    app.get_by_key("_aim").set_value("balanced").run()
+    assert query_of(app)["objective.orientation"] == "balanced"
+    app.get_by_key("_aim").set_value("cost").run()
+    assert query_of(app) == {"v": "1", "objective.optimize": "cost"}
