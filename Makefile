@@ -11,7 +11,7 @@ run: .venv/.base
 	$(BIN)/recipe serve --host $(HOST) --port $(PORT)
 
 test: .venv/.dev
-	@scripts/browser
+	@scripts/programs
 	$(BIN)/python -m pytest
 
 demo: .venv/.torch
@@ -30,7 +30,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 screenshots: .venv/.dev
-	@scripts/browser
+	@scripts/programs
 	$(BIN)/python scripts/screenshots.py
 
 # Each stamp is one set of packages: the builder, the builder with torch, and all that development needs.
