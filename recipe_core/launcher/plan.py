@@ -16,6 +16,7 @@ MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "cpu")
 KINDS = ("serving", "training")
 _SILENT = ("worker", "trainer")
+_POOLS = ("prefill", "decode")
 _PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
 _UNKNOWN_NODE = re.compile(r"\$\{node(\d+)\}")
 
@@ -144,6 +145,12 @@ class LaunchPlan:
     def answering(self) -> tuple[Process, ...]:
         """The processes here that can be asked."""
         return tuple(process for process in self.processes if process.answers)
+
+    @property
+    def entrances(self) -> tuple[Process, ...]:
+        """The processes here that users ask: the routers where there are some, since pools behind them know half a request."""
+        routers = tuple(process for process in self.processes if process.role == "router")
+        return routers or tuple(process for process in self.answering if process.role not in _POOLS)
 
     @property
     def client_host(self) -> str:
