@@ -208,7 +208,7 @@ def load_plan(
         kind=kind,
         node=node,
         nodes=nodes,
-        needs_model=any("${model}" in word for item in fields.children("processes") for word in item.texts("argv")),
+        needs_model=any("${model}" in text for item in fields.children("processes") for text in _templates(item)),
     )
 
 
@@ -216,6 +216,11 @@ def unknown_nodes(plan: LaunchPlan) -> list[int]:
     """Nodes whose addresses the processes need and nobody has said."""
     texts = [text for process in plan.processes for text in (*process.argv, *process.env.values())]
     return sorted({int(number) for text in texts for number in _UNKNOWN_NODE.findall(text)})
+
+
+def _templates(process: Fields) -> tuple[str, ...]:
+    """The texts of a process that placeholders may stand in."""
+    return (*process.texts("argv"), *process.text_map("env").values())
 
 
 def which_node(node: int | None, nodes: int) -> int | None:
