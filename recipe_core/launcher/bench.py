@@ -40,7 +40,7 @@ class Options:
 def measure(plan: LaunchPlan, seen: Preflight, options: Options, progress: Progress) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload, write ``run/measurement.json``."""
     traffic = plan_traffic(plan.workload, options)
-    endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.answering]
+    endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
     prompts = Prompts(length.words, options.seed)
     _warm_up(endpoints, prompts, traffic, min(plan.workload.output_tokens, _WARM_UP_TOKENS), progress)

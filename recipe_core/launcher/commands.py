@@ -103,7 +103,7 @@ def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) 
     data = {
         "state": "up",
         "already": already,
-        "api": f"{plan.address(plan.answering[0].port)}{plan.api.path}" if plan.answering else None,
+        "api": f"{plan.address(plan.entrances[0].port)}{plan.api.path}" if plan.entrances else None,
         "model": plan.api.model,
         "servers": servers,
     }
@@ -115,7 +115,7 @@ def run_bench(request: Request) -> int:
     plan = request.plan()
     if plan.kind == "training":
         return runs.bench(request, plan)
-    if not plan.answering:
+    if not plan.entrances:
         raise InputError(f"nothing answers on node {plan.node}.", field="--node", hint="Measure where the servers are: --node 0.")
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)

@@ -16,6 +16,7 @@ MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "cpu")
 KINDS = ("serving", "training")
 _SILENT = ("worker", "trainer")
+_POOLS = ("prefill", "decode")
 _PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
 _UNKNOWN_NODE = re.compile(r"\$\{node(\d+)\}")
 
@@ -146,6 +147,12 @@ class LaunchPlan:
         return tuple(process for process in self.processes if process.answers)
 
     @property
+    def entrances(self) -> tuple[Process, ...]:
+        """The processes here that users ask: the routers where there are some, since pools behind them know half a request."""
+        routers = tuple(process for process in self.processes if process.role == "router")
+        return routers or tuple(process for process in self.answering if process.role not in _POOLS)
+
+    @property
     def client_host(self) -> str:
         """The address to connect to: a server that listens on every interface is asked on the loopback."""
         everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
@@ -201,7 +208,7 @@ def load_plan(
         kind=kind,
         node=node,
         nodes=nodes,
-        needs_model=any("${model}" in word for item in fields.children("processes") for word in item.texts("argv")),
+        needs_model=any("${model}" in text for item in fields.children("processes") for text in _templates(item)),
     )
 
 
@@ -209,6 +216,11 @@ def unknown_nodes(plan: LaunchPlan) -> list[int]:
     """Nodes whose addresses the processes need and nobody has said."""
     texts = [text for process in plan.processes for text in (*process.argv, *process.env.values())]
     return sorted({int(number) for text in texts for number in _UNKNOWN_NODE.findall(text)})
+
+
+def _templates(process: Fields) -> tuple[str, ...]:
+    """The texts of a process that placeholders may stand in."""
+    return (*process.texts("argv"), *process.text_map("env").values())
 
 
 def which_node(node: int | None, nodes: int) -> int | None:

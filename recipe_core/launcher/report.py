@@ -45,7 +45,7 @@ def preflight_text(result: Preflight) -> str:
 
 def up_text(plan: LaunchPlan, current: State) -> str:
     """Where the servers answer, and how to try them."""
-    asked = plan.answering
+    asked = plan.entrances
     stop = "Stop it: python launch.py down" + ("" if plan.node is None else f" --node {plan.node}")
     if not asked:
         return "\n".join([*(f"started: {server.name}, log {server.log}" for server in current.servers), stop])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.steps import read_steps
 
 from .conftest import Bundle, free_port, launch_json
@@ -168,6 +169,20 @@ def test_a_worker_of_a_server_is_started_without_being_asked(tmp_path: Path, mak
     assert bundle.run("bench", "--node", "1") == 2
     assert "nothing answers on node 1" in capsys.readouterr().err
     assert bundle.run("down", "--node", "1") == 0
+
+
+def test_users_ask_the_router_and_not_the_pools_behind_it(make_bundle: Make) -> None:
+    bundle = make_bundle()
+
+    def pools(data: dict[str, Any]) -> None:
+        first = data["processes"][0]
+        named = [("prefill", "prefill", 1), ("decode", "decode", 2), ("router", "router", 0)]
+        data["processes"] = [first | {"name": name, "role": role, "port_offset": offset} for name, role, offset in named]
+
+    bundle.edit(pools)
+    plan = load_plan(bundle.root)
+    assert [process.name for process in plan.answering] == ["prefill", "decode", "router"]
+    assert [process.name for process in plan.entrances] == ["router"]
 
 
 def test_a_node_that_does_not_know_the_first_fails_preflight(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

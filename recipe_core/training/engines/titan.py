@@ -139,6 +139,7 @@ def settings(job: Job) -> dict[str, Any]:
         "checkpoint.last-save-in-hf": True,
         "checkpoint.last-save-model-only": True,
         "checkpoint.export-dtype": "bfloat16",
+        "compile.enable": True,  # its model and loss are estimated as compiled
         "debug.seed": h.seed,
     }
     if piped:
