@@ -15,7 +15,7 @@ from recipe_core.errors import RecipeError
 from recipe_core.fixes import fixes
 from recipe_core.labels import CAUSES, TRAINING_CAUSES, change_label
 from recipe_core.request import LOADS
-from recipe_core.timeline import step_timeline
+from recipe_core.timeline import best_with_pipeline, step_timeline
 from recipe_core.tornado import FIGURES, tornado
 from recipe_core.units import gib
 
@@ -188,7 +188,14 @@ def training_step(board: TrainingBoard, row: int) -> None:
 
 
 def pipeline(board: TrainingBoard, row: int) -> None:
-    """The timetable of the pipeline."""
+    """The timetable of the pipeline; of the best split that has one, where this one has none."""
+    if board.degree("pp")[row] == 1:
+        piped = best_with_pipeline(board)
+        if piped is None:
+            st.info("No split that fits has a pipeline: each device holds all layers.", icon=":material/info:")
+            return
+        row = piped
+        st.caption(f"That split has no pipeline. The best that has one: {board.label(row)}, {common.escape(board.phrase(row))}.")
     try:
         tasks, note = step_timeline(board, row)
     except RecipeError as error:

@@ -108,6 +108,12 @@ def _ready(done: dict[tuple[int, Pass], float], stage: int, one: Pass, stages: i
     return None if own is None or other is None else max(own, other)
 
 
+def best_with_pipeline(board: TrainingBoard) -> int | None:
+    """The best feasible row with several stages."""
+    piped = board.ranked[board.degree("pp")[board.ranked] > 1]
+    return int(piped[0]) if len(piped) else None
+
+
 def step_timeline(board: TrainingBoard, row: int) -> tuple[list[Task], str]:
     """The timetable of a row's step, of as many micro-batches as can be told apart, and what to know about it.
 

@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = "/usr/bin/chromium"
 MAX_BYTES = 300_000
+PATIENCE_MS = 90_000
 PINS = "vllm.bf16.bf16.tp8.pp1.dp1.ep1,vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 LLAMA = f"v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40&pins={PINS}"
 TRAIN = "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&workload.kind=training&workload.tokens=1e10&hardware.nodes=8"
@@ -75,9 +76,9 @@ def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 def settled(page: Page) -> None:
     """Wait until the script has run and charts and tables are drawn."""
-    page.get_by_role("heading", level=1).wait_for(timeout=20_000)
-    page.wait_for_function("document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'", timeout=20_000)
-    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')", timeout=20_000)
+    page.get_by_role("heading", level=1).wait_for(timeout=PATIENCE_MS)
+    page.wait_for_function("document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'", timeout=PATIENCE_MS)
+    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')", timeout=PATIENCE_MS)
     page.wait_for_timeout(1500)
 
 

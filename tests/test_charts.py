@@ -103,6 +103,9 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     capacity = found.capacity_bytes(0) / GIB
     assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx([found.usable_bytes(0) / GIB, capacity])
     assert layout["xaxis"]["range"][1] > found.values("memory")[0] > capacity
+    text = charts.memory_bars(found, rows).data[-1]["text"][0]
+    assert text.endswith(f"{found.short_bytes(0) / GIB:,.1f} short")
+    assert f"{found.short_bytes(0) / GIB:,.1f} GiB too much" in found.reasons(0)[0]
 
 
 @pytest.mark.parametrize("make", [board, training])

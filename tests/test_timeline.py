@@ -12,7 +12,7 @@ from recipe_core.board import TrainingBoard, board_of
 from recipe_core.edits import change
 from recipe_core.errors import InputError
 from recipe_core.query import DEFAULT
-from recipe_core.timeline import step_timeline, timeline
+from recipe_core.timeline import best_with_pipeline, step_timeline, timeline
 from recipe_core.training.schedule import bubble_micro_batches
 
 
@@ -67,6 +67,10 @@ def test_a_row_is_drawn_with_its_own_bubble() -> None:
     passes = [task.end_s - task.start_s for task in tasks if task.stage == 0 and task.micro_batch == 0]
     assert sum(passes) == pytest.approx(each)
     assert "micro-batches" in note
+    best = best_with_pipeline(board)
+    assert best is not None
+    assert board.degree("pp")[best] > 1
+    assert board.feasible[best]
     alone = next(int(row) for row in board.ranked if board.degree("pp")[row] == 1)
     with pytest.raises(InputError, match="no pipeline"):
         step_timeline(board, alone)

@@ -115,6 +115,10 @@ class Board(ABC):
         """Bytes of each of ``parts`` on the fullest device of some rows; NaN where a rule leaves them without an estimate."""
 
     @abstractmethod
+    def short_bytes(self, row: int) -> float:
+        """What a device lacks for the split to start at all; zero or less where it starts, NaN without an estimate."""
+
+    @abstractmethod
     def usable_bytes(self, row: int) -> float:
         """What the engine may use of a device."""
 

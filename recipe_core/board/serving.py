@@ -165,6 +165,10 @@ class ServingBoard(Board):
         """Bytes of each part."""
         return {name: np.asarray(self.columns[name], dtype=float)[list(rows)] for name in self.parts}
 
+    def short_bytes(self, row: int) -> float:
+        """What the engine lacks to start with one request; more of them wait in its queue."""
+        return float(self.columns["shortfall_bytes"][row])
+
     def usable_bytes(self, row: int) -> float:
         """The engine's share of a device."""
         stated = float(self.columns["usable_bytes"][row])

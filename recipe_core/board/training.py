@@ -149,6 +149,10 @@ class TrainingBoard(Board):
         fullest = np.nanargmax(found.by_stage[index], axis=1) if len(index) else index
         return {name: np.asarray(found.parts[name][index, fullest], dtype=float) for name in self.parts}
 
+    def short_bytes(self, row: int) -> float:
+        """What the fullest device lacks at its peak."""
+        return float(self.columns["peak_memory_bytes"][row]) - self.usable_bytes(row)
+
     def usable_bytes(self, row: int) -> float:  # noqa: ARG002 - the same for all rows
         """What a process can have besides its context."""
         return float(self.table.estimates.memory.capacity_bytes)

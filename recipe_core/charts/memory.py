@@ -62,9 +62,9 @@ def _capacity_lines(figure: go.Figure, usable: float, capacity: float, colours: 
 
 def _total_text(board: Board, row: int, total: float) -> str:
     """The total, and what is missing where a start does not fit."""
-    short = total - board.usable_bytes(row)
+    short = board.short_bytes(row)
     said = f" {total / GIB:,.1f}" if np.isfinite(total) else " not estimated"
-    return f"{said}, {short / GIB:,.1f} over" if short > 0 and not board.feasible[row] else said
+    return f"{said}, {short / GIB:,.1f} short" if short > 0 and not board.feasible[row] else said
 
 
 def stage_bars(

@@ -112,6 +112,12 @@ def test_a_view_of_a_pinned_split_is_chosen() -> None:
     assert app.table[0].value.to_string() != best
 
 
+def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
+    app = view(opened("compare.py", **{"workload.kind": "training", "hardware.nodes": "2"}), "Pipeline")
+    assert "The best that has one: " in said(app)
+    assert figure(app, "pipeline")["data"]
+
+
 def test_where_no_price_is_known_the_cost_view_says_so() -> None:
     app = view(opened("compare.py", model="Qwen/Qwen3-0.6B", **{"hardware.device": "cpu", "hardware.per_node": "1"}), "Cost")
     assert "No price of these devices is known" in said(app)
