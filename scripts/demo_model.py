@@ -50,9 +50,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How long and how hard. ``seconds`` bounds a slow machine; ``steps`` is what a usual one reaches."""
+    """How long and how hard: ``steps`` on a usual machine; a slow one stops after ``seconds``, but not before the ``fewest`` steps."""
 
     steps: int = 50
+    fewest: int = 6
     seconds: float = 20.0
     batch: int = 5
     length: int = 160
@@ -203,8 +204,8 @@ def train(model: LlamaForCausalLM, tokens: list[int], training: Training) -> tup
     generator = torch.Generator().manual_seed(training.seed)
     started, done = time.monotonic(), 0
     model.train()
-    while done < training.steps and time.monotonic() - started < training.seconds:
-        share = schedule(done, training, (time.monotonic() - started) / training.seconds)
+    while done < training.steps and (done < training.fewest or time.monotonic() - started < training.seconds):
+        share = schedule(done, training, min((time.monotonic() - started) / training.seconds, done / training.fewest))
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * share
         step(model, optimizers, windows(data, training, generator))
