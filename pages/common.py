@@ -140,6 +140,12 @@ def take(key: str) -> None:
     apply(edits.taken(request(), key))
 
 
+def follow_edit() -> None:
+    """Run the whole page anew where something was asked or pinned in a part of it that runs alone; to be called first in such a part."""
+    if st.session_state.get("edited"):  # a whole run has taken the mark away before it comes here
+        st.rerun()
+
+
 def start_over() -> None:
     """Back to the request of an empty link."""
     st.session_state.update({"request": query.DEFAULT, "pins": [], "edited": True})

@@ -58,8 +58,10 @@ def axes(board: Board) -> tuple[str, str]:
     return chosen[0], chosen[1]
 
 
+@st.fragment
 def scatter(board: Board) -> None:
-    """What splits trade, by click."""
+    """What splits trade, by click; other axes leave the rest of the page as it is."""
+    common.follow_edit()
     x, y = axes(board)
     titles = [board.measures[name].title.lower() for name in (x, y)]
     st.plotly_chart(
@@ -113,8 +115,10 @@ def columns(board: Board) -> list[str]:
     return chosen or list(board.listed)
 
 
+@st.fragment
 def ranked_table(board: Board) -> None:
-    """Every split that fits, best first; ticks are pins."""
+    """Every split that fits, best first; ticks are pins, and other columns leave the rest of the page as it is."""
+    common.follow_edit()
     shown = [int(row) for row in board.ranked[:SHOWN_ROWS]]
     frame = tables.splits_frame(board, shown)
     names = frame["key"].tolist()

@@ -22,8 +22,10 @@ from recipe_core.units import gib
 UNITS = {"concurrency": "in flight", "batch": "in a batch", "requests": "queued", "request_rate": "requests/s"}
 
 
+@st.fragment
 def look_closer(board: Board) -> None:
-    """Which split to look at, and every view of it; only the open tab is computed."""
+    """Which split to look at, and every view of it; only the open tab is computed, and the rest of the page stays as it is."""
+    common.follow_edit()
     best = board.best()
     st.header("A closer look", anchor=False)
     row = focus(board) if best is not None else board.nearest()
@@ -76,7 +78,7 @@ def memory(board: Board, row: int) -> None:
 
 def step_time(board: ServingBoard, row: int) -> None:
     """Where the time of a token and of a first token goes."""
-    estimate = board.table.detailed(row)
+    estimate = board.explained(row)
     left, right = st.columns(2, gap="large")
     for place, part, title in ((left, "decode", "Time per output token"), (right, "prefill", "Time to first token")):
         with place:
@@ -84,7 +86,7 @@ def step_time(board: ServingBoard, row: int) -> None:
             figure = charts.waterfall(estimate["breakdown_s"][part], CAUSES, dark=common.dark())
             st.plotly_chart(figure, key=f"waterfall-{part}", alt=f"{title} by part")
     st.markdown("**The same time by cause**")
-    found = {name: board.table.detailed(each).get("causes_s", {}) for name, each in beside(board, row).items()}
+    found = {name: board.explained(each).get("causes_s", {}) for name, each in beside(board, row).items()}
     figure = charts.causes_bars([(name, causes.get("decode", {})) for name, causes in found.items()], dark=common.dark())
     st.plotly_chart(figure, key="causes", alt="Time per output token by cause")
     st.caption("Every part is laid on what it waits for: arithmetic, memory traffic, links, the engine's own work, other requests.")

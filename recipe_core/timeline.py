@@ -133,5 +133,8 @@ def step_timeline(board: TrainingBoard, row: int) -> tuple[list[Task], str]:
     shown = min(total, most - most % stages)
     tasks = timeline(candidate["schedule"], stages, shown, forward_s, backward_s, chunks)
     some = f"The first {shown:,} of {total:,} micro-batches. " if shown < total else f"All {total:,} micro-batches. "
-    bubble = f"Over the whole step stages wait for {estimate['training']['bubble_share']:.1%} of it. "
-    return tasks, f"{candidate['schedule'].upper()}: {some}{bubble}Numbers are micro-batches; embedding, head and gradients are left out."
+    bubble = f"Stages wait for {estimate['training']['bubble_share']:.1%} of the step. "
+    return (
+        tasks,
+        f"{candidate['schedule'].upper()}: {some}{bubble}Point at a bar for its micro-batch; embedding, head and gradients are left out.",
+    )

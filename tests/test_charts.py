@@ -148,7 +148,7 @@ def test_a_waterfall_ends_at_the_whole_time() -> None:
 def test_causes_are_stacked_to_the_whole_time() -> None:
     found = board()
     assert isinstance(found, ServingBoard)
-    causes = found.table.detailed(found.best())["causes_s"]["decode"]
+    causes = found.explained(found.best())["causes_s"]["decode"]
     bars = charts.causes_bars([("best", causes)]).data
     assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best()])
     assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)
