@@ -101,13 +101,14 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
     }
     settings = [f"{key}={shell_word(value, known)}" for key, value in process.env.items()]
     if not alone:
-        settings += _visible(context, process, visible_given=visible_given)
+        settings += visible(context, process, visible_given=visible_given)
     words = [*settings, *(shell_word(word, known) for word in process.argv)]
     start = "exec env " if alone else "env "
     return f"{_INDENT}{start}{_wrapped(words)}{'' if alone else ' &'}\n"
 
 
-def _visible(context: Context, process: Process, *, visible_given: bool) -> list[str]:
+def visible(context: Context, process: Process, *, visible_given: bool = False) -> list[str]:
+    """The setting that shows a process its own devices only."""
     variable = VISIBLE.get(context.runtime)
     if variable is None or not process.devices:
         return []
