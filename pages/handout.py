@@ -15,7 +15,7 @@ from recipe_core import listing, snippets
 from recipe_core.bundle import Bundle
 from recipe_core.documents import to_yaml
 from recipe_core.errors import RecipeError
-from recipe_core.recipe import overview, recipe_request
+from recipe_core.recipe import Recipe, overview, recipe_request
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.request import PlanRequest
 from recipe_core.same_split import OtherEngine, other_engines
@@ -67,21 +67,21 @@ def addresses(bundle: Bundle) -> tuple[str, ...]:
 
 def fill_in(bundle: Bundle) -> None:
     """The form with what differs between places; everything below follows it."""
-    filled = len(typed()) + bool(st.session_state.get("addresses", "").strip())
-    title = f"Your place: {filled} filled in" if filled else "Your place: namespace, port, image, partition …"
-    with st.expander(title, icon=":material/edit_location_alt:", expanded=bool(st.session_state.get("misplaced"))):
+    with st.expander("Your place: namespace, port, image, partition …", icon=":material/edit_location_alt:"):
         st.caption("Commands and files below follow at once. Kept in this session, not in links: another reader's place is another.")
-        for group, asked in form.groups(bundle.targets).items():
+        for group, asked in form.groups(bundle.context, bundle.targets).items():
             st.markdown(f"**{group}**")
-            with st.grid(4, min_column_width=190):
+            with st.grid(4, min_column_width=140):
                 for each in asked:
                     st.session_state[f"place-{each.name}"] = typed().get(each.name, "")
-                    default = form.default(each.name)
+                    default = form.default(each.name, bundle.context)
                     st.text_input(
                         each.title, key=f"place-{each.name}", on_change=read_place, placeholder=default, help=each.help, max_chars=512
                     )
         if typed():
             st.button("Clear", key="clear-place", icon=":material/backspace:", on_click=clear_place)
+    if typed():
+        st.caption(common.escape(f"Filled in: {', '.join(f'{name} {text}' for name, text in typed().items())}."))
     if wrong := st.session_state.get("misplaced"):
         st.error(f"{common.escape(wrong)} Until then the values before it hold.", icon=":material/error:")
 
@@ -132,7 +132,6 @@ def by_hand(bundle: Bundle) -> None:
         if context.nodes > 1:
             st.markdown(f"**Node {each.node}**")
         parts.code(each.launcher)
-        st.caption("It waits until it answers, and notes what runs." if each.node == 0 and context.kind == "serving" else "")
         for name, command in each.processes:
             st.caption(f"which starts {common.escape(name)}:")
             parts.code(command)
@@ -152,20 +151,20 @@ def on_target(bundle: Bundle, name: str) -> None:
     main = next((use.path for use in uses(files, bundle.context.name, bundle.context.kind)), None)
     ordered = sorted(files, key=lambda path: (path.endswith("kustomization.yaml"), path != main, path))
     path = st.selectbox("File", ordered, key=f"file-of-{name}", format_func=lambda path: path.rpartition("/")[2])
-    st.code(files[path or ordered[0]], language=None, line_numbers=True, height=SHOWN_PX)
+    read(files[path or ordered[0]])
+
+
+def read(text: str) -> None:
+    """A file's text in a frame that scrolls; the frame holds the copy button, so the keyboard reaches it."""
+    with st.container(height=SHOWN_PX):
+        st.code(text, language=None, line_numbers=True, wrap_lines=True)
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------------
 
 
-def pick_file() -> None:
-    """Remember the ticked file by its path: a search changes rows."""
-    rows = st.session_state["files"]["selection"]["rows"]
-    st.session_state["file"] = st.session_state["listed"][rows[0]] if rows else st.session_state.get("file")
-
-
 def browse(bundle: Bundle) -> None:
-    """Every file of the bundle in a list, and the ticked one's text."""
+    """Every file of the bundle in a list, and the chosen one's text."""
     left, right = st.columns([2, 3], gap="large")
     with left:
         wanted = st.text_input(
@@ -176,31 +175,28 @@ def browse(bundle: Bundle) -> None:
             persist_state="session",
             max_chars=200,
         )
-        found = listing.listing(bundle.files, wanted or "")
-        st.session_state["listed"] = paths = [each.path for each in found]
+        found = {each.path: each for each in listing.listing(bundle.files, wanted or "")}
         if not found:
             st.info("No file holds these words.", icon=":material/search_off:")
             return
         path = st.session_state.get("file")
-        path = path if path in paths else paths[0]
-        st.session_state["files"] = {"selection": {"rows": [paths.index(path)], "columns": [], "cells": []}}
-        st.dataframe(
-            {"File": paths, "Bytes": [each.size for each in found], "What it is": [each.about for each in found]},
-            key="files",
-            on_select=pick_file,
-            selection_mode="single-row-required",
-            hide_index=True,
-            height=min(SHOWN_PX, 38 + 35 * len(found)),
-            column_config={"File": st.column_config.TextColumn(pinned=True), "Bytes": st.column_config.NumberColumn(format="localized")},
-            alt=f"{len(found)} files of the bundle",
-        )
-        st.caption(f"{len(found)} of {len(bundle.files)} files. Tick one to read it.")
+        st.session_state["_file"] = path if path in found else next(iter(found))
+        st.caption(f"{len(found)} of {len(bundle.files)} files")
+        with st.container(height=SHOWN_PX):
+            path = st.radio("File", list(found), key="_file", format_func=common.escape, on_change=pick_file, label_visibility="collapsed")
     with right:
-        text, whole = listing.preview(bundle.files[path])
-        st.markdown(f"**{common.escape(path)}**")
-        st.code(text, language=None, line_numbers=True, height=SHOWN_PX + 40)
+        chosen = found[path or next(iter(found))]
+        text, whole = listing.preview(bundle.files[chosen.path])
+        st.markdown(f"**{common.escape(chosen.path)}**")
+        st.caption(f"{chosen.about}; {chosen.size:,} bytes")
+        read(text)
         if not whole:
             st.caption(f"The first {listing.PREVIEWED:,} characters; the download has all of it.")
+
+
+def pick_file() -> None:
+    """Remember the file: a search that does not find it only hides it."""
+    st.session_state["file"] = st.session_state["_file"]
 
 
 # --- why, elsewhere, other doors -----------------------------------------------------------------------------------------------
@@ -215,7 +211,7 @@ def why(bundle: Bundle) -> None:
             "Option": [row.name for row in rows],
             "Value": [row.value for row in rows],
             "Set by": [row.layer for row in rows],
-            "Because it is": [row.why for row in rows],
+            "Why": [row.why for row in rows],
         },
         hide_index=True,
         height="content" if len(rows) < 12 else SHOWN_PX,
@@ -230,12 +226,16 @@ def _others(text: str, candidate: str, digest: str, may_read: bool) -> list[Othe
     return other_engines(PlanRequest.parse(json.loads(text)), json.loads(candidate), folders=may_read)
 
 
-def engines(request: PlanRequest, candidate: Mapping[str, Any]) -> None:
-    """The same split on every other engine: what it would be, one click to take it, or why not."""
+def engines(request: PlanRequest, candidate: Mapping[str, Any], own: Recipe | None = None) -> None:
+    """The same split on every other engine: what it would be, one click to take it, or why not; ``own``: the recipe to compare with."""
     found = _others(json.dumps(request.to_json()), json.dumps(candidate), common.model().digest, folders_allowed())
     able, unable = [each for each in found if not each.reasons], [each for each in found if each.reasons]
     if able:
         rows = [{"Engine": f"{each.title} {each.version}"} | {row.label: row.value for row in each.figures} for each in able]
+        if own:
+            values = {row.label: row.value for row in overview.expected(own)}
+            mine = {"Engine": f"{own.engine.title} {own.engine.version} (this recipe)"}
+            rows.insert(0, mine | {label: values[label] for label in rows[0] if label in values})
         st.table(
             [{name: common.escape(text) for name, text in row.items()} for row in rows],
             border="horizontal",
@@ -302,7 +302,7 @@ def show(bundle: Bundle, request: PlanRequest) -> None:
         "Start it": lambda: start(bundle),
         "Files": lambda: browse(bundle),
         "Why each option": lambda: why(bundle),
-        "Other engines": lambda: engines(recipe_request(bundle.recipe), bundle.recipe.candidate),
+        "Other engines": lambda: engines(recipe_request(bundle.recipe), bundle.recipe.candidate, bundle.recipe),
         "Where it cannot run": lambda: elsewhere(bundle),
         "Other doors": lambda: doors(bundle, request),
     }

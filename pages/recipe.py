@@ -111,31 +111,31 @@ def take_away(bundle: Bundle, board: Board) -> None:
         )
 
 
-def expected(recipe: Recipe, device_title: str) -> None:
-    """What was decided, figures with bands and basis, memory by part."""
+def described(recipe: Recipe, device_title: str) -> None:
+    """What was decided, memory by part, figures with bands and basis."""
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.header("What to expect", anchor=False)
-        rows = overview.expected(recipe)
-        st.dataframe(
-            {
-                "Figure": [row.label for row in rows],
-                "Estimate": [row.value for row in rows],
-                "Likely between": [overview.banded(row) for row in rows],
-                "Basis": [row.basis for row in rows],
-            },
-            hide_index=True,
-            height="content",
-            column_config={
-                "Figure": st.column_config.TextColumn(pinned=True),
-                "Likely between": st.column_config.TextColumn(help="Where eight of ten measured runs are expected"),
-            },
-            alt="Expected figures with their bands and basis",
-        )
+        st.header("What was decided", anchor=False)
+        facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
+        st.table(facts, border="horizontal", alt="What was decided")
     with right:
         st.header(f"Memory per {device_title}", anchor=False)
         memory = {f"**{name}**" if name == "Total" else name: common.escape(value) for name, value in overview.memory(recipe).items()}
         st.table(memory, border="horizontal", alt="Memory by part")
+    st.header("What to expect", anchor=False)
+    rows = overview.expected(recipe)
+    st.table(
+        {
+            "Figure": [row.label for row in rows],
+            "Estimate": [f"**{common.escape(row.value)}**" for row in rows],
+            "Likely between": [common.escape(overview.banded(row)) for row in rows],
+            "Basis": [common.escape(row.basis) for row in rows],
+        },
+        border="horizontal",
+        hide_index=True,
+        alt="Expected figures with their bands and basis",
+    )
+    st.caption("Eight of ten measured runs are expected within a band.")
 
 
 def taken(board: Board) -> None:
@@ -156,9 +156,7 @@ def taken(board: Board) -> None:
     take_away(bundle, board)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
-    facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
-    st.table(facts, border="horizontal", alt="What was decided")
-    expected(recipe, board.device_title)
+    described(recipe, board.device_title)
     handout.show(bundle, request)
 
 
@@ -171,8 +169,9 @@ def refused(board: Board, error: RecipeError) -> None:
         fewer = {"objective.limits.gpus": one, "candidate": None}
         st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
     if row is not None:
+        stated = common.request().candidate.model_dump(exclude_none=True) if is_stated() else {}
         st.header("The same split on another engine", anchor=False)
-        handout.engines(common.request(), board.candidate(row))
+        handout.engines(common.request(), board.candidate(row) | stated)
 
 
 parts.head("Take it")

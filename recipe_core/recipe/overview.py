@@ -142,6 +142,8 @@ def memory(recipe: Recipe) -> dict[str, str]:
     rows["Total"] = f"{gib(m['total_bytes'])} of {gib(m['usable_bytes'])} usable"
     if m.get("kv_cache_tokens"):
         rows["Cache would hold"] = f"{m['kv_cache_tokens']:,} tokens, {m['max_concurrency']:,} requests"
+    if prefill := m.get("prefill"):
+        rows["Prefill pool"] = f"{gib(prefill['total_bytes'])} of {gib(prefill['usable_bytes'])} usable"
     return rows
 
 

@@ -46,7 +46,7 @@ def plan_charts(board: Board, pins: Sequence[str]) -> Iterator[Chart]:
     x, y = board.axes
     if board.known(x) and board.known(y):
         note = "A diamond is a best tradeoff: no split is better in both. The larger a mark, the more devices; rings are pinned splits."
-        yield Chart(f"{board.measures[x].title} against {board.measures[y].title.lower()}", charts.tradeoff(board, x, y, pins=pins), note)
+        yield Chart(f"{board.measures[x].title} and {board.measures[y].title}", charts.tradeoff(board, x, y, pins=pins), note)
     rows = tables.memory_rows(board, pins)
     if rows:
         note = "Pinned, best and nearest refused splits. The dotted line is what the engine may use, the solid one what a process can have."

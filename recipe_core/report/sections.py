@@ -15,7 +15,7 @@ from recipe_core.recipe.build import recipe_request
 from recipe_core.report.charts import Chart, own_board, plan_charts, split_charts
 from recipe_core.summary import summary
 from recipe_core.targets.by_hand import node_commands
-from recipe_core.targets.use import uses
+from recipe_core.targets.use import TITLES, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
     typed = [(f"On node {each.node}" if context.nodes > 1 else "In the bundle's folder", each.launcher) for each in nodes]
     typed += [(f"which starts {name}", command) for each in nodes for name, command in each.processes]
     rows = tuple((use.title, use.start, use.stop) for use in uses(bundle.files, context.name, context.kind))
-    refused = tuple((name, made) for name, made in bundle.targets.items() if isinstance(made, str))
+    refused = tuple((TITLES[name], made) for name, made in bundle.targets.items() if isinstance(made, str))
     tables = [Table("Elsewhere", ("Where", "Start", "Stop"), rows)] if rows else []
     tables += [Table("Not offered", ("Where", "Why"), refused)] if refused else []
     return Section("How to start it", tables=tuple(tables), code=tuple(typed))

@@ -12,9 +12,11 @@ from recipe_core.engines.deployment import Process
 from recipe_core.errors import InputError
 from recipe_core.targets.context import Context, Word
 from recipe_core.targets.fill import Values, shell_word
-from recipe_core.targets.node_script import visible
+from recipe_core.targets.node_script import visible, wrapped
 from recipe_core.targets.pod import port_values
 
+WIDTH = 96
+"""Characters of a line of a command."""
 _ADDRESSES = TypeAdapter(tuple[Word, ...])
 
 
@@ -81,4 +83,15 @@ def _command(context: Context, process: Process, addresses: Sequence[str]) -> st
     }
     settings = [f"{name}={shell_word(value, known)}" for name, value in process.env.items()]
     settings += visible(context, process) if len(beside) > 1 else []
-    return " ".join([*settings, *(shell_word(word, known) for word in process.argv)])
+    return wrapped([*settings, *_with_values([shell_word(word, known) for word in process.argv])], WIDTH, "    ")
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Words with every flag and what follows it in one, so that no line is broken between them."""
+    out: list[str] = []
+    for word in words:
+        if out and out[-1].startswith("-") and not word.startswith("-"):
+            out[-1] += f" {word}"
+        else:
+            out.append(word)
+    return out

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from recipe_core.targets.context import Parameters
+from recipe_core.targets.context import Context, Parameters
 
 _CLUSTERS = {"slurm", "skypilot"}
 _NO_KUBERNETES = {"docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
@@ -21,7 +21,7 @@ class Asked:
     help: str
 
 
-EVERYWHERE = (
+EVERYWHERE: tuple[Asked, ...] = (
     Asked("model", "Model", "A folder on the nodes, or another id of the hub"),
     Asked("host", "Listen on", "The address that servers listen on when the bundle's launcher starts them; 0.0.0.0 for all"),
     Asked("port", "Port", "The first port; several processes take the ones after it"),
@@ -50,14 +50,24 @@ CLUSTERS = (
 )
 
 
-def groups(targets: Mapping[str, object]) -> dict[str, tuple[Asked, ...]]:
-    """The parameters that any of the targets, by name, reads."""
-    found: dict[str, tuple[Asked, ...]] = {"Everywhere": EVERYWHERE}
+_SERVING = {"host", "min_replicas", "max_replicas", "prometheus", "monitoring_namespace"}
+"""What a training run does not read."""
+
+
+def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[Asked, ...]]:
+    """The parameters that any of the targets (by name) reads for this recipe."""
+    found = {"Everywhere": EVERYWHERE}
     found |= {"Kubernetes": KUBERNETES} if set(targets) - _NO_KUBERNETES else {}
-    return found | ({"Slurm and clouds": CLUSTERS} if set(targets) & _CLUSTERS else {})
+    found |= {"Slurm and clouds": CLUSTERS} if set(targets) & _CLUSTERS else {}
+    unread = (_SERVING if context.kind == "training" else set()) | ({"device_groups"} if context.vendor != "amd" else set())
+    return {group: tuple(each for each in asked if each.name not in unread) for group, asked in found.items()}
 
 
-def default(name: str) -> str:
-    """What a parameter is while it is left open, as it would be typed; empty where it has no default."""
+def default(name: str, context: Context) -> str:
+    """What stands for a parameter while it is left open, as it would be typed; empty where nothing does."""
+    if name == "model":
+        return context.model
+    if name == "image":
+        return context.image.reference if context.image else ""
     value = Parameters().model_dump(mode="json")[name]
     return "" if value in (None, {}) else value if isinstance(value, str) else json.dumps(value)
