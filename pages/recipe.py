@@ -1,230 +1,183 @@
+from __future__ import annotations
+
 import json
-import shlex
-from urllib.parse import urlencode
 
 import common
+import handout
 import parts
 import streamlit as st
 
-from recipe_core import edits, units
-from recipe_core.board import Board, ServingBoard, TrainingBoard
-from recipe_core.bundle import bundle_files, zip_bytes
-from recipe_core.documents import to_yaml
+from recipe_core import edits
+from recipe_core.board import SHARED, Board, shared_candidate
+from recipe_core.bundle import Bundle, bundle_of, zipped
 from recipe_core.errors import RecipeError
-from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.keys import key_of
+from recipe_core.recipe import Recipe, make_recipe, overview, with_parameters
+from recipe_core.report import html_report
 from recipe_core.request import PlanRequest
 from recipe_core.serve import folders_allowed
-from recipe_core.units import duration, gib, rate, significant, usd
+from recipe_core.targets.context import Parameters
 
-BEST = ""
+BEST, STATED = "", "stated"
 LISTED = 50
-STEPS = ("preflight", "up", "bench")
-FIGURES = {
-    "output_tokens_per_s": ("Output", rate),
-    "tpot_s": ("Per output token", duration),
-    "ttft_s": ("First token", duration),
-    "request_latency_s": ("Whole request", duration),
-    "output_tokens_per_s_per_gpu": ("Output per GPU", rate),
-}
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
+@st.cache_data(max_entries=64, show_spinner="Deciding")
 def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - the digest tells changed folders apart
     """The recipe of a request, cached by its JSON."""
     return make_recipe(PlanRequest.parse(json.loads(text)), folders=may_read)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def files_of(text: str, digest: str, may_read: bool) -> dict[str, bytes]:
-    """The files of the bundle, for the preview."""
-    return bundle_files(recipe_of(text, digest, may_read))
+@st.cache_resource(max_entries=32, show_spinner="Writing the files")
+def files_of(text: str, digest: str, may_read: bool, place: str) -> Bundle:
+    """The bundle of a request in a place, cached by both; shared between sessions, so read only."""
+    recipe = recipe_of(text, digest, may_read)
+    return bundle_of(with_parameters(recipe, Parameters.model_validate_json(place)) if place else recipe)
+
+
+def is_stated() -> bool:
+    """Whether the request states a split, or a part of one, that no key names."""
+    candidate = common.request().candidate
+    if candidate is None or (candidate.prefill is None and common.chosen_key()):
+        return False
+    return bool(set(candidate.model_dump(exclude_none=True)) - (set(SHARED) if common.training() else set()))
+
+
+def is_gone(board: Board) -> str | None:
+    """The name of a chosen split that no longer fits; what only the request can name is judged by itself."""
+    return None if is_stated() else common.chosen_is_gone(board)
+
+
+def wanted(board: Board) -> PlanRequest:
+    """The request; without its split where that no longer fits."""
+    asked = common.request()
+    return asked.model_copy(update={"candidate": shared_candidate(asked)}) if is_gone(board) else asked
 
 
 def option_label(board: Board, key: str) -> str:
     """A split in the list, with its figures."""
+    if key == STATED:
+        return f"As stated: {overview.stated(common.request().candidate)}"
     row = board.best() if key == BEST else board.row(key)
     lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
     return f"{lead}{board.label(row)} · {board.phrase(row)}"
 
 
+def chosen_changes(key: str) -> dict:
+    """What choosing a split changes in the request."""
+    if key == STATED:
+        return {}
+    shared = shared_candidate(common.request())
+    return edits.taken(common.request(), key) if key else {"candidate": shared.model_dump(exclude_none=True) if shared else None}
+
+
 def picker(board: Board) -> None:
     """The chosen split: the best one, a pinned one, or any that fits."""
+    gone = is_gone(board)
     pinned = [key for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]]
     ranked = [board.key(int(row)) for row in board.ranked[:LISTED]]
-    gone = common.chosen_is_gone(board)
-    now = BEST if common.chosen_key() is None or gone else board.key(common.chosen(board))
+    now = STATED if is_stated() else BEST if common.chosen_key() is None or gone else board.key(common.chosen(board))
     options = {key: option_label(board, key) for key in [BEST, *pinned, *ranked, now]}
-    common.choose(
-        st.selectbox,
-        "Split",
-        "_split",
-        now,
-        lambda key: edits.taken(common.request(), key) if key else {"candidate": None},
-        options=list(options),
-        format_func=options.get,
-    )
+    common.choose(st.selectbox, "Split", "_split", now, chosen_changes, options=list(options), format_func=options.get)
     if gone:
         st.warning(f"The split you chose, {gone}, does not fit any more; this is the best one.", icon=":material/info:")
 
 
-def expected(board: ServingBoard, estimate: dict, _: int) -> None:
-    """Figures with their bands and basis, and memory by part."""
-    left, right = st.columns([3, 2], gap="large")
-    serving, bands, basis = estimate["serving"], estimate["bands"], estimate["basis"]
-    price = estimate["cost"]["usd_per_million_output_tokens"]
-    with left:
-        st.header("What to expect", anchor=False)
-        st.dataframe(
-            {
-                "Figure": [label for label, _ in FIGURES.values()],
-                "Estimate": [show(serving[name]) for name, (_, show) in FIGURES.items()],
-                "Likely between": [units.band(bands[name], show) for name, (_, show) in FIGURES.items()],
-                "Basis": [basis[name] for name in FIGURES],
-            },
-            hide_index=True,
-            height="content",
-            column_config={"Likely between": st.column_config.TextColumn(help="Where eight of ten measured runs are expected")},
-            alt="Expected figures with their bands",
-        )
-        cost = "unknown" if price is None else f"{usd(price)} per million output tokens, {usd(estimate['cost']['usd_per_hour'])} per hour"
-        source = "" if price is None else f" ({basis['usd_per_hour']})"
-        power = f"{significant(estimate['energy']['watts'])} W, {significant(estimate['energy']['watts_limit'])} W at most"
-        st.caption(common.escape(f"Cost: {cost}{source}. Power of the devices: {power}."))
-    with right:
-        st.header(f"Memory per {board.device_title}", anchor=False)
-        m = estimate["memory"]
-        st.table(
-            {
-                "Weights": gib(m["weights_bytes"]),
-                "KV cache needed": gib(m["kv_needed_bytes"]),
-                "Activations": gib(m["activations_bytes"]),
-                "Runtime": gib(m["runtime_bytes"]),
-                "**Total**": f"**{gib(m['total_bytes'])}** of {gib(m['usable_bytes'])} usable",
-                "Cache would hold": f"{m['kv_cache_tokens']:,} tokens, {m['max_concurrency']:,} requests",
-            },
-            border="horizontal",
-            alt="Memory by part",
-        )
-
-
-def commands(files: dict[str, bytes]) -> None:
-    """What the bundle starts, one command a process."""
-    launch = json.loads(files["launch.json"])
-    st.header("What it starts", anchor=False)
-    st.caption(f"Install with: {launch['engine']['install']}. launch.py fills in model, host and port.")
-    for process in launch["processes"]:
-        parts.code(shlex.join(process["argv"]))
-
-
-def download(recipe: Recipe, files: dict[str, bytes]) -> None:
-    """The bundle as a zip, built on click, and its files to look at."""
-    st.header("Bundle", anchor=False)
-    left, right = st.columns([2, 3], gap="large")
-    with left:
+def take_away(bundle: Bundle, board: Board) -> None:
+    """The bundle and the report as files, each made on click."""
+    recipe, addresses = bundle.recipe, handout.addresses(bundle)
+    pins = [key for key in dict.fromkeys([key_of(recipe.candidate), *common.pins()]) if key]
+    with st.container(horizontal=True):
         st.download_button(
             "Download bundle",
-            lambda: zip_bytes(recipe),
+            lambda: zipped(bundle.files),
             file_name=f"{recipe.name}.zip",
             mime="application/zip",
             on_click="ignore",
             type=common.main_button(),
             icon=":material/download:",
             key="download",
+            shortcut="Ctrl+S",
         )
-        parts.code(
-            "\n".join([f"unzip {recipe.name}.zip -d {recipe.name}", f"cd {recipe.name}", *(f"python launch.py {step}" for step in STEPS)]),
+        st.download_button(
+            "Report with charts",
+            lambda: html_report(bundle, board, pins=pins, addresses=addresses).encode(),
+            file_name=f"{recipe.name}.html",
+            mime="text/html",
+            on_click="ignore",
+            icon=":material/lab_profile:",
+            key="report",
+            help="One HTML file that opens without a network: figures, charts, arithmetic, commands",
         )
-    with right:
-        name = st.selectbox("Look into a file", list(files), index=None, key="file", placeholder=f"{len(files)} files")
-        if name:
-            parts.code(files[name].decode())
 
 
-def reproduce() -> None:
-    """The request, and the same answer through the other doors."""
-    body = common.request().to_json()
-    here = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
-    st.header("The same by other doors", anchor=False)
-    yaml, cli, api, link = st.tabs(["Request (YAML)", "Command line", "API", "Link"])
-    with yaml:
-        parts.code(to_yaml(body))
-    with cli:
-        st.caption("With the request saved as request.yaml:")
-        parts.code("recipe plan request.yaml --top 5\nrecipe build request.yaml -o bundle.zip")
-    with api:
-        words = [
-            "curl",
-            "-s",
-            f"{here.rsplit('/', 1)[0]}/api/v1/plan",
-            "-H",
-            "content-type: application/json",
-            "-d",
-            json.dumps(body, ensure_ascii=False),
-        ]
-        parts.code(shlex.join(words))
-    with link:
-        st.caption("The address of every page is a link to all that is on it.")
-        parts.code(f"{here}?{urlencode(common.link())}")
-
-
-def wanted(board: Board, row: int) -> PlanRequest:
-    """The request with the split of a row as its candidate."""
-    stated = common.request().candidate.model_dump(exclude_none=True) if common.request().candidate else {}
-    changes = edits.taken(common.request(), board.key(row))
-    return edits.change(common.request(), changes | {"candidate": stated | changes["candidate"]})
-
-
-def bundle(board: Board, row: int) -> None:
-    """The bundle of a split, what to expect of it, and what it starts; or why it cannot be built."""
-    key = (json.dumps(wanted(board, row).to_json()), common.model().digest, folders_allowed())
-    estimate = board.estimate(row)
-    for note in estimate["notes"]:
-        st.info(common.escape(note), icon=":material/info:")
-    expect = expected_training if isinstance(board, TrainingBoard) else expected
-    try:
-        recipe, files = recipe_of(*key), files_of(*key)
-    except RecipeError as error:
-        st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
-        one = common.request().hardware.per_node
-        if board.raw("gpus")[row] > one:
-            fewer = {"objective.limits.gpus": one, "candidate": None}
-            st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
-        expect(board, estimate, row)
-    else:
-        download(recipe, files)
-        expect(board, estimate, row)
-        commands(files)
-
-
-def expected_training(board: TrainingBoard, estimate: dict, row: int) -> None:
-    """Figures with their bands, and memory of the fullest stage."""
-    names = [name for name in board.measures if board.known(name)]
+def described(recipe: Recipe, device_title: str) -> None:
+    """What was decided, memory by part, figures with bands and basis."""
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.header("What to expect", anchor=False)
-        st.dataframe(
-            {
-                "Figure": [board.measures[name].title for name in names],
-                "Estimate": [board.text(name, row) for name in names],
-                "Likely between": [board.band(name, row) or "" for name in names],
-            },
-            hide_index=True,
-            height="content",
-            alt="Expected figures with their bands",
-        )
+        st.header("What was decided", anchor=False)
+        facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
+        st.table(facts, border="horizontal", alt="What was decided")
     with right:
-        st.header(f"Memory per {board.device_title}", anchor=False)
-        m = estimate["memory"]
-        rows = {name: gib(m[f"{part}_bytes"]) for part, name in board.parts.items() if m[f"{part}_bytes"] > 0}
-        total = f"**{gib(m['total_bytes'])}** of {gib(m['usable_bytes'])} usable"
-        st.table(rows | {"**Total**": total}, border="horizontal", alt="Memory by part")
+        st.header(f"Memory per {device_title}", anchor=False)
+        memory = {f"**{name}**" if name == "Total" else name: common.escape(value) for name, value in overview.memory(recipe).items()}
+        st.table(memory, border="horizontal", alt="Memory by part")
+    st.header("What to expect", anchor=False)
+    rows = overview.expected(recipe)
+    st.table(
+        {
+            "Figure": [row.label for row in rows],
+            "Estimate": [f"**{common.escape(row.value)}**" for row in rows],
+            "Likely between": [common.escape(overview.banded(row)) for row in rows],
+            "Basis": [common.escape(row.basis) for row in rows],
+        },
+        border="horizontal",
+        hide_index=True,
+        alt="Expected figures with their bands and basis",
+    )
+    st.caption("Eight of ten measured runs are expected within a band.")
+
+
+def taken(board: Board) -> None:
+    """The chosen split's bundle and all about it; or why there is none."""
+    request = wanted(board)
+    key = (json.dumps(request.to_json()), common.model().digest, folders_allowed())
+    try:
+        recipe = recipe_of(*key)
+    except RecipeError as error:
+        refused(board, error)
+        return
+    place = handout.place()
+    try:
+        bundle = files_of(*key, place.model_dump_json() if place != Parameters() else "")
+    except RecipeError as error:
+        st.error(common.escape(error), icon=":material/block:")
+        bundle = files_of(*key, "")
+    take_away(bundle, board)
+    for note in recipe.notes:
+        st.info(common.escape(note), icon=":material/info:")
+    described(recipe, board.device_title)
+    handout.show(bundle, request)
+
+
+def refused(board: Board, error: RecipeError) -> None:
+    """Why a split has no bundle, what helps as one click, and the engines that would take it."""
+    st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
+    row = common.chosen(board)
+    one = common.request().hardware.per_node
+    if row is not None and board.raw("gpus")[row] > one:
+        fewer = {"objective.limits.gpus": one, "candidate": None}
+        st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
+    if row is not None:
+        stated = common.request().candidate.model_dump(exclude_none=True) if is_stated() else {}
+        st.header("The same split on another engine", anchor=False)
+        handout.engines(common.request(), board.candidate(row) | stated)
 
 
 parts.head("Take it")
 board = common.board_or_none()
 if board is not None and board.best() is not None:
     picker(board)
-    bundle(board, common.chosen(board))
-    reproduce()
+    taken(board)
 elif board is not None:
     st.page_link("compare.py", label="See why nothing fits", icon=":material/help:", query_params=common.link())

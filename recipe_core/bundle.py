@@ -12,6 +12,8 @@ import shutil
 import stat
 import tempfile
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
 from recipe_core.signing import SIGNATURE, sign
-from recipe_core.targets import refusals, target_files
+from recipe_core.targets import Context, each_target
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 RUN_FOLDER = "run"
@@ -44,31 +46,52 @@ if __name__ == "__main__":
 '''
 
 
-def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
-    """Every file of the bundle, by path, the manifest last; with a private ``key`` (PEM) also its signature.
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A recipe with everything that is made from it.
 
-    Raises:
-        InputError: for a key that is none, and when a file would hold a secret of this machine.
+    ``targets``: each target's files by path, or the sentence that refuses it. ``files``: of the whole bundle, by path, the manifest last.
     """
+
+    recipe: Recipe
+    context: Context
+    targets: Mapping[str, Mapping[str, str] | str]
+    files: Mapping[str, bytes]
+
+
+def bundle_of(recipe: Recipe) -> Bundle:
+    """The bundle of a recipe; raises InputError when a file would hold a secret of this machine."""
     decision = redecide(recipe)
     started = decision.started()
     context = target_context(recipe, decision, started)
     launch = launch_document(recipe, decision, started)
-    others = started.files | target_files(context)
+    targets = each_target(context)
+    others = dict(started.files)
+    for made in targets.values():
+        others |= made if isinstance(made, dict) else {}
+    refused = {name: made for name, made in targets.items() if isinstance(made, str)}
     files = {path: text.encode() for path, text in others.items()} | {
-        "README.md": bundle_readme(recipe, launch, others, refusals(context)).encode(),
+        "README.md": bundle_readme(recipe, launch, others, refused).encode(),
         "expected.json": to_json(recipe.estimate).encode(),
         "launch.json": to_json(launch).encode(),
         "launch.py": LAUNCH_PY.encode(),
         "recipe.yaml": to_yaml(recipe.model_dump(mode="json")).encode(),
         "sbom.json": to_json(sbom(recipe)).encode(),
     }
-    files |= {name: text.encode() for name, text in started.files.items()}
     files |= {f"launcher/{path.name}": path.read_bytes() for path in sorted((PACKAGE / "launcher").glob("*.py"))}
     refuse_planted(files)
     manifest = Manifest.of(recipe.name, recipe.digest, files)
-    whole = dict(sorted(files.items())) | {MANIFEST: to_json(manifest.model_dump()).encode()}
-    return whole | ({SIGNATURE: sign(whole[MANIFEST], key)} if key else {})
+    return Bundle(recipe, context, targets, dict(sorted(files.items())) | {MANIFEST: to_json(manifest.model_dump()).encode()})
+
+
+def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
+    """Every file of the bundle, by path, the manifest last; with a private ``key`` (PEM) also its signature.
+
+    Raises:
+        InputError: for a key that is none, and when a file would hold a secret of this machine.
+    """
+    files = dict(bundle_of(recipe).files)
+    return files | ({SIGNATURE: sign(files[MANIFEST], key)} if key else {})
 
 
 def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict[str, Any]:
@@ -132,9 +155,14 @@ def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
 
 def zip_bytes(recipe: Recipe, key: bytes | None = None) -> bytes:
     """The bundle as a zip; the same recipe (and key) gives the same bytes."""
+    return zipped(bundle_files(recipe, key))
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """A bundle's files as a zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in bundle_files(recipe, key).items():
+        for name, data in files.items():
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3  # Unix, wherever it is built, so that the permissions below mean something

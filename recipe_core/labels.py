@@ -44,6 +44,7 @@ _CHANGES = {
     "hardware.nodes": lambda value: f"Use {value} nodes",
     "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
     "workload.input_tokens": lambda value: f"Send prompts of {value:,} tokens",
+    "workload.output_tokens": lambda value: f"Answer with {value:,} tokens",
     "workload.concurrency": lambda value: f"Hold {value:,} requests in flight",
     "workload.batch": lambda value: f"Use a batch of {value:,}",
     "workload.request_rate": lambda value: f"Send {significant(value)} requests per second",

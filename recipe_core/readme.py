@@ -9,27 +9,12 @@ from typing import Any
 from recipe_core.figures import cost_text, serving_rows, training_rows
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
+from recipe_core.targets.use import uses
 from recipe_core.training.text import training_split
 from recipe_core.units import gib
 
 _GATED = "Gated models need `HF_TOKEN` in the environment (containers), or the Secret that `token_secret` names (Kubernetes)."
 _FORMATS = ("weight_dtype", "kv_dtype", "precision")
-
-
-_TARGETS = {
-    "docker/run.sh": ("Docker or Podman", "bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
-    "compose/compose.yaml": ("Compose", "docker compose -f {0} up --detach", "docker compose -f {0} down"),
-    "slurm/job.sbatch": ("Slurm", "sbatch {0}", "scancel --name {name}"),
-    "skypilot/task.yaml": ("SkyPilot", "sky {verb} {0}", "sky {stop} {name}"),
-    "ray-serve/serve.yaml": ("Ray Serve", "serve deploy {0}", "serve shutdown"),
-    "llm-d/values.yaml": (
-        "llm-d",
-        "helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}",
-        "helm uninstall {name}",
-    ),
-    "kustomization.yaml": ("Kubernetes, {folder}", "kubectl apply -k {parent}", "kubectl delete -k {parent}"),
-}
-"""How the main file of a target is used: a title, the command that starts it, and the one that stops it; by the end of its path."""
 
 
 def bundle_readme(recipe: Recipe, launch: dict[str, Any], others: Iterable[str], refused: Mapping[str, str]) -> str:
@@ -114,16 +99,7 @@ def _how_often(nodes: list[int], all_nodes: int) -> str:
 
 def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -> str:
     """One command a target, and why there are no others."""
-    named = {"name": dns_label(recipe.name), "verb": "launch", "stop": "down"}
-    if recipe.kind == "serving":
-        named |= {"verb": "serve up", "stop": "serve down"}
-    rows = []
-    for path in sorted(paths):
-        for ending, (title, start, stop) in _TARGETS.items():
-            if path.startswith("targets/") and path.endswith(ending):
-                parent = path.rpartition("/")[0]
-                where = named | {"parent": parent, "folder": parent.rpartition("/")[2]}
-                rows.append(f"| {title.format(**where)} | `{start.format(path, **where)}` | `{stop.format(path, **where)}` |")
+    rows = [f"| {use.title} | `{use.start}` | `{use.stop}` |" for use in uses(paths, dns_label(recipe.name), recipe.kind)]
     table = ["| where | start | stop |", "|---|---|---|", *rows] if rows else []
     missing = [f"Not for {name}: {why}" for name, why in refused.items()]
     return (

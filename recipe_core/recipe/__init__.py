@@ -1,6 +1,6 @@
 """The recipe: one decision with everything that pins it. Its schema, how it is made, and what can be asked of it."""
 
-from recipe_core.recipe.build import Additions, make_recipe, recipe_request, relaunch, with_claims
+from recipe_core.recipe.build import Additions, make_recipe, recipe_request, relaunch, with_claims, with_parameters
 from recipe_core.recipe.decision import advice, deployment_of
 from recipe_core.recipe.names import short_name
 from recipe_core.recipe.resolve import with_variants
@@ -16,5 +16,6 @@ __all__ = [
     "relaunch",
     "short_name",
     "with_claims",
+    "with_parameters",
     "with_variants",
 ]

@@ -17,7 +17,7 @@ from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.extras import typed_options
 from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.layers import provenance, shared_environment
-from recipe_core.recipe.locking import make_lock
+from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.names import recipe_name
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
 from recipe_core.recipe.variants import Variant
@@ -101,6 +101,20 @@ def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Re
     """The recipe with a claim for each measurement; raises InputError for one that is none, or of something else."""
     claims = tuple(claim_of(recipe, each) for each in measurements)
     return recipe.model_copy(update={"claims": (*recipe.claims, *claims)}).locked()
+
+
+def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
+    """The recipe for another place: the same decision, and nothing of it is computed again.
+
+    Raises:
+        InputError: for an image that moves, and for a parameter that holds a secret.
+    """
+    moved = recipe.model_copy(update={"parameters": parameters})
+    if recipe.lock:
+        image = image_lock(redecide(recipe), parameters)
+        moved = moved.model_copy(update={"lock": recipe.lock.model_copy(update={"image": image})})
+    _refuse_secrets(moved)
+    return moved.locked()
 
 
 def recipe_request(recipe: Recipe) -> PlanRequest:

@@ -35,7 +35,7 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
         engine=EngineLock(
             name=decision.engine, version=decision.version, install=decision.install, packages=pinned_packages(decision.install)
         ),
-        image=_image(decision, recipe.parameters),
+        image=image_lock(decision, recipe.parameters),
         model=_model(decision, folders=folders),
         floors=dict(decision.floors),
         determinism={name: value for name, value in {**launch.options, **recipe.environment}.items() if name in DETERMINISM and value},
@@ -43,8 +43,12 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
     )
 
 
-def _image(decision: Decision, parameters: Parameters) -> ImageLock | None:
-    """The user's image, else the one that holds the engine at its version; by digest where that is known."""
+def image_lock(decision: Decision, parameters: Parameters) -> ImageLock | None:
+    """The user's image, else the one that holds the engine at its version; by digest where that is known.
+
+    Raises:
+        InputError: for an image without a tag, or with one that moves.
+    """
     if parameters.image is None:
         return ImageLock(reference=decision.image.reference, digest=decision.image.digest) if decision.image else None
     reference, _, digest = parameters.image.partition("@")

@@ -48,23 +48,23 @@ def target_names(context: Context) -> list[str]:
     return list(_targets(context))
 
 
+def each_target(context: Context) -> dict[str, dict[str, str] | str]:
+    """Every target's files by path, or the sentence that refuses it, by the target's name."""
+    return {name: _try(target, context) for name, target in _targets(context).items()}
+
+
 def target_files(context: Context) -> dict[str, str]:
     """Every file of the targets that are offered, by path in the bundle."""
-    return {path: text for made in _made(context).values() if isinstance(made, dict) for path, text in made.items()}
+    return {path: text for made in each_target(context).values() if isinstance(made, dict) for path, text in made.items()}
 
 
 def refusals(context: Context) -> dict[str, str]:
     """Why the other targets are not offered, by name."""
-    return {name: made for name, made in _made(context).items() if isinstance(made, str)}
+    return {name: made for name, made in each_target(context).items() if isinstance(made, str)}
 
 
 def _targets(context: Context) -> Mapping[str, Target]:
     return TRAINING if context.kind == "training" else SERVING
-
-
-def _made(context: Context) -> dict[str, dict[str, str] | str]:
-    """Each target's files, or the sentence that refuses it."""
-    return {name: _try(target, context) for name, target in _targets(context).items()}
 
 
 def _try(target: Target, context: Context) -> dict[str, str] | str:
@@ -74,4 +74,4 @@ def _try(target: Target, context: Context) -> dict[str, str] | str:
         return f"{error.message} {error.hint}" if error.hint else error.message
 
 
-__all__ = ["Context", "Image", "Parameters", "refusals", "target_files", "target_names"]
+__all__ = ["Context", "Image", "Parameters", "each_target", "refusals", "target_files", "target_names"]

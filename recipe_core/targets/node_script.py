@@ -101,13 +101,14 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
     }
     settings = [f"{key}={shell_word(value, known)}" for key, value in process.env.items()]
     if not alone:
-        settings += _visible(context, process, visible_given=visible_given)
+        settings += visible(context, process, visible_given=visible_given)
     words = [*settings, *(shell_word(word, known) for word in process.argv)]
     start = "exec env " if alone else "env "
-    return f"{_INDENT}{start}{_wrapped(words)}{'' if alone else ' &'}\n"
+    return f"{_INDENT}{start}{wrapped(words)}{'' if alone else ' &'}\n"
 
 
-def _visible(context: Context, process: Process, *, visible_given: bool) -> list[str]:
+def visible(context: Context, process: Process, *, visible_given: bool = False) -> list[str]:
+    """The setting that shows a process its own devices only."""
     variable = VISIBLE.get(context.runtime)
     if variable is None or not process.devices:
         return []
@@ -115,7 +116,7 @@ def _visible(context: Context, process: Process, *, visible_given: bool) -> list
     return [f"{variable}=" + ",".join(f'"${{devices[{n}]}}"' if pick else str(n) for n in process.devices)]
 
 
-def _wrapped(words: Sequence[str], width: int = 110) -> str:
+def wrapped(words: Sequence[str], width: int = 110, indent: str = _INDENT * 2) -> str:
     """Words over several lines, each ending in a backslash."""
     lines, line = [], ""
     for word in words:
@@ -123,4 +124,4 @@ def _wrapped(words: Sequence[str], width: int = 110) -> str:
             lines.append(line)
             line = ""
         line = f"{line} {word}" if line else word
-    return f" \\\n{_INDENT * 2}".join([*lines, line])
+    return f" \\\n{indent}".join([*lines, line])

@@ -1,0 +1,97 @@
+"""A launch as commands to type, node by node: the bundle's own launcher, and what it starts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from recipe_core.engines.deployment import Process
+from recipe_core.errors import InputError
+from recipe_core.targets.context import Context, Word
+from recipe_core.targets.fill import Values, shell_word
+from recipe_core.targets.node_script import visible, wrapped
+from recipe_core.targets.pod import port_values
+
+WIDTH = 96
+"""Characters of a line of a command."""
+_ADDRESSES = TypeAdapter(tuple[Word, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommands:
+    """What is typed on one node, in the bundle's folder: ``launcher`` does it all, ``processes`` (name, command) are what it starts."""
+
+    node: int
+    launcher: str
+    processes: tuple[tuple[str, str], ...]
+
+
+def read_addresses(text: str, nodes: int) -> tuple[str, ...]:
+    """Addresses of the nodes from a list with commas; empty: names that stand for them, and a single node itself.
+
+    Raises:
+        InputError: when there are not as many as nodes, or one is no address.
+    """
+    given = [each.strip() for each in text.split(",") if each.strip()]
+    if not given:
+        return tuple(f"node{n}" for n in range(nodes)) if nodes > 1 else ("127.0.0.1",)
+    if len(given) != nodes:
+        hint = f"Give {nodes} addresses with commas between, node 0 first."
+        raise InputError(f"has {len(given)} addresses, and the recipe runs on {nodes} nodes.", field="addresses", hint=hint)
+    try:
+        return _ADDRESSES.validate_python(tuple(given))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]["input"]
+        raise InputError(f"{wrong!r:.80} is no address.", field="addresses", hint="Give names or IP addresses.") from None
+
+
+def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeCommands]:
+    """The commands of every node; ``addresses`` are those of all nodes, in order."""
+    processes = context.launch.processes
+    return [
+        NodeCommands(
+            node,
+            _launcher(context, node, addresses),
+            tuple((p.name, _command(context, p, addresses)) for p in processes if p.node == node),
+        )
+        for node in range(context.nodes)
+    ]
+
+
+def _launcher(context: Context, node: int, addresses: Sequence[str]) -> str:
+    """Model, host and port are in the bundle already."""
+    several = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
+    return shlex.join(["python", "launch.py", "up", *several])
+
+
+def _command(context: Context, process: Process, addresses: Sequence[str]) -> str:
+    """One process as the launcher starts it."""
+    beside = [other for other in context.launch.processes if other.node == process.node]
+    first = min(other.node for other in context.launch.processes if other.group == process.group)
+    known: Values = {
+        "model": context.model_source,
+        "host": context.parameters.host,
+        "port": str(context.parameters.port + process.port_offset),
+        "head": addresses[first],
+        **{f"node{n}": address for n, address in enumerate(addresses)},
+        **port_values(context),
+        "root": ".",
+        "run": "run",
+    }
+    settings = [f"{name}={shell_word(value, known)}" for name, value in process.env.items()]
+    settings += visible(context, process) if len(beside) > 1 else []
+    return wrapped([*settings, *_with_values([shell_word(word, known) for word in process.argv])], WIDTH, "    ")
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Words with every flag and what follows it in one, so that no line is broken between them."""
+    out: list[str] = []
+    for word in words:
+        if out and out[-1].startswith("-") and not word.startswith("-"):
+            out[-1] += f" {word}"
+        else:
+            out.append(word)
+    return out

@@ -1,0 +1,59 @@
+"""How the files of a target are used: the command that starts them and the one that stops them, from the bundle's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TITLES = {
+    "docker": "Docker or Podman",
+    "compose": "Compose",
+    "kubernetes": "Kubernetes",
+    "kubernetes-keda": "Kubernetes, KEDA",
+    "kubernetes-hpa": "Kubernetes, HPA",
+    "kserve": "KServe",
+    "llm-d": "llm-d",
+    "slurm": "Slurm",
+    "skypilot": "SkyPilot",
+    "ray-serve": "Ray Serve",
+    "monitoring": "Monitoring",
+    "kubeflow-trainjob": "Kubeflow TrainJob",
+    "kubeflow-pytorchjob": "Kubeflow PyTorchJob",
+    "jobset": "JobSet",
+    "volcano": "Volcano",
+}
+"""What a person calls a target."""
+_MAIN = {
+    "docker/run.sh": ("bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
+    "compose/compose.yaml": ("docker compose -f {0} up --detach", "docker compose -f {0} down"),
+    "slurm/job.sbatch": ("sbatch {0}", "scancel --name {name}"),
+    "skypilot/task.yaml": ("sky {verb} {0}", "sky {stop} {name}"),
+    "ray-serve/serve.yaml": ("serve deploy {0}", "serve shutdown"),
+    "llm-d/values.yaml": ("helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}", "helm uninstall {name}"),
+    "kustomization.yaml": ("kubectl apply -k {parent}", "kubectl delete -k {parent}"),
+}
+"""By the end of a main file's path: the command that starts it, and the one that stops it."""
+_VERBS = {"serving": {"verb": "serve up", "stop": "serve down"}, "training": {"verb": "launch", "stop": "down"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The main file of a target, and the commands that start and stop what it describes."""
+
+    title: str
+    path: str
+    start: str
+    stop: str
+
+
+def uses(paths: Iterable[str], name: str, kind: str) -> list[Use]:
+    """One for each main file among ``paths``, sorted; ``name`` is the recipe's DNS label, ``kind`` serving or training."""
+    found = []
+    for path in sorted(paths):
+        for ending, (start, stop) in _MAIN.items():
+            if path.startswith("targets/") and path.endswith(ending):
+                parent = path.rpartition("/")[0]
+                words = _VERBS[kind] | {"name": name, "parent": parent}
+                title = TITLES[path.split("/")[1]]
+                found.append(Use(title, path, start.format(path, **words), stop.format(path, **words)))
+    return found

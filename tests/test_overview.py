@@ -1,0 +1,115 @@
+"""A recipe as tables, the same split on other engines, and a bundle's files as a list."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recipe_core import listing
+from recipe_core.bundle import bundle_of
+from recipe_core.edits import change
+from recipe_core.query import from_query
+from recipe_core.recipe import make_recipe, overview, recipe_request
+from recipe_core.recipe.layers import LAYERS
+from recipe_core.recipe.schema import Recipe
+from recipe_core.request import CandidateRequest
+from recipe_core.same_split import other_engines
+from recipe_core.units import gib
+from tests.conftest import make_request
+from tests.test_report import QUERIES
+
+
+def recipe(name: str) -> Recipe:
+    return make_recipe(from_query(QUERIES[name])[0])
+
+
+def test_every_option_has_its_flag_value_and_layer() -> None:
+    made = make_recipe(make_request())
+    rows = {row.name: row for row in overview.origins(made)}
+    assert rows["--tensor-parallel-size"].value == str(made.candidate["tp"])
+    assert rows["--tensor-parallel-size"].layer == "objective"
+    assert len(rows) == len(made.candidate) + len(made.engine.options) + len(made.environment)
+    assert set(overview.SAID) == set(LAYERS)
+
+
+def test_what_a_person_stated_comes_first() -> None:
+    rows = overview.origins(make_recipe(make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1})))
+    assert rows[0].layer == "user"
+    order = [LAYERS.index(row.layer) for row in rows]
+    assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
+    made = recipe(name)
+    parts = [value for label, value in overview.memory(made).items() if label not in ("Total", "Cache would hold", "Prefill pool")]
+    total = made.estimate["memory"]["total_bytes"]
+    assert sum(float(part.split()[0]) for part in parts) == pytest.approx(total / 2**30, abs=0.05 * len(parts))
+    assert overview.memory(made)["Total"].startswith(gib(total))
+    assert all(row.basis and row.value for row in overview.expected(made))
+
+
+def test_pools_are_said() -> None:
+    made = recipe("pools")
+    assert overview.facts(made)["Split"] == "tp 4, prompts on tp 4"
+    assert "Prefill pool" in overview.memory(made)
+    more = made.candidate | {"replicas": 2, "prefill": made.candidate["prefill"] | {"replicas": 3}}
+    assert overview.pools(more) == "2 × (tp 4), prompts on 3 × tp 4"
+    assert overview.stated(CandidateRequest(tp=2)) == "tp 2"
+    assert overview.stated(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
+
+
+def test_fallbacks_say_what_changes() -> None:
+    rows = overview.fallback_rows(recipe("serving"))
+    kinds = [row["Instead"] for row in rows]
+    assert {"Next best", "Fewer devices", "Other devices"} <= set(kinds)
+    assert all(row["Figures"] for row in rows)
+    assert "weights in fp8" in {row["Change"] for row in rows if row["Instead"] == "Other formats"}
+    assert "tokens" in next(row["Change"] for row in rows if row["Instead"] == "Shorter")
+
+
+def test_the_same_split_elsewhere_is_estimated_or_refused_with_reasons() -> None:
+    made = make_recipe(make_request())
+    found = {each.name: each for each in other_engines(recipe_request(made), made.candidate)}
+    assert "vllm" not in found
+    assert found["sglang"].reasons == ()
+    assert found["sglang"].figures[0].value
+    assert any("tensor parallel" in reason for reason in found["transformers"].reasons)
+    assert list(found.values()) == sorted(found.values(), key=lambda each: bool(each.reasons))
+
+
+def test_taking_another_engine_keeps_the_split() -> None:
+    request = make_request()
+    made = make_recipe(request)
+    (sglang,) = [each for each in other_engines(recipe_request(made), made.candidate) if each.name == "sglang"]
+    changed = change(request, sglang.changes)
+    assert changed.options.engines == ("vllm", "sglang")
+    other = make_recipe(changed)
+    assert other.engine.name == "sglang"
+    assert [other.candidate[name] for name in ("tp", "pp", "dp", "ep")] == [made.candidate[name] for name in ("tp", "pp", "dp", "ep")]
+    assert other.estimate["serving"]["tpot_s"] > 0
+
+
+def test_a_training_split_is_tried_on_every_framework() -> None:
+    request = change(from_query({"workload.kind": "training", "workload.tokens": "1e9"})[0], {"workload.sequence_length": 1024})
+    made = make_recipe(request)
+    found = other_engines(recipe_request(made), made.candidate)
+    assert {each.name for each in found} == {"torch", "deepspeed", "accelerate", "megatron"}
+    assert all(bool(each.reasons) != bool(each.figures) for each in found)
+    for each in (each for each in found if not each.reasons):
+        assert make_recipe(change(request, each.changes)).engine.name == each.name
+
+
+def test_files_are_listed_searched_and_cut() -> None:
+    files = bundle_of(make_recipe(make_request())).files
+    every = listing.listing(files)
+    assert [each.path for each in every[:2]] == ["README.md", "recipe.yaml"]
+    assert {each.path for each in every} == set(files)
+    assert every[0].size == len(files["README.md"])
+    found = [each.path for each in listing.listing(files, "SBATCH slurm")]
+    assert "targets/slurm/job.sbatch" in found
+    assert len(found) < len(files)
+    assert listing.listing(files, "recipe zebrawood") == []
+    assert listing.preview(b"\xff" + b"a" * 70_000) == ("\ufffd" + "a" * (listing.PREVIEWED - 1), False)
+    assert json.loads(listing.preview(files["launch.json"])[0])["schema_version"] == 1
