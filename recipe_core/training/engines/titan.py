@@ -34,40 +34,51 @@ def refusals(job: Job) -> Iterator[No]:
     yield No(not setting.flash, "workload.attention", "torchtitan has no eager attention.", "Use attention: flash.")
     yield from _sharding(job)
     yield from _pipeline(job)
-    inner = job.tp * job.cp * dense_shard(job)
+    inner = job.dims.tp * job.dims.cp * dense_shard(job)
     reason = f"experts are shared within tp × cp × shard = {inner} ranks, which {job.ep} does not divide."
     yield No(inner % job.ep != 0, "candidate.ep", reason, "Use a divisor of them.")
 
 
 def dense_shard(job: Job) -> int:
     """Replicas over which states are divided; context-parallel ranks divide them too and are not counted here."""
-    return max(job.shard // job.cp, 1) if job.zero_stage else 1
+    return max(job.dims.sharded // job.dims.cp, 1) if job.zero_stage else 1
 
 
 def _sharding(job: Job) -> Iterator[No]:
-    divided = job.zero_stage > 0 and job.shard % job.cp != 0
-    yield No(divided, "candidate.shard", f"shard {job.shard} is not a multiple of cp {job.cp}.", "Use a multiple.")
-    plain = job.zero_stage == 0 and job.cp > 1
+    divided = job.zero_stage > 0 and job.dims.sharded % job.dims.cp != 0
+    yield No(divided, "candidate.shard", f"shard {job.dims.sharded} is not a multiple of cp {job.dims.cp}.", "Use a multiple.")
+    plain = job.zero_stage == 0 and job.dims.cp > 1
     yield No(plain, "candidate.zero_stage", "ranks of context parallelism always divide states in torchtitan.", "Use zero_stage: 3.")
     yield fsdp(job)
-    if job.pp == 1:  # pipelines exchange gradients once a step
-        yield synchronised(job, "torchtitan")
+    if job.dims.pp > 1:  # pipelines exchange gradients once a step
+        return
+    yield synchronised(job, "torchtitan")
+    again = job.zero_stage == 0 and job.dims.dp > 1 and job.dims.accumulation > 1
+    reason = "torchtitan exchanges the gradients of whole copies after every micro-batch; estimated is once a step."
+    yield No(again, "candidate.zero_stage", reason, "Use zero_stage: 2 or 3, or a micro_batch that needs no accumulation.")
 
 
 def _pipeline(job: Job) -> Iterator[No]:
-    piped = job.pp > 1
+    piped = job.dims.pp > 1
     unknown = piped and job.schedule not in _SCHEDULES
     yield No(unknown, "candidate.schedule", f"torch has no {job.schedule} schedule.", f"Use {', '.join(_SCHEDULES)}.")
     uneven = piped and math.ceil(job.layers / _per_stage(job)) != job.cuts
     yield No(uneven, "candidate.pp", f"{job.layers} layers do not fill {job.cuts} chunks alike.", "Use a divisor of the layers.")
     folded = piped and job.schedule == "zb-v" and job.virtual_stages != 2
     yield No(folded, "candidate.virtual_stages", "zb-v has two chunks a stage.", "Use virtual_stages: 2.")
-    rounds = max(1, job.micro_batches // job.pp)
-    odd = piped and job.virtual_stages > 1 and job.micro_batches % rounds != 0
-    reason = f"{job.micro_batches} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
+    rounds = max(1, job.dims.accumulation // job.dims.pp)
+    odd = piped and job.virtual_stages > 1 and job.dims.accumulation % rounds != 0
+    reason = f"{job.dims.accumulation} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
     yield No(odd, "candidate.virtual_stages", reason, "Use a multiple of pp micro-batches.")
     tied = piped and job.setting.model.tied_embeddings
     yield No(tied, "candidate.pp", f"{job.setting.model.name} shares embedding and head, which are on different stages.", "Use pp: 1.")
+
+
+def _reshard(job: Job) -> str:
+    """ZeRO-3 leaves the head's unit whole for the backward pass that follows at once, which in a pipeline cannot be said alone."""
+    if job.zero_stage < 3:
+        return "never"
+    return "always" if job.dims.pp > 1 else "default"
 
 
 def _per_stage(job: Job) -> int:
@@ -86,40 +97,42 @@ def launch(job: Job) -> Launch:
 
 
 def argv(options: dict[str, Any]) -> tuple[str, ...]:
-    """Words of tyro: ``--section.name value``; what is true or false is a flag of its own."""
+    """Words of tyro: ``--section.name value``; what is true or false is a flag of its own, lists are words in a row."""
     words: list[str] = []
     for name, value in options.items():
         section, dot, last = name.rpartition(".")
         if isinstance(value, bool):
             words.append(f"--{section}{dot}{'' if value else 'no-'}{last}")
         else:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name}", *(map(str, value) if isinstance(value, tuple) else (str(value),))]
     return tuple(words)
 
 
 def settings(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is torchtitan's default."""
     h, shard = job.hyper, dense_shard(job)
-    piped = job.pp > 1
-    local = job.micro_batch * (job.micro_batches if piped else 1)
+    piped = job.dims.pp > 1
+    local = job.dims.micro_batch * (job.dims.accumulation if piped else 1)
     kwargs = "optimizer.param-groups.0.optimizer-kwargs"
     out: dict[str, Any] = {
         "hf-assets-path": "${model}",
         "dump-folder": "${run}",
         "training.local-batch-size": local,
-        "training.global-batch-size": job.global_batch,
+        "training.global-batch-size": job.dims.global_batch,
         "training.seq-len": job.sequence_length,
         "training.steps": job.steps,
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
+        "compile.enable": True,
+        "compile.components": ("model", "loss"),
         "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
-        "parallelism.data-parallel-replicate-degree": job.dp // shard,
+        "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
         "parallelism.data-parallel-shard-degree": shard,
-        "parallelism.fsdp-reshard-after-forward": "always" if job.zero_stage == 3 else "never",
-        "parallelism.tensor-parallel-degree": job.tp,
+        "parallelism.fsdp-reshard-after-forward": _reshard(job),
+        "parallelism.tensor-parallel-degree": job.dims.tp,
         "parallelism.enable-sequence-parallel": job.sequence_parallel,
-        "parallelism.pipeline-parallel-degree": job.pp,
-        "parallelism.context-parallel-degree": job.cp,
+        "parallelism.pipeline-parallel-degree": job.dims.pp,
+        "parallelism.context-parallel-degree": job.dims.cp,
         "parallelism.expert-parallel-degree": job.ep,
         f"{kwargs}.lr": h.learning_rate,
         f"{kwargs}.weight-decay": h.weight_decay,
@@ -145,7 +158,7 @@ def settings(job: Job) -> dict[str, Any]:
     if piped:
         out |= {
             "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],
-            "parallelism.pipeline-parallel-microbatch-size": job.micro_batch,
+            "parallelism.pipeline-parallel-microbatch-size": job.dims.micro_batch,
             "parallelism.pipeline-parallel-layers-per-stage": _per_stage(job),
             "parallelism.pipeline-parallel-first-stage-less-layers": 0,
             "parallelism.pipeline-parallel-last-stage-less-layers": 0,
