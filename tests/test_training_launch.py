@@ -123,8 +123,7 @@ def read_torchtitan(launch: Launch) -> dict[str, Any]:
     local = int(f["training.local-batch-size"])
     micro = int(par.get("pipeline-parallel-microbatch-size", local))
     reshards = par["fsdp-reshard-after-forward"] == ("always" if pp > 1 else "default")  # the head's unit stays, where that can be said
-    at = words.index("--compile.components")
-    assert (f["compile.enable"], words[at + 1 : at + 3]) == (True, ("model", "loss"))  # as its fitted figures are
+    assert (f["compile.enable"], f["compile.components"]) == (True, "model,loss")  # as its fitted figures are
     return {
         "tp": int(par["tensor-parallel-degree"]),
         "pp": pp,
@@ -260,6 +259,7 @@ def test_torchtitan_parses_what_is_rendered() -> None:
         words = launch.processes[0].argv
         parsed = ConfigManager().parse_args(list(words[words.index("torchtitan.train") + 1 :]))
         assert parsed.parallelism.tensor_parallel_degree == candidate["tp"]
+        assert (parsed.compile.enable, parsed.compile.components) == (True, ["model", "loss"])
         assert (
             type(parsed.activation_checkpoint).__qualname__.lower().startswith(candidate["recompute"]) or candidate["recompute"] == "none"
         )
@@ -336,6 +336,7 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         ("torch", {}, {"method": "lora"}, "workload.method", "lora is estimated, not launched"),
         ("torchtitan", {}, {}, "candidate.zero_stage", "whole copies after every micro-batch"),
         ("torchtitan", {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"}, {}, "candidate.schedule", "layers that are compiled"),
+        ("torchtitan", {"precision": "fp8"}, {}, "candidate.precision", "its configurations have no fp8"),
         ("torchtitan", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
         ("deepspeed", {"tp": 2, "dp": 8}, {}, "candidate.tp", "launched with tp 1 only, not 2"),
         ("accelerate", {"recompute": "selective"}, {}, "candidate.recompute", "whole layers or none"),
@@ -394,7 +395,7 @@ def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
 def test_models_without_a_torchtitan_configuration_are_refused() -> None:
     found = training_plan(request("torchtitan", MIXTRAL))
     assert first_launchable(found) is None
-    said = "torchtitan ships no configuration of mistralai/Mixtral-8x7B-Instruct-v0.1."
+    said = "torchtitan ships no configuration of mistralai/Mixtral-8x7B-Instruct-v0.1 in bf16."
     assert all(said in launch_reasons(found.estimates, int(row)) for row in found.ranked[:100])
 
 

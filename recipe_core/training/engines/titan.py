@@ -26,9 +26,8 @@ def refusals(job: Job) -> Iterator[No]:
     """What torchtitan cannot do, or ships no configuration for."""
     setting = job.setting
     names = ", ".join(each.config for each in facts().torchtitan_models)
-    yield No(
-        preset(job) is None, "model", f"torchtitan ships no configuration of {setting.model.name}.", f"It ships {names}; or use torch."
-    )
+    reason = f"torchtitan ships no configuration of {setting.model.name} in bf16."
+    yield No(preset(job) is None, "model", reason, f"It ships {names}; or use torch.")
     yield No(setting.precision != "bf16", "candidate.precision", f"its configurations have no {setting.precision}.", "Use bf16.")
     yield No(setting.optimizer_name != "adamw", "workload.optimizer", f"they use AdamW, not {setting.optimizer_name}.", "Use adamw.")
     yield No(not setting.flash, "workload.attention", "torchtitan has no eager attention.", "Use attention: flash.")
@@ -96,14 +95,14 @@ def launch(job: Job) -> Launch:
 
 
 def argv(options: dict[str, Any]) -> tuple[str, ...]:
-    """Words of tyro: ``--section.name value``; what is true or false is a flag of its own, lists are words in a row."""
+    """Words of tyro: ``--section.name value``; what is true or false is a flag of its own."""
     words: list[str] = []
     for name, value in options.items():
         section, dot, last = name.rpartition(".")
         if isinstance(value, bool):
             words.append(f"--{section}{dot}{'' if value else 'no-'}{last}")
         else:
-            words += [f"--{name}", *(map(str, value) if isinstance(value, tuple) else (str(value),))]
+            words += [f"--{name}", str(value)]
     return tuple(words)
 
 
@@ -123,7 +122,8 @@ def settings(job: Job) -> dict[str, Any]:
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
         "compile.enable": True,
-        "compile.components": ("model", "loss"),
+        "compile.components": "model,loss",
+        "compile.enable-async-tensor-parallel": False,
         "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
         "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
         "parallelism.data-parallel-shard-degree": shard,
