@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import random
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from recipe_core.training.engines.corpus import corpus
 from recipe_core.training.engines.facts import training_engine, usual
 from recipe_core.training.launch import first_launchable, launch_reasons, training_launch
 from recipe_core.training.plan import chosen_training, training_plan
+from recipe_core.training.stages import stage_layers
 from recipe_core.training.table import TrainingTable
 
 LLAMA, QWEN_MOE, MIXTRAL = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1"
@@ -78,13 +80,27 @@ def flags(words: tuple[str, ...]) -> dict[str, Any]:
     return out
 
 
-def batch(found: TrainingTable, row: int) -> dict[str, int]:
+def even(layers: int, pp: int) -> list[int]:
+    """Layers of each stage where a framework deals them out alike."""
+    return [layers // pp + (stage < layers % pp) for stage in range(pp)]
+
+
+def layout(said: str) -> list[int]:
+    """Layers of each stage of Megatron's layout, which has one embedding first and one loss last."""
+    assert (said[0], said[-1], said.count("E"), said.count("L")) == ("E", "L", 1, 1)
+    stages = said[1:-1].split("|")
+    assert all(re.fullmatch(r"(t\*\d+)?", stage) for stage in stages)
+    return [int(stage[2:] or 0) for stage in stages]
+
+
+def batch(found: TrainingTable, row: int) -> dict[str, Any]:
     e = found.estimates
     return {
         "sequence_length": int(e.cases.sequence_length[row]),
         "global_batch": int(e.cases.global_batch[row]),
         "micro_batches": int(e.cases.micro_batches[row]),
         "steps": int(e.run.steps[row]),
+        "stage_layers": [int(count) for count in stage_layers(e.setting, e.cases.take([row]))[0][0]],
     }
 
 
@@ -93,7 +109,8 @@ def read_torch(launch: Launch) -> dict[str, Any]:
     split = {name: s["split"][name] for name in ("tp", "pp", "virtual_stages", "dp", "shard", "zero_stage", "schedule")}
     plain = {"micro_batch": s["batch"]["micro_batch"], "recompute": s["recompute"], "precision": s["precision"], "steps": s["steps"]}
     sizes = {"sequence_length": s["batch"]["sequence_length"], "global_batch": s["batch"]["global_batch"]}
-    return split | plain | sizes | {"cp": 1, "ep": 1, "optimizer": s["optimizer"]["name"]}
+    sync = {"gradient_sync": "step" if s["split"]["gradient_sync"] == "step" and s["split"]["zero_stage"] else "micro-batch"}
+    return split | plain | sizes | sync | {"cp": 1, "ep": 1, "optimizer": s["optimizer"]["name"], "stage_layers": even(32, split["pp"])}
 
 
 def read_torchtitan(launch: Launch) -> dict[str, Any]:
@@ -105,11 +122,13 @@ def read_torchtitan(launch: Launch) -> dict[str, Any]:
     layers = {"llama3_8b": 32, "qwen3_30b_a3b": 48}[f["config"]]
     local = int(f["training.local-batch-size"])
     micro = int(par.get("pipeline-parallel-microbatch-size", local))
-    reshards = par["fsdp-reshard-after-forward"] == "always"
+    reshards = par["fsdp-reshard-after-forward"] == ("always" if pp > 1 else "default")  # the head's unit stays, where that can be said
+    assert (f["compile.enable"], f["compile.components"]) == (True, "model,loss")  # as its fitted figures are
     return {
         "tp": int(par["tensor-parallel-degree"]),
         "pp": pp,
         "virtual_stages": layers // (int(par["pipeline-parallel-layers-per-stage"]) * pp) if pp > 1 else 1,
+        "stage_layers": even(layers, pp),
         "cp": cp,
         "ep": int(par["expert-parallel-degree"]),
         "dp": replicate * shard,
@@ -144,6 +163,7 @@ def read_deepspeed(launch: Launch) -> dict[str, Any]:
         "precision": next(name for name in ("bf16", "fp16") if config[name]["enabled"]),
         "optimizer": config["optimizer"]["type"].lower(),
         "steps": config["scheduler"]["params"]["total_num_steps"],
+        "offload": {"cpu": "optimizer"}.get(config["zero_optimization"].get("offload_optimizer", {}).get("device")),
         "recompute": s["recompute"],
         "sequence_length": s["sequence_length"],
     }
@@ -151,7 +171,7 @@ def read_deepspeed(launch: Launch) -> dict[str, Any]:
 
 def read_accelerate(launch: Launch) -> dict[str, Any]:
     config, s = yaml.safe_load(launch.files["accelerate.yaml"]), read_torch(launch)
-    out = {name: s[name] for name in ("micro_batch", "sequence_length", "global_batch", "steps", "recompute")}
+    out = {name: s[name] for name in ("micro_batch", "sequence_length", "global_batch", "steps", "recompute", "gradient_sync")}
     out |= {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": config["num_processes"], "precision": config["mixed_precision"]}
     if config["distributed_type"] != "FSDP":
         return out | {"zero_stage": 0}
@@ -177,6 +197,7 @@ def read_megatron(launch: Launch) -> dict[str, Any]:
         "dp": dp,
         "ep": int(f.get("expert-model-parallel-size", 1)),
         "virtual_stages": int(f.get("num-virtual-stages-per-pipeline-rank", 1)),
+        "stage_layers": layout(f[told]) if (told := "pipeline-model-parallel-layout") in f else even(int(f["num-layers"]), pp),
         "zero_stage": zero,
         "shard": dp * cp // int(f.get("num-distributed-optimizer-instances", 1)) if zero else None,
         "micro_batch": micro,
@@ -204,7 +225,7 @@ def test_what_is_rendered_reads_back_as_what_was_estimated(engine: str) -> None:
     found = rendered(engine)
     assert len(found) >= WANTED
     for candidate, of, row, launch in found:
-        estimated = candidate | batch(of, row) | {"optimizer": "adamw"}
+        estimated = {"gradient_sync": "micro-batch"} | candidate | batch(of, row) | {"optimizer": "adamw"}
         read = {name: value for name, value in READERS[engine](launch).items() if value is not None}
         assert read == {name: estimated[name] for name in read}, launch.processes[0].argv
         assert {"tp", "pp", "cp", "dp", "ep", "micro_batch", "recompute", "precision", "global_batch", "steps"} <= read.keys()
@@ -238,6 +259,7 @@ def test_torchtitan_parses_what_is_rendered() -> None:
         words = launch.processes[0].argv
         parsed = ConfigManager().parse_args(list(words[words.index("torchtitan.train") + 1 :]))
         assert parsed.parallelism.tensor_parallel_degree == candidate["tp"]
+        assert (parsed.compile.enable, parsed.compile.components) == (True, ["model", "loss"])
         assert (
             type(parsed.activation_checkpoint).__qualname__.lower().startswith(candidate["recompute"]) or candidate["recompute"] == "none"
         )
@@ -312,6 +334,9 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "has no muon"),
         ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs an end"),
         ("torch", {}, {"method": "lora"}, "workload.method", "lora is estimated, not launched"),
+        ("torchtitan", {}, {}, "candidate.zero_stage", "whole copies after every micro-batch"),
+        ("torchtitan", {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"}, {}, "candidate.schedule", "layers that are compiled"),
+        ("torchtitan", {"precision": "fp8"}, {}, "candidate.precision", "its configurations have no fp8"),
         ("torchtitan", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
         ("deepspeed", {"tp": 2, "dp": 8}, {}, "candidate.tp", "launched with tp 1 only, not 2"),
         ("accelerate", {"recompute": "selective"}, {}, "candidate.recompute", "whole layers or none"),
@@ -327,10 +352,50 @@ def test_what_a_framework_cannot_be_told_is_an_answer(engine: str, parts: Any, w
     assert error.value.hint
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("name", "parts", "carried"),
+    [
+        ("recompute_layers", {"recompute": "full", "recompute_layers": 4}, ()),
+        ("offload", {"offload": "optimizer"}, ("deepspeed",)),
+        ("offload", {"offload": "optimizer-nvme"}, ()),
+        ("gradient_sync", {"gradient_sync": "step"}, ("torch", "accelerate")),
+        ("shard", {"shard": 8}, ("torch", "torchtitan", "accelerate", "megatron")),
+    ],
+)
+def test_every_option_is_told_or_refused_by_its_name(engine: str, name: str, parts: Any, carried: tuple[str, ...]) -> None:
+    plain = {"engine": engine, "tp": 1, "pp": 1, "dp": 16, "zero_stage": 1 if engine == "megatron" else 2, "micro_batch": 1}
+    plain |= {"zero_stage": 2} if name == "gradient_sync" else {}
+    estimates, row = chosen_training(request(engine, candidate=plain | parts))
+    if engine in carried:
+        assert READERS[engine](training_launch(estimates, row))[name] == parts[name]
+        return
+    with pytest.raises(NoAnswer) as error:
+        training_launch(estimates, row)
+    assert error.value.field == f"candidate.{name}"
+
+
+def test_megatron_is_told_the_stages_that_were_estimated() -> None:
+    """A head worth 2.4 layers leaves the last of four stages the fewest."""
+    piped = {"engine": "megatron", "tp": 1, "pp": 4, "dp": 4, "zero_stage": 1, "micro_batch": 1}
+    words = flags(training_launch(*chosen_training(request("megatron", candidate=piped))).processes[0].argv)
+    assert words["pipeline-model-parallel-layout"] == "Et*9|t*9|t*8|t*6L"
+    chunks = piped | {"virtual_stages": 2}
+    words = flags(training_launch(*chosen_training(request("megatron", candidate=chunks))).processes[0].argv)
+    assert "pipeline-model-parallel-layout" not in words
+
+
+def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
+    plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 2, "micro_batch": 3}
+    with pytest.raises(NoAnswer, match=r"dp 16 × micro_batch 3 = 48; the nearest that is: 96 or 144") as error:
+        training_launch(*chosen_training(request("torch", candidate=plain)))
+    assert error.value.field == "workload.global_batch"
+
+
 def test_models_without_a_torchtitan_configuration_are_refused() -> None:
     found = training_plan(request("torchtitan", MIXTRAL))
     assert first_launchable(found) is None
-    said = "torchtitan ships no configuration of mistralai/Mixtral-8x7B-Instruct-v0.1."
+    said = "torchtitan ships no configuration of mistralai/Mixtral-8x7B-Instruct-v0.1 in bf16."
     assert all(said in launch_reasons(found.estimates, int(row)) for row in found.ranked[:100])
 
 

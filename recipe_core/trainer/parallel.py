@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -31,11 +32,25 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
     _recompute(part, settings.recompute)
     half = HALF.get(settings.precision)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=half is not None)
-    shard = partial(fully_shard, mesh=world.data_mesh, mp_policy=policy, reshard_after_forward=settings.split.zero_stage == 3)
-    for layer in part.layers:
-        shard(layer)
-    shard(part)
+    _units(part, partial(fully_shard, mesh=world.data_mesh, mp_policy=policy), reshard=settings.split.zero_stage == 3)
     return part
+
+
+def _units(part: Part, shard: Callable[..., Any], *, reshard: bool) -> None:
+    """What is gathered at once: the embedding, each layer, last norm and head, as in torchtitan.
+
+    The head's unit stays whole for the backward pass that follows at once. Embedding and head that are one table are one unit.
+    """
+    embedding = [part.body.embed_tokens] if part.first else []
+    head = [part.body.norm, part.inner.lm_head] if part.last else []
+    tied = embedding and head and part.inner.lm_head.weight is part.body.embed_tokens.weight
+    if embedding and not tied:
+        shard(embedding[0], reshard_after_forward=reshard)
+    for layer in part.layers:
+        shard(layer, reshard_after_forward=reshard)
+    if head:
+        shard([*embedding, *head] if tied else head, reshard_after_forward=False)
+    shard(part)
 
 
 def micro_batch_mode(part: Part, settings: Settings, *, last: bool) -> None:

@@ -37,6 +37,16 @@ class ParallelDims:
         return self.dp * self.cp
 
     @property
+    def sharded(self) -> int:
+        """Replicas over which states are divided."""
+        return self.shard or self.replicas
+
+    @property
+    def copies(self) -> int:
+        """Groups of replicas that each hold all states between them: more than one is HSDP."""
+        return self.replicas // self.sharded
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches of a step on one replica."""
         return self.global_batch // self.sequences

@@ -137,61 +137,89 @@ def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
 
 def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     """Bytes of every part on the fullest rank of each stage."""
-    states, optimizer, model = setting.states, setting.optimizer, setting.model
-    whole = held(setting, cases)
+    whole, divisors = held(setting, cases), _divisors(setting, cases)
+    logits = _logits(setting, cases)
+    states, host = _offload(cases, _states(setting, whole, divisors))
+    frozen_copy = REFERENCE_BYTES if setting.method == "dpo" else 0.0
+    parts = states | {"reference": _kept(whole, divisors["parameters"], frozen_copy)}
+    parts |= _moving(setting, cases, whole, parts["gradients"], logits)
+    parts["reserve"] = _reserve(setting, parts, logits)
+    return Memory(parts, setting.cluster.device.usable_memory_bytes - setting.figures.context_bytes.value, host)
+
+
+Divisors = dict[str, tuple[Float, Float]]
+"""By state: into how many ranks it is divided, of dense parameters and of experts."""
+
+
+def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
+    """By ZeRO's stages.
+
+    FSDP divides parameters at stage 2 too, and then keeps gathered ones. Gradients that wait for the end of a step are whole until then.
+    """
     shard = cases.shard.astype(float)
     expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)
-    fsdp = setting.framework.sharding == "fsdp"  # which divides parameters at stage 2 too, and then keeps gathered ones
-    divisors = {part: (stage, _divided(cases, stage, shard), _divided(cases, stage, expert_shard)) for part, stage in _STAGES.items()}
-    together = np.where(cases.sync_step[:, None] > 0, 1.0, np.inf)  # gradients that wait for the end of a step are whole until then
-    stage, dense, experts = divisors["gradients"]
-    divisors["gradients"] = (stage, np.minimum(dense, together), np.minimum(experts, together))
-    if fsdp:
-        divisors["parameters"] = (2, _divided(cases, 2, shard), _divided(cases, 2, expert_shard))
+    stages = _STAGES | ({"parameters": 2} if setting.framework.sharding == "fsdp" else {})
+    out = {part: (_divided(cases, stage, shard), _divided(cases, stage, expert_shard)) for part, stage in stages.items()}
+    together = np.where(cases.sync_step[:, None] > 0, 1.0, np.inf)
+    dense, experts = out["gradients"]
+    return out | {"gradients": (np.minimum(dense, together), np.minimum(experts, together))}
 
-    def kept(part: str, per_parameter: float, per_vocabulary: float | None = None) -> Float:
-        _, dense, experts = divisors[part]
-        table = whole.vocabulary * (per_parameter if per_vocabulary is None else per_vocabulary)
-        return (per_parameter * whole.dense + table) / dense + per_parameter * whole.experts / experts
 
-    state_bytes = 8.0 / model.hidden if optimizer.rows_and_columns else optimizer.state_bytes
-    parts = {
-        "parameters": kept("parameters", states.parameter),
-        "gradients": kept("gradients", states.gradient),
-        "optimizer": kept("optimizer", state_bytes, optimizer.vocabulary_bytes),
-        "master": kept("master", states.master),
-    }
+def _kept(whole: Held, divisors: tuple[Float, Float], each: float, vocabulary: float | None = None) -> Float:
+    """Bytes of a state at ``each`` a parameter, or ``vocabulary`` for those of embedding and head."""
+    dense, experts = divisors
+    table = whole.vocabulary * (each if vocabulary is None else vocabulary)
+    return (each * whole.dense + table) / dense + each * whole.experts / experts
+
+
+def _states(setting: TrainingSetting, whole: Held, divisors: Divisors) -> dict[str, Float]:
+    """What stays from step to step: of all parameters, or a frozen base (its vocabulary in 16 bits) and all of its adapters."""
+    states, optimizer = setting.states, setting.optimizer
+    state_bytes = 8.0 / setting.model.hidden if optimizer.rows_and_columns else optimizer.state_bytes
+    each = {"parameters": states.parameter, "gradients": states.gradient, "optimizer": state_bytes, "master": states.master}
     if setting.frozen:
-        base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else 2.0
-        once = {part: whole.adapters / divisors[part][1] for part in parts}
-        parts = {
-            "parameters": kept("parameters", base, 2.0) + states.parameter * once["parameters"],
-            "gradients": states.gradient * once["gradients"],
-            "optimizer": state_bytes * once["optimizer"],
-            "master": states.master * once["master"],
-        }
+        base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else BYTES
+        out = {part: size * (whole.adapters / divisors[part][0]) for part, size in each.items()}
+        return out | {"parameters": _kept(whole, divisors["parameters"], base, BYTES) + out["parameters"]}
+    tables = {"optimizer": optimizer.vocabulary_bytes}
+    return {part: _kept(whole, divisors[part], size, tables.get(part)) for part, size in each.items()}
+
+
+def _offload(cases: TrainingCases, states: dict[str, Float]) -> tuple[dict[str, Float], Float]:
+    """What is left on the device, and the bytes that a device of the fullest stage keeps on its host."""
     away = cases.offload[:, None] > 0
-    host: Float = np.nanmax(np.where(away, parts["optimizer"] + parts["master"], 0.0), axis=1)
-    for part in ("optimizer", "master"):
-        parts[part] = np.where(away, 0.0 * parts[part], parts[part])
-    frozen_copy = REFERENCE_BYTES if setting.method == "dpo" else 0.0
-    parts["reference"] = kept("parameters", frozen_copy)
-    count, first, last = stage_layers(setting, cases)
-    logits = last * (cases.tokens * model.vocabulary / cases.tp)[:, None] / (LOSS_CHUNKS if setting.fused_loss else 1.0)
-    if fsdp:
-        parts |= fullest(setting, cases, _stage(setting, cases, whole, parts["gradients"], logits))
-    else:
-        parts["loss"] = setting.framework.loss_bytes.value * logits
-        parts["gathered"] = _gathered(setting, cases, whole)
-        parts["activations"] = _activations(setting, cases, count, first)
-        parts["temporary"] = 0.0 * count
-    figures = setting.figures
+    host: Float = np.nanmax(np.where(away, states["optimizer"] + states["master"], 0.0), axis=1)
+    return states | {part: np.where(away, 0.0 * states[part], states[part]) for part in ("optimizer", "master")}, host
+
+
+def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """How many values the last stage has at once."""
+    _, _, last = stage_layers(setting, cases)
+    return last * (cases.tokens * setting.model.vocabulary / cases.tp)[:, None] / (LOSS_CHUNKS if setting.fused_loss else 1.0)
+
+
+def _moving(setting: TrainingSetting, cases: TrainingCases, whole: Held, gradients: Float, logits: Float) -> dict[str, Float]:
+    """What comes and goes within a step; with FSDP gradients too."""
+    if setting.framework.sharding == "fsdp":
+        return fullest(setting, cases, _stage(setting, cases, whole, gradients, logits))
+    count, first, _ = stage_layers(setting, cases)
+    return {
+        "loss": setting.framework.loss_bytes.value * logits,
+        "gathered": _gathered(setting, cases, whole),
+        "activations": _activations(setting, cases, count, first),
+        "temporary": 0.0 * count,
+    }
+
+
+def _reserve(setting: TrainingSetting, parts: dict[str, Float], logits: Float) -> Float:
+    """What the allocator holds beside: a share of what comes and goes, and the block of the 16-bit logits where a loss is eager.
+
+    The fp32 copies made after them do not fit into it.
+    """
+    figures, eager = setting.figures, setting.framework.loss_bytes.value >= FP32_LOSS
+    unfit = BYTES * logits if setting.framework.sharding == "fsdp" and eager else 0.0
     moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
-    # the allocator keeps the 16-bit logits' block, which the fp32 copies made after them do not fit into
-    unfit = BYTES * logits if fsdp and setting.framework.loss_bytes.value >= FP32_LOSS else 0.0
-    parts["reserve"] = unfit + moving * (figures.fragmentation.value - 1) + np.where(np.isnan(count), np.nan, figures.reserve_bytes.value)
-    capacity = setting.cluster.device.usable_memory_bytes - figures.context_bytes.value
-    return Memory(parts, capacity, host)
+    return unfit + moving * (figures.fragmentation.value - 1) + np.where(np.isnan(logits), np.nan, figures.reserve_bytes.value)
 
 
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}

@@ -46,7 +46,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "main_training_function": "main",
         "mixed_precision": job.setting.precision,
         "num_machines": job.nodes,
-        "num_processes": job.devices,
+        "num_processes": job.dims.devices,
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": job.setting.cluster.device.runtime == "cpu",
@@ -63,8 +63,8 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
     out["parallelism_config"] = {
-        "parallelism_config_dp_replicate_size": job.dp // job.shard,
-        "parallelism_config_dp_shard_size": job.shard,
+        "parallelism_config_dp_replicate_size": job.dims.copies,
+        "parallelism_config_dp_shard_size": job.dims.sharded,
         "parallelism_config_tp_size": 1,
         "parallelism_config_cp_size": 1,
     }
@@ -73,5 +73,5 @@ def accelerate_config(job: Job) -> dict[str, Any]:
 
 def _distributed(job: Job, *, plain: bool) -> str:
     if job.setting.cluster.device.runtime == "cpu":
-        return "MULTI_CPU" if job.devices > 1 else "NO"
-    return "FSDP" if not plain else "MULTI_GPU" if job.devices > 1 else "NO"
+        return "MULTI_CPU" if job.dims.devices > 1 else "NO"
+    return "FSDP" if not plain else "MULTI_GPU" if job.dims.devices > 1 else "NO"

@@ -19,7 +19,7 @@ def refusals(job: Job) -> Iterator[No]:
     yield from only_replicas(job, "DeepSpeed")
     yield from trainer_refusals(job, "DeepSpeed", tuple(_OPTIMIZERS))
     yield synchronised(job, "DeepSpeed")
-    apart = job.zero_stage > 0 and job.shard < job.dp
+    apart = job.zero_stage > 0 and job.dims.copies > 1
     yield No(apart, "candidate.shard", "DeepSpeed divides states over all replicas.", "Leave shard out.")
 
 
@@ -68,9 +68,9 @@ def ds_config(job: Job) -> dict[str, Any]:
     if job.offload == "optimizer":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return {
-        "train_batch_size": job.global_batch,
-        "train_micro_batch_size_per_gpu": job.micro_batch,
-        "gradient_accumulation_steps": job.micro_batches,
+        "train_batch_size": job.dims.global_batch,
+        "train_micro_batch_size_per_gpu": job.dims.micro_batch,
+        "gradient_accumulation_steps": job.dims.accumulation,
         "gradient_clipping": h.clip_norm,
         "bf16": {"enabled": half == "bf16"},
         "fp16": {"enabled": half == "fp16"},

@@ -27,11 +27,12 @@ OPTIMIZERS = ("adamw", "sgd")
 def refusals(job: Job) -> Iterator[No]:
     """What the embedded trainer cannot do."""
     setting, model = job.setting, job.setting.model
-    yield No(job.cp > 1, "candidate.cp", f"the embedded trainer does not cut sequences (cp {job.cp}).", "Use torchtitan or megatron.")
+    cp = job.dims.cp
+    yield No(cp > 1, "candidate.cp", f"the embedded trainer does not cut sequences (cp {cp}).", "Use torchtitan or megatron.")
     yield No(job.ep > 1, "candidate.ep", f"the embedded trainer does not share experts (ep {job.ep}).", "Use torchtitan or megatron.")
     fp8 = setting.precision == "fp8"
     yield No(fp8, "candidate.precision", "the embedded trainer has no products in 8 bits.", "Use bf16, or megatron.")
-    unknown = job.pp > 1 and job.schedule not in SCHEDULES
+    unknown = job.dims.pp > 1 and job.schedule not in SCHEDULES
     yield No(unknown, "candidate.schedule", f"the embedded trainer has no {job.schedule} schedule.", f"Use {', '.join(SCHEDULES)}.")
     other = setting.optimizer_name not in OPTIMIZERS
     yield No(other, "workload.optimizer", f"the embedded trainer has no {setting.optimizer_name}.", f"Use {' or '.join(OPTIMIZERS)}.")
@@ -46,17 +47,17 @@ def refusals(job: Job) -> Iterator[No]:
 
 
 def _pipeline(job: Job) -> Iterator[No]:
-    piped, several = job.pp > 1, job.virtual_stages > 1
+    piped, several = job.dims.pp > 1, job.virtual_stages > 1
     tied = piped and job.setting.model.tied_embeddings
     yield No(tied, "candidate.pp", f"{job.setting.model.name} shares embedding and head, which are on different stages.", "Use pp: 1.")
-    rounds = max(1, job.micro_batches // job.pp)
-    uneven = piped and several and job.micro_batches % rounds != 0
-    reason = f"{job.micro_batches} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
+    rounds = max(1, job.dims.accumulation // job.dims.pp)
+    uneven = piped and several and job.dims.accumulation % rounds != 0
+    reason = f"{job.dims.accumulation} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
     yield No(uneven, "candidate.virtual_stages", reason, "Use a multiple of pp micro-batches.")
 
 
 def _tensor(job: Job) -> Iterator[No]:
-    model, tp = job.setting.model, job.tp
+    model, tp = job.setting.model, job.dims.tp
     if tp == 1:
         return
     plain = job.attention is not None and job.moe is None
@@ -88,11 +89,11 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
     peaks = device.peak_flops_per_s
     peak = peaks.get(setting.precision) or peaks.get("bf16")
     split = {
-        "tp": job.tp,
-        "pp": job.pp,
+        "tp": job.dims.tp,
+        "pp": job.dims.pp,
         "virtual_stages": job.virtual_stages,
-        "dp": job.dp,
-        "shard": job.shard,
+        "dp": job.dims.dp,
+        "shard": job.dims.sharded,
         "zero_stage": job.zero_stage,
         "schedule": job.schedule if job.schedule in SCHEDULES else "1f1b",
         "sequence_parallel": job.sequence_parallel,
@@ -116,11 +117,11 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
     }
     return {
         "schema_version": 1,
-        "name": f"{short_name(setting.model.name)} on {job.devices} x {device.title}",
+        "name": f"{short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
         "model": model,
         "data": [DATA],
         "steps": job.steps,
-        "batch": {"sequence_length": job.sequence_length, "global_batch": job.global_batch, "micro_batch": job.micro_batch},
+        "batch": {"sequence_length": job.sequence_length, "global_batch": job.dims.global_batch, "micro_batch": job.dims.micro_batch},
         "split": split,
         "precision": setting.precision,
         "recompute": job.recompute,

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe_core.engines.deployment import Launch, Process
+from recipe_core.errors import InputError
 from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, MoeMlp
 from recipe_core.training.cases import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting
+from recipe_core.training.dims import ParallelDims
 from recipe_core.training.elastic import elastic_nodes
 from recipe_core.training.engines.facts import Hyper, training_engine, usual
 from recipe_core.training.memory import memory
 from recipe_core.training.result import TrainingEstimates, flops_per_token
 from recipe_core.training.rules import memory_rule
+from recipe_core.training.stages import stage_layers
 
 KEPT_CHECKPOINTS = 2
 RESTARTS = 3
@@ -25,22 +28,17 @@ RESTARTS = 3
 class Job:
     """A training run with nothing left to choose.
 
+    ``dims``: every degree, the batch and what follows from them. ``stage_layers``: layers of each pipeline stage as they were estimated.
     ``steps`` is None where no token budget was stated. ``fewest_nodes`` (worked out when asked): what an elastic run can go on with.
     """
 
     setting: TrainingSetting
-    tp: int
-    pp: int
+    dims: ParallelDims
+    stage_layers: tuple[int, ...]
     virtual_stages: int
-    cp: int
     ep: int
-    dp: int
-    shard: int
     zero_stage: int
-    micro_batch: int
-    micro_batches: int
     sequence_length: int
-    global_batch: int
     per_node: int
     recompute: str
     schedule: str
@@ -55,19 +53,14 @@ class Job:
     fewest_nodes: Callable[[], int]
 
     @property
-    def devices(self) -> int:
-        """Devices used."""
-        return self.tp * self.pp * self.cp * self.dp
-
-    @property
     def nodes(self) -> int:
         """Nodes used."""
-        return math.ceil(self.devices / self.per_node)
+        return math.ceil(self.dims.devices / self.per_node)
 
     @property
     def here(self) -> int:
         """Processes of a node, one a device."""
-        return self.devices // self.nodes
+        return self.dims.devices // self.nodes
 
     @property
     def layers(self) -> int:
@@ -89,7 +82,7 @@ class Job:
     @property
     def cuts(self) -> int:
         """Stages and their chunks."""
-        return self.pp * self.virtual_stages
+        return self.dims.pp * self.virtual_stages
 
     @property
     def from_weights(self) -> bool:
@@ -110,17 +103,17 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
     every = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
     whole = {
         name: int(getattr(c, name)[row])
-        for name in (
-            *("tp", "pp", "virtual_stages", "cp", "ep", "dp", "shard", "zero_stage"),
-            *("micro_batch", "micro_batches", "sequence_length", "global_batch", "per_node", "recompute_layers"),
-        )
+        for name in ("virtual_stages", "ep", "zero_stage", "sequence_length", "per_node", "recompute_layers")
     }
+    dims, layers = c.dims(row), stage_layers(setting, c.take([row]))[0][0]
     return Job(
         setting=setting,
+        dims=dims,
+        stage_layers=tuple(int(count) for count in layers),
         **whole,
         recompute=RECOMPUTE[c.recompute[row]],
         schedule=SCHEDULES[c.schedule[row]],
-        sequence_parallel=bool(c.sequence_parallel[row]) and whole["tp"] > 1,
+        sequence_parallel=bool(c.sequence_parallel[row]) and dims.tp > 1,
         offload=OFFLOADS[c.offload[row]],
         sync_step=bool(c.sync_step[row]),
         steps=steps,
@@ -156,8 +149,9 @@ class No:
 def common(job: Job) -> Iterator[No]:
     """What no framework can do."""
     yield No(job.steps is None, "workload.tokens", "a run needs an end.", "State the budget: tokens.")
-    uneven = job.devices > job.per_node and job.devices % job.per_node != 0
-    yield No(uneven, "candidate", f"{job.devices} devices do not fill nodes of {job.per_node}.", "Use whole nodes.")
+    uneven = job.dims.devices > job.per_node and job.dims.devices % job.per_node != 0
+    yield No(uneven, "candidate", f"{job.dims.devices} devices do not fill nodes of {job.per_node}.", "Use whole nodes.")
+    yield _invariant(job)
     s = job.setting
     other = s.method not in ("pretrain", "finetune")
     yield No(other, "workload.method", f"{s.method} is estimated, not launched by this version.", "Use finetune or pretrain.")
@@ -173,10 +167,19 @@ def common(job: Job) -> Iterator[No]:
     yield No(wide, "workload.gradient_dtype", f"{s.framework.title} is launched with {usual} gradients.", f"Use {usual}.")
 
 
+def _invariant(job: Job) -> No:
+    """The processes that are started, and the batch and the shards that they are told, in the words of the products that own them."""
+    try:
+        job.dims.check(job.nodes * job.here)
+    except InputError as error:
+        return No(True, error.field or "candidate", error.message, error.hint or "")
+    return No(False, "candidate", "", "")
+
+
 def only_replicas(job: Job, title: str) -> Iterator[No]:
     """Frameworks that divide states over replicas and nothing else."""
     for name in ("tp", "pp", "cp", "ep"):
-        degree = getattr(job, name)
+        degree = job.ep if name == "ep" else getattr(job.dims, name)
         yield No(degree > 1, f"candidate.{name}", f"{title} is launched with {name} 1 only, not {degree}.", "Use torch or megatron.")
 
 
@@ -188,7 +191,7 @@ def fsdp(job: Job) -> No:
 
 def synchronised(job: Job, title: str) -> No:
     """Frameworks that divide gradients exchange them after every micro-batch."""
-    waits = job.sync_step and job.zero_stage > 1 and job.micro_batches > 1
+    waits = job.sync_step and job.zero_stage > 1 and job.dims.accumulation > 1
     reason = f"{title} exchanges divided gradients after every micro-batch."
     return No(waits, "candidate.gradient_sync", reason, "Use gradient_sync: micro-batch.")
 

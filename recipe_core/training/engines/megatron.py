@@ -30,26 +30,25 @@ def refusals(job: Job) -> Iterator[No]:
 
 
 def _degrees(job: Job) -> Iterator[No]:
-    piped, several = job.pp > 1, job.virtual_stages > 1
+    piped, several = job.dims.pp > 1, job.virtual_stages > 1
     unknown = piped and job.schedule not in ("1f1b", "interleaved")
     yield No(unknown, "candidate.schedule", f"Megatron-LM has no {job.schedule} schedule.", "Use 1f1b or interleaved.")
-    uneven = job.layers % job.cuts != 0
+    uneven = several and job.layers % job.cuts != 0
     yield No(uneven, "candidate.pp", f"{job.layers} layers do not divide into {job.cuts} chunks.", "Use a divisor of the layers.")
-    odd = piped and several and job.micro_batches % job.pp != 0
-    reason = f"an interleaved schedule takes a multiple of pp {job.pp} micro-batches, not {job.micro_batches}."
+    empty = 0 in job.stage_layers[:-1]  # the last one can be the head alone
+    yield No(empty, "candidate.pp", f"{job.layers} layers and the head leave a stage of {job.dims.pp} without any.", "Use a smaller pp.")
+    odd = piped and several and job.dims.accumulation % job.dims.pp != 0
+    reason = f"an interleaved schedule takes a multiple of pp {job.dims.pp} micro-batches, not {job.dims.accumulation}."
     yield No(odd, "candidate.virtual_stages", reason, "Use virtual_stages: 1.")
-    experts = job.moe is not None and job.tp > 1 and not job.sequence_parallel
+    experts = job.moe is not None and job.dims.tp > 1 and not job.sequence_parallel
     yield No(experts, "candidate.sequence_parallel", "Megatron-LM trains experts under tp with sequence parallelism only.", "Leave it on.")
     yield synchronised(job, "Megatron-FSDP")
     whole = job.zero_stage > 1 and piped
     yield No(whole, "candidate.zero_stage", f"Megatron-FSDP's ZeRO-{job.zero_stage} is not launched with a pipeline.", "Use zero_stage: 1.")
-    outer = job.zero_stage > 0 and (job.dp * job.cp) % job.shard != 0
-    yield No(outer, "candidate.shard", f"shard {job.shard} does not divide dp × cp = {job.dp * job.cp}.", "Use a divisor.")
     a = job.attention
     groups = a.kv_heads if a else 0
-    yield No(
-        bool(groups and groups % job.tp), "candidate.tp", f"{groups} key/value heads are not divisible by tp {job.tp}.", "Use a divisor."
-    )
+    cut = groups % job.dims.tp != 0
+    yield No(cut, "candidate.tp", f"{groups} key/value heads are not divisible by tp {job.dims.tp}.", "Use a divisor.")
 
 
 def _plain(job: Job) -> bool:
@@ -126,31 +125,38 @@ def _model(job: Job) -> dict[str, Any]:
 
 def _split(job: Job) -> dict[str, Any]:
     out: dict[str, Any] = {
-        "tensor_model_parallel_size": job.tp,
-        "pipeline_model_parallel_size": job.pp,
-        "context_parallel_size": job.cp,
+        "tensor_model_parallel_size": job.dims.tp,
+        "pipeline_model_parallel_size": job.dims.pp,
+        "context_parallel_size": job.dims.cp,
         "sequence_parallel": job.sequence_parallel,
         "use_distributed_optimizer": job.zero_stage > 0,
         "overlap_grad_reduce": True,
         "overlap_param_gather": job.zero_stage > 0,
     }
+    if len(set(job.stage_layers)) > 1:
+        out["pipeline_model_parallel_layout"] = pipeline_layout(job)
     if job.virtual_stages > 1:
         out["num_virtual_stages_per_pipeline_rank"] = job.virtual_stages
     if job.moe is not None:
-        out |= {"expert_model_parallel_size": job.ep, "expert_tensor_parallel_size": 1 if job.ep > 1 else job.tp}
+        out |= {"expert_model_parallel_size": job.ep, "expert_tensor_parallel_size": 1 if job.ep > 1 else job.dims.tp}
     if job.zero_stage > 1:
         out |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING[job.zero_stage]}
         out["no_gradient_accumulation_fusion"] = True
-    if job.zero_stage and job.shard < job.dp * job.cp:
-        out["num_distributed_optimizer_instances"] = job.dp * job.cp // job.shard
+    if job.zero_stage and job.dims.copies > 1:
+        out["num_distributed_optimizer_instances"] = job.dims.copies
     return out
+
+
+def pipeline_layout(job: Job) -> str:
+    """Stages between bars: embedding E, so many layers t, loss L (``megatron/core/transformer/pipeline_parallel_layer_layout.py``)."""
+    return f"E{'|'.join(f't*{count}' if count else '' for count in job.stage_layers)}L"
 
 
 def _run(job: Job) -> dict[str, Any]:
     h, setting = job.hyper, job.setting
     out: dict[str, Any] = {
-        "micro_batch_size": job.micro_batch,
-        "global_batch_size": job.global_batch,
+        "micro_batch_size": job.dims.micro_batch,
+        "global_batch_size": job.dims.global_batch,
         "seq_length": job.sequence_length,
         "train_iters": job.steps,
         "attention_backend": "flash" if setting.flash else "unfused",

@@ -11,7 +11,7 @@ from recipe_core.training.engines.facts import TitanModel, facts
 from recipe_core.training.engines.job import KEPT_CHECKPOINTS, Job, No, environment, fsdp, processes, synchronised, torchrun, training
 from recipe_core.training.engines.sources import data_files
 
-_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
+_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
 _RECOMPUTE = {"none": "activation-checkpoint:none", "selective": "activation-checkpoint:selective", "full": "activation-checkpoint:full"}
 
 
@@ -26,48 +26,57 @@ def refusals(job: Job) -> Iterator[No]:
     """What torchtitan cannot do, or ships no configuration for."""
     setting = job.setting
     names = ", ".join(each.config for each in facts().torchtitan_models)
-    yield No(
-        preset(job) is None, "model", f"torchtitan ships no configuration of {setting.model.name}.", f"It ships {names}; or use torch."
-    )
+    reason = f"torchtitan ships no configuration of {setting.model.name} in bf16."
+    yield No(preset(job) is None, "model", reason, f"It ships {names}; or use torch.")
     yield No(setting.precision != "bf16", "candidate.precision", f"its configurations have no {setting.precision}.", "Use bf16.")
     yield No(setting.optimizer_name != "adamw", "workload.optimizer", f"they use AdamW, not {setting.optimizer_name}.", "Use adamw.")
     yield No(not setting.flash, "workload.attention", "torchtitan has no eager attention.", "Use attention: flash.")
     yield from _sharding(job)
     yield from _pipeline(job)
-    inner = job.tp * job.cp * dense_shard(job)
+    inner = job.dims.tp * job.dims.cp * dense_shard(job)
     reason = f"experts are shared within tp × cp × shard = {inner} ranks, which {job.ep} does not divide."
     yield No(inner % job.ep != 0, "candidate.ep", reason, "Use a divisor of them.")
 
 
 def dense_shard(job: Job) -> int:
     """Replicas over which states are divided; context-parallel ranks divide them too and are not counted here."""
-    return max(job.shard // job.cp, 1) if job.zero_stage else 1
+    return max(job.dims.sharded // job.dims.cp, 1) if job.zero_stage else 1
 
 
 def _sharding(job: Job) -> Iterator[No]:
-    divided = job.zero_stage > 0 and job.shard % job.cp != 0
-    yield No(divided, "candidate.shard", f"shard {job.shard} is not a multiple of cp {job.cp}.", "Use a multiple.")
-    plain = job.zero_stage == 0 and job.cp > 1
+    divided = job.zero_stage > 0 and job.dims.sharded % job.dims.cp != 0
+    yield No(divided, "candidate.shard", f"shard {job.dims.sharded} is not a multiple of cp {job.dims.cp}.", "Use a multiple.")
+    plain = job.zero_stage == 0 and job.dims.cp > 1
     yield No(plain, "candidate.zero_stage", "ranks of context parallelism always divide states in torchtitan.", "Use zero_stage: 3.")
     yield fsdp(job)
-    if job.pp == 1:  # pipelines exchange gradients once a step
-        yield synchronised(job, "torchtitan")
+    if job.dims.pp > 1:  # pipelines exchange gradients once a step
+        return
+    yield synchronised(job, "torchtitan")
+    again = job.zero_stage == 0 and job.dims.dp > 1 and job.dims.accumulation > 1
+    reason = "torchtitan exchanges the gradients of whole copies after every micro-batch; estimated is once a step."
+    yield No(again, "candidate.zero_stage", reason, "Use zero_stage: 2 or 3, or a micro_batch that needs no accumulation.")
 
 
 def _pipeline(job: Job) -> Iterator[No]:
-    piped = job.pp > 1
+    piped = job.dims.pp > 1
     unknown = piped and job.schedule not in _SCHEDULES
-    yield No(unknown, "candidate.schedule", f"torch has no {job.schedule} schedule.", f"Use {', '.join(_SCHEDULES)}.")
+    reason = f"torch has no {job.schedule} schedule for layers that are compiled."  # both halves of a backward pass are one
+    yield No(unknown, "candidate.schedule", reason, f"Use {', '.join(_SCHEDULES)}.")
     uneven = piped and math.ceil(job.layers / _per_stage(job)) != job.cuts
     yield No(uneven, "candidate.pp", f"{job.layers} layers do not fill {job.cuts} chunks alike.", "Use a divisor of the layers.")
-    folded = piped and job.schedule == "zb-v" and job.virtual_stages != 2
-    yield No(folded, "candidate.virtual_stages", "zb-v has two chunks a stage.", "Use virtual_stages: 2.")
-    rounds = max(1, job.micro_batches // job.pp)
-    odd = piped and job.virtual_stages > 1 and job.micro_batches % rounds != 0
-    reason = f"{job.micro_batches} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
+    rounds = max(1, job.dims.accumulation // job.dims.pp)
+    odd = piped and job.virtual_stages > 1 and job.dims.accumulation % rounds != 0
+    reason = f"{job.dims.accumulation} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
     yield No(odd, "candidate.virtual_stages", reason, "Use a multiple of pp micro-batches.")
     tied = piped and job.setting.model.tied_embeddings
     yield No(tied, "candidate.pp", f"{job.setting.model.name} shares embedding and head, which are on different stages.", "Use pp: 1.")
+
+
+def _reshard(job: Job) -> str:
+    """ZeRO-3 leaves the head's unit whole for the backward pass that follows at once, which in a pipeline cannot be said alone."""
+    if job.zero_stage < 3:
+        return "never"
+    return "always" if job.dims.pp > 1 else "default"
 
 
 def _per_stage(job: Job) -> int:
@@ -100,26 +109,29 @@ def argv(options: dict[str, Any]) -> tuple[str, ...]:
 def settings(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is torchtitan's default."""
     h, shard = job.hyper, dense_shard(job)
-    piped = job.pp > 1
-    local = job.micro_batch * (job.micro_batches if piped else 1)
+    piped = job.dims.pp > 1
+    local = job.dims.micro_batch * (job.dims.accumulation if piped else 1)
     kwargs = "optimizer.param-groups.0.optimizer-kwargs"
     out: dict[str, Any] = {
         "hf-assets-path": "${model}",
         "dump-folder": "${run}",
         "training.local-batch-size": local,
-        "training.global-batch-size": job.global_batch,
+        "training.global-batch-size": job.dims.global_batch,
         "training.seq-len": job.sequence_length,
         "training.steps": job.steps,
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
+        "compile.enable": True,
+        "compile.components": "model,loss",
+        "compile.enable-async-tensor-parallel": False,
         "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
-        "parallelism.data-parallel-replicate-degree": job.dp // shard,
+        "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
         "parallelism.data-parallel-shard-degree": shard,
-        "parallelism.fsdp-reshard-after-forward": "always" if job.zero_stage == 3 else "never",
-        "parallelism.tensor-parallel-degree": job.tp,
+        "parallelism.fsdp-reshard-after-forward": _reshard(job),
+        "parallelism.tensor-parallel-degree": job.dims.tp,
         "parallelism.enable-sequence-parallel": job.sequence_parallel,
-        "parallelism.pipeline-parallel-degree": job.pp,
-        "parallelism.context-parallel-degree": job.cp,
+        "parallelism.pipeline-parallel-degree": job.dims.pp,
+        "parallelism.context-parallel-degree": job.dims.cp,
         "parallelism.expert-parallel-degree": job.ep,
         f"{kwargs}.lr": h.learning_rate,
         f"{kwargs}.weight-decay": h.weight_decay,
@@ -145,7 +157,7 @@ def settings(job: Job) -> dict[str, Any]:
     if piped:
         out |= {
             "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],
-            "parallelism.pipeline-parallel-microbatch-size": job.micro_batch,
+            "parallelism.pipeline-parallel-microbatch-size": job.dims.micro_batch,
             "parallelism.pipeline-parallel-layers-per-stage": _per_stage(job),
             "parallelism.pipeline-parallel-first-stage-less-layers": 0,
             "parallelism.pipeline-parallel-last-stage-less-layers": 0,
