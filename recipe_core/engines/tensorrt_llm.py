@@ -31,7 +31,7 @@ def launch(deployment: Deployment) -> Launch:
             field="candidate.prefill",
             hint="Use vllm, sglang or dynamo for pools of their own.",
         )
-    placed = groups(deployment, apart=lambda split: split.ep == 1, spans=_spans)
+    placed = groups(deployment)
     options, config = stated(deployment, placed[0].split), config_of(deployment, placed[0].split)
     own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
     argv = setting.engine.argv(options | own)
@@ -48,10 +48,6 @@ def launch(deployment: Deployment) -> Launch:
         requires=("mpirun", "sshd") if placed[0].nodes > 1 else (),
         files={CONFIG: to_yaml(config)},
     )
-
-
-def _spans(split: Split, nodes: int) -> bool:
-    return split.devices % nodes == 0
 
 
 def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
