@@ -79,7 +79,7 @@ def test_what_packs_by_count_packs_one_by_one(seed):
 @pytest.mark.parametrize(
     ("hardware", "candidate", "says"),
     [
-        (("h100-sxm", 4, 2), {"engine": "vllm", "tp": 2, "pp": 3, "dp": 1}, "= 6 devices do not divide evenly over nodes of 4; choose"),
+        (("h100-sxm", 4, 2), {"engine": "vllm", "tp": 1, "pp": 5, "dp": 1}, "= 5 devices do not divide evenly over nodes of 4; choose"),
         (("h100-sxm", 6, 2), {"engine": "tensorrt-llm", "tp": 4, "pp": 1, "dp": 3}, "3 servers of 4 devices do not pack into 2 nodes of 6"),
         (("h100-sxm", 2, 1), {"engine": "tgi", "tp": 2, "pp": 1, "dp": 1, "kv_dtype": "fp16"}, "keeps no fp16 cache beside bf16"),
     ],

@@ -78,11 +78,11 @@ def _repository(deployment: Deployment, options: dict[str, Any]) -> dict[str, st
 
 def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The file that the TensorRT-LLM backend hands to its engine: options of the command line and of the file by one set of names."""
-    stated = tensorrt_llm.stated(deployment, group.split)
+    stated = tensorrt_llm.stated(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
     return {
         "model": deployment.setting.model.name,
         **{name: value for name, value in stated.items() if name not in server},
-        **tensorrt_llm.config_of(deployment, group.split),
+        **tensorrt_llm.config_of(deployment, group),
         "triton_config": {"decoupled": True, "max_batch_size": 0},
     }
