@@ -223,7 +223,7 @@ def _catalog(api: FastAPI) -> None:
     def schema() -> dict[str, Any]:
         return json_schema()
 
-    @api.get("/schema/{name}", summary="JSON Schema of a request, a recipe or a bundle's manifest")
+    @api.get("/schema/{name}", summary="JSON Schema of a request, an estimate, a recipe or a bundle's manifest")
     def one_schema(name: str) -> dict[str, Any]:
         return schemas.schema(name)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe_core.commands.grammar import meanings
 from recipe_core.documents import parse_yaml, to_yaml
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import BundleError, InputError, NoAnswer
 from recipe_core.plan import chosen_plan
 from recipe_core.recipe import Recipe, make_recipe, passing_on, recipe_request, relaunch, with_claims
@@ -127,6 +129,33 @@ def test_every_option_says_what_set_it(parts, option, layer):
     found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, **parts))
     assert found.provenance[f"options.{option}"] == layer
     assert {name for name in found.provenance if name.startswith("options.")} == {f"options.{name}" for name in found.engine.options}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "option", "layer"),
+    [
+        ("transformers", "cpu", "cb_max_batch_tokens", "device"),
+        ("transformers", "cpu", "cb_num_blocks", "objective"),
+        ("transformers", "cpu", "dtype", "model"),
+        ("transformers", "cpu", "device", "architecture"),
+        ("tgi", "h100-sxm", "num_shard", "objective"),
+        ("tgi", "h100-sxm", "max_total_tokens", "objective"),
+        ("llama-cpp", "h100-sxm", "cache_type_k", "model"),
+        ("dynamo", "h100-sxm", "tensor_parallel_size", "objective"),
+        ("triton-tensorrt-llm", "h100-sxm", "max_batch_size", "device"),
+    ],
+)
+def test_options_of_every_engine_say_what_set_them(name, device, option, layer):
+    found = make_recipe(
+        make_request("meta-llama/Llama-3.2-1B-Instruct", device, 1, options={"engines": [name]}, workload={"concurrency": 2})
+    )
+    assert found.provenance[f"options.{option}"] == layer
+
+
+def test_every_meaning_is_of_an_option_there_is():
+    for spec in map(engine, engine_names()):
+        assert set(spec.options.means) <= set(spec.options.by_name)
+        assert meanings(spec)
 
 
 def test_what_hardware_asks_for_is_the_architectures():
@@ -337,11 +366,11 @@ def test_measurements_of_something_else_are_refused(recipe, parts, says):
 # Training
 
 
-@pytest.mark.parametrize("engine", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
-def test_a_training_recipe_is_as_whole_as_a_serving_one(engine):
-    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [engine]})
+@pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
+def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [name]})
     found = make_recipe(request)
-    assert (found.kind, found.engine.name, found.max_context) == ("training", engine, None)
+    assert (found.kind, found.engine.name, found.max_context) == ("training", name, None)
     assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
     assert {process.role for process in relaunch(found).processes} == {"trainer"}
     assert found.provenance["candidate.tp"] == "objective"
