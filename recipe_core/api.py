@@ -21,7 +21,7 @@ from recipe_core.errors import InputError, NoAnswer, RecipeError
 from recipe_core.hardware.catalog import device, device_names, offers
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
 from recipe_core.plan import chosen_plan, plan
-from recipe_core.recipe import Additions, Recipe, make_recipe, recipe_request, with_variants
+from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, with_variants
 from recipe_core.recipe.build import rebuilt
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.diff import diff
@@ -165,11 +165,10 @@ def asked_recipe(body: Mapping[str, Any], *, folders: bool) -> Recipe:
     unread = sorted(set(body) - {"request", *_ADDED})
     if unread:
         raise InputError("is not a known field.", field=unread[0], hint=f"Known here: request, {', '.join(_ADDED)}.")
-    asked = PlanRequest.parse(body["request"])
+    environment = {str(name): str(value) for name, value in _part(body, "environment", {}).items()}
+    asked = passing_on(PlanRequest.parse(body["request"]), _part(body, "options", {}), environment)
     additions = Additions(
         parameters=read_parameters(_part(body, "parameters", {})),
-        options=_part(body, "options", {}),
-        environment={str(name): str(value) for name, value in _part(body, "environment", {}).items()},
         variants=read_variants(body.get("variants", [])),
     )
     recipe = make_recipe(asked, additions, folders=folders)
@@ -224,7 +223,7 @@ def _catalog(api: FastAPI) -> None:
     def schema() -> dict[str, Any]:
         return json_schema()
 
-    @api.get("/schema/{name}", summary="JSON Schema of a request, a recipe or a bundle's manifest")
+    @api.get("/schema/{name}", summary="JSON Schema of a request, an estimate, a recipe or a bundle's manifest")
     def one_schema(name: str) -> dict[str, Any]:
         return schemas.schema(name)
 

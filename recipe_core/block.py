@@ -14,7 +14,7 @@ from recipe_core.estimate import Cases, Estimates, Setting, estimate
 from recipe_core.estimate.cases import Bool, Int
 from recipe_core.estimate.memory import Memory
 from recipe_core.estimate.simulate import Simulation, Spread
-from recipe_core.split import Refusal, load_rules, refusals, search_rules
+from recipe_core.split import Refusal, load_rules, refusals, search_rules, start_rules
 
 Bits = NDArray[np.uint64]
 
@@ -151,7 +151,7 @@ class Block:
 
 def judge(setting: Setting, cases: Cases, *, searching: bool = False) -> Block:
     """All cases held against the rules of splits (where ``searching``, of searches too), and those that pass estimated in chunks."""
-    search = (*search_rules(setting, cases), *load_rules(setting, cases)) if searching else ()
+    search = (*search_rules(setting, cases), *start_rules(setting, cases), *load_rules(setting, cases)) if searching else ()
     codes: dict[str, int] = {}
     broken = _bits([*refusals(setting, cases), *search], codes, len(cases))
     legal = np.flatnonzero(broken == 0)

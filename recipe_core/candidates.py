@@ -16,7 +16,7 @@ from recipe_core.hardware.catalog import Cluster, cluster
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request import CandidateRequest, HardwareRequest, PlanRequest, PoolRequest, ServingWorkload, Speculative
-from recipe_core.split import enumerate_splits, refusals, search_rules
+from recipe_core.split import enumerate_splits, refusals, search_rules, start_rules
 
 MAX_DEVICES = 4096
 CONTEXT_STEP = 1024
@@ -239,7 +239,7 @@ def every_case(found: Resolved, chosen: Setting, limits: CandidateRequest | None
 def _worth_a_look(chosen: Setting, splits: Cases) -> Bool:
     """Splits that no rule refuses, whatever the load."""
     legal = np.ones(len(splits), dtype=np.bool_)
-    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits)):
+    for rule in (*refusals(chosen, splits), *search_rules(chosen, splits), *start_rules(chosen, splits)):
         legal &= ~rule.broken
     return legal
 

@@ -7,12 +7,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from recipe_core.errors import InputError, unknown
+from recipe_core.estimate_schema import Estimate
 from recipe_core.manifest import Manifest
 from recipe_core.recipe import Recipe
 from recipe_core.request import PlanRequest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_TYPES: dict[str, Any] = {"request": PlanRequest, "recipe": Recipe, "manifest": Manifest}
+_TYPES: dict[str, Any] = {"request": PlanRequest, "recipe": Recipe, "manifest": Manifest, "estimate": Estimate}
 NAMES = tuple(_TYPES)
 
 

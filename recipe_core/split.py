@@ -6,13 +6,14 @@ experts (within tp × dp); with ep > 1 dp is data-parallel attention, otherwise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from recipe_core.estimate.cases import Bool, Cases, Int, Setting
+from recipe_core.engines import seats
+from recipe_core.estimate.cases import Bool, Cases, Int, Setting, no_such_cache
 from recipe_core.hardware.catalog import no_kernels
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 
@@ -79,6 +80,39 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
             lambda i: f"{layers} layers over {cases.pp[i]} stages are {fullest[i]:.0f} in the fullest, as over {enough[i]} stages",
         )
     ]
+
+
+def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Splits that run, but that their engine is not started with: what a launch could not place or say (a search looks past them).
+
+    An exact candidate is still estimated, because somebody may have started it by hand.
+    """
+    kinds = [_servers(setting, cases), *([_servers(setting, cases.prefill_pool)] if cases.disaggregated.any() else [])]
+    there = cases.devices <= cases.per_node * cases.nodes
+    spread = np.all([(kind.nodes > 0) | (kind.devices == 0) for kind in kinds], axis=0)
+    sizes = [(kind.count, kind.devices) for kind in kinds]
+    return [
+        Refusal("uneven-nodes", there & ~spread, lambda i: f"{_uneven(cases, kinds, i)}; {seats.UNEVEN_FIX}"),
+        Refusal(
+            "packing",
+            there & spread & ~seats.have_room(kinds, cases.per_node, cases.nodes),
+            lambda i: (
+                f"{seats.unpacked([(int(n[i]), int(of[i])) for n, of in sizes], int(cases.per_node[i]), int(cases.nodes[i]))}; "
+                f"{seats.UNPACKED_FIX}"
+            ),
+        ),
+        Refusal("cache-dtype", _everywhere(cases, not setting.cache_can_be_had), lambda i: no_such_cache(setting)),
+    ]
+
+
+def _servers(setting: Setting, cases: Cases) -> seats.Servers:
+    degrees = (cases.tp, cases.pp, cases.dp, cases.ep)
+    return seats.servers(setting.engine.split, setting.model.is_moe, degrees, cases.copies, cases.per_node, cases.nodes)
+
+
+def _uneven(cases: Cases, kinds: Sequence[seats.Servers], i: int) -> str:
+    pool = cases if kinds[0].nodes[i] == 0 else cases.prefill_pool
+    return seats.uneven(int(pool.tp[i]), int(pool.pp[i]), int(pool.dp[i]), int(pool.per_node[i]))
 
 
 def load_rules(setting: Setting, cases: Cases) -> list[Refusal]:
@@ -268,7 +302,7 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     if not split.speculative:
         yield Refusal("no-drafts", cases.draft_tokens > 0, lambda i: f"{title} does not verify drafts; leave speculative out")
     yield from _drafts(setting, cases, title)
-    if split.one_node:
+    if split.over_nodes == "never":
         each = cases.tp * cases.pp
         yield Refusal("one-node", each > cases.per_node, lambda i: f"a server of {title} stays in a node: {each[i]} of {cases.per_node[i]}")
     yield from _attention_ranks(setting, cases, title)

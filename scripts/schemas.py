@@ -1,4 +1,4 @@
-"""Write the JSON Schemas of requests, recipes and manifests to ``docs/schema/``.
+"""Write the JSON Schemas of requests, recipes, manifests and estimates to ``docs/schema/``.
 
 python scripts/schemas.py            # write them
 python scripts/schemas.py --check    # exit 1 when one is stale

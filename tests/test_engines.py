@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -11,6 +13,7 @@ from recipe_core.engines.launch import launch
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.errors import InputError, NoAnswer
+from recipe_core.launcher.plan import Filler, Parameters
 from recipe_core.plan import chosen_plan
 from recipe_core.recipe import deployment_of
 from tests.conftest import LLAMA_70B, make_request
@@ -266,3 +269,42 @@ def test_a_model_repository_holds_the_engines_options():
     (path,) = [path for path in started.files if path.endswith("model.json")]
     assert json.loads(started.files[path])["tensor_parallel_size"] == 4
     assert 'backend: "vllm"' in started.files[path.replace("1/model.json", "config.pbtxt")]
+
+
+def pools_of_tensorrt_llm(*hardware):
+    split = {"tp": 2, "replicas": 2, "prefill": {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "replicas": 3}}
+    return launched("meta-llama/Llama-3.1-8B-Instruct", *hardware, engine="tensorrt-llm", **split)
+
+
+def test_pools_of_tensorrt_llm_stand_behind_its_own_server():
+    found = pools_of_tensorrt_llm("h100-sxm", 8)
+    front, *servers = found.processes
+    assert [p.role for p in servers] == ["prefill"] * 3 + ["decode"] * 2
+    known = {"prefill": "engine/tensorrt-llm-prefill.yaml", "decode": "engine/tensorrt-llm-decode.yaml"}
+    assert all(flags(p.argv)["--config"] == f"${{root}}/{known[p.role]}" for p in servers)
+    prefill, decode = (yaml.safe_load(found.files[name]) for name in known.values())
+    assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
+    assert prefill["disable_overlap_scheduler"] is True
+    assert "disable_overlap_scheduler" not in decode
+    assert front.argv[front.argv.index("--") + 1 :][:4] == ("trtllm-serve", "disaggregated", "-c", "${run}/pools.yaml")
+
+
+def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
+    """By the program in the bundle, with the words the launcher fills: addresses and ports of every server."""
+    found = pools_of_tensorrt_llm("h100-sxm", 4, 2)
+    for name, text in found.files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    fill = Filler(Parameters("m", "0.0.0.0", 8000, "10.0.0.1,10.0.0.2"), tmp_path)
+    words = [fill.text(word) for word in found.processes[0].argv]
+    end = words.index("--")
+    done = subprocess.run([sys.executable, *words[1:end], "--", sys.executable, "-c", "print('started')"], capture_output=True, text=True)
+    assert done.stdout == "started\n", done.stderr
+    content = yaml.safe_load((tmp_path / "run/pools.yaml").read_text())
+    assert (content["hostname"], content["port"]) == ("0.0.0.0", 8000)
+    there = {
+        role: [f"10.0.0.{1 + p.node}:{8000 + p.port_offset}" for p in found.processes if p.role == role] for role in ("prefill", "decode")
+    }
+    assert content["context_servers"] == {"num_instances": 3, "urls": there["prefill"]}
+    assert content["generation_servers"] == {"num_instances": 2, "urls": there["decode"]}
+    assert {p.node for p in found.processes} == {0, 1}

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from recipe_core.commands.grammar import meanings
 from recipe_core.documents import parse_yaml, to_yaml
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import BundleError, InputError, NoAnswer
 from recipe_core.plan import chosen_plan
-from recipe_core.recipe import Additions, Recipe, make_recipe, relaunch, with_claims
+from recipe_core.recipe import Recipe, make_recipe, passing_on, recipe_request, relaunch, with_claims
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.fallbacks import fallback_request, fallbacks
 from recipe_core.recipe.migrate import migrate
@@ -64,6 +66,15 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
         assert estimate["feasible"], (fallback.kind, estimate["reasons"])
         assert table.candidate(row) == fallback.candidate
         assert estimate["serving"]["tpot_s"] == pytest.approx(fallback.figures["tpot_s"], rel=1e-9)
+
+
+def test_fallbacks_can_be_started():
+    """With the user's own options too, and on other devices."""
+    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 3, 2, options={"engine_options": {"tool_call_parser": "hermes"}})
+    found = make_recipe(request)
+    assert found.fallbacks
+    for each in found.fallbacks:
+        assert decide(fallback_request(found.request, each)).started().processes
 
 
 def test_fallbacks_change_what_they_are_about(recipe):
@@ -120,6 +131,33 @@ def test_every_option_says_what_set_it(parts, option, layer):
     assert {name for name in found.provenance if name.startswith("options.")} == {f"options.{name}" for name in found.engine.options}
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "option", "layer"),
+    [
+        ("transformers", "cpu", "cb_max_batch_tokens", "device"),
+        ("transformers", "cpu", "cb_num_blocks", "objective"),
+        ("transformers", "cpu", "dtype", "model"),
+        ("transformers", "cpu", "device", "architecture"),
+        ("tgi", "h100-sxm", "num_shard", "objective"),
+        ("tgi", "h100-sxm", "max_total_tokens", "objective"),
+        ("llama-cpp", "h100-sxm", "cache_type_k", "model"),
+        ("dynamo", "h100-sxm", "tensor_parallel_size", "objective"),
+        ("triton-tensorrt-llm", "h100-sxm", "max_batch_size", "device"),
+    ],
+)
+def test_options_of_every_engine_say_what_set_them(name, device, option, layer):
+    found = make_recipe(
+        make_request("meta-llama/Llama-3.2-1B-Instruct", device, 1, options={"engines": [name]}, workload={"concurrency": 2})
+    )
+    assert found.provenance[f"options.{option}"] == layer
+
+
+def test_every_meaning_is_of_an_option_there_is():
+    for spec in map(engine, engine_names()):
+        assert set(spec.options.means) <= set(spec.options.by_name)
+        assert meanings(spec)
+
+
 def test_what_hardware_asks_for_is_the_architectures():
     found = make_recipe(make_request("Qwen/Qwen3-8B", "mi300x", 1))
     assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
@@ -128,15 +166,30 @@ def test_what_hardware_asks_for_is_the_architectures():
 
 
 def test_what_a_user_adds_is_the_users():
-    additions = Additions(
-        options={"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}, environment={"VLLM_LOGGING_LEVEL": "INFO"}
-    )
-    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), additions)
+    options, environment = {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}, {"VLLM_LOGGING_LEVEL": "INFO"}
+    found = make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment))
     assert found.engine.options["enable_auto_tool_choice"] is True
     assert {found.provenance["options.tool_call_parser"], found.provenance["environment.VLLM_LOGGING_LEVEL"]} == {"user"}
     (process,) = relaunch(found).processes
     assert process.argv[process.argv.index("--tool-call-parser") + 1] == "hermes"
     assert process.env["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+def test_the_request_alone_makes_the_recipe_again():
+    request = make_request("Qwen/Qwen3-8B@abc123", "h100-sxm", 1, options={"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}})
+    found = make_recipe(passing_on(request, {"seed": "7", "--max-loras": "2"}, {"NCCL_DEBUG": "WARN"}))
+    assert found.request["options"]["engine_options"] == {"seed": 7, "tool_call_parser": "qwen3", "max_loras": 2, "revision": "abc123"}
+    again = make_recipe(recipe_request(found))
+    assert (again.engine, again.environment, again.candidate) == (found.engine, found.environment, found.candidate)
+    assert again.engine.options["seed"] == 7
+    assert again.environment["NCCL_DEBUG"] == "WARN"
+
+
+def test_training_says_that_it_takes_no_options_of_engines():
+    for name in ("engine_options", "environment"):
+        request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={name: {"seed": "1"}})
+        with pytest.raises(InputError, match="training run takes none"):
+            make_recipe(request)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +203,7 @@ def test_what_a_user_adds_is_the_users():
 )
 def test_additions_do_not_change_what_was_estimated(options, field):
     with pytest.raises(InputError) as error:
-        make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(options=options))
+        make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, {}))
     assert field in str(error.value.field)
 
 
@@ -181,17 +234,17 @@ def test_wrong_parameters_are_named(values, field, says):
 
 
 @pytest.mark.parametrize(
-    "additions",
+    ("options", "environment"),
     [
-        Additions(options={"api_key": "correct horse"}),
-        Additions(environment={"HF_TOKEN": "swordfish"}),
-        Additions(environment={"NOTE": "hf_" + "a1B2" * 8}),
-        Additions(environment={"PROXY": "http://me:mypassword@proxy:3128"}),
+        ({"api_key": "correct horse"}, {}),
+        ({}, {"HF_TOKEN": "swordfish"}),
+        ({}, {"NOTE": "hf_" + "a1B2" * 8}),
+        ({}, {"PROXY": "http://me:mypassword@proxy:3128"}),
     ],
 )
-def test_secrets_are_refused_and_not_repeated(additions):
+def test_secrets_are_refused_and_not_repeated(options, environment):
     with pytest.raises(InputError) as error:
-        make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), additions)
+        make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment))
     for secret in ("correct horse", "swordfish", "a1B2", "mypassword"):
         assert secret not in str(error.value)
 
@@ -313,11 +366,11 @@ def test_measurements_of_something_else_are_refused(recipe, parts, says):
 # Training
 
 
-@pytest.mark.parametrize("engine", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
-def test_a_training_recipe_is_as_whole_as_a_serving_one(engine):
-    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [engine]})
+@pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
+def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [name]})
     found = make_recipe(request)
-    assert (found.kind, found.engine.name, found.max_context) == ("training", engine, None)
+    assert (found.kind, found.engine.name, found.max_context) == ("training", name, None)
     assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
     assert {process.role for process in relaunch(found).processes} == {"trainer"}
     assert found.provenance["candidate.tp"] == "objective"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.recipe import Additions, make_recipe
+from recipe_core.recipe import Additions, make_recipe, passing_on
 from recipe_core.recipe.diff import diff, diff_text
 from recipe_core.targets.context import Parameters
 from tests.conftest import make_request
@@ -55,7 +55,7 @@ def test_the_way_back_is_the_same_with_sides_changed(pair):
 def test_parameters_and_options_of_the_user_differ_too():
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
     plain = make_recipe(request)
-    mine = make_recipe(request, Additions(parameters=Parameters(port=9000), environment={"VLLM_LOGGING_LEVEL": "INFO"}))
+    mine = make_recipe(passing_on(request, {}, {"VLLM_LOGGING_LEVEL": "INFO"}), Additions(parameters=Parameters(port=9000)))
     found = fields(diff(plain, mine))
     assert found["parameters.port"] == (8000, 9000)
     assert found["environment.VLLM_LOGGING_LEVEL"] == (None, "INFO")

@@ -13,9 +13,10 @@ from recipe_core.errors import InputError
 from recipe_core.model.catalog import load_model
 from recipe_core.model.checkpoint import checkpoint_digest
 from recipe_core.model.revision import snapshot_of, split_revision
-from recipe_core.recipe import Additions, make_recipe
+from recipe_core.recipe import Additions, make_recipe, passing_on
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock
+from recipe_core.recipe.parameters import read_parameters
 from recipe_core.targets.context import Parameters
 from tests.conftest import make_request
 
@@ -57,14 +58,14 @@ def test_a_lock_pins_what_is_started():
 
 
 def test_a_stated_seed_is_in_the_lock():
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(options={"seed": "42"}))
+    recipe = make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), {"seed": "42"}, {}))
     assert recipe.lock.seeds["seed"] == 42
 
 
 def test_what_makes_runs_equal_is_in_the_lock():
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
     assert make_recipe(request).lock.determinism == {}  # nothing promises it by itself
-    recipe = make_recipe(request, Additions(environment={"VLLM_BATCH_INVARIANT": "1"}))
+    recipe = make_recipe(passing_on(request, {}, {"VLLM_BATCH_INVARIANT": "1"}))
     assert recipe.lock.determinism == {"VLLM_BATCH_INVARIANT": "1"}
 
 
@@ -80,8 +81,10 @@ def test_the_image_is_the_engines_or_the_users():
     mine = make_recipe(request, Additions(parameters=Parameters(image=f"registry.local/vllm:v1@sha256:{'ab' * 32}")))
     assert (mine.lock.image.reference, mine.lock.image.digest) == ("registry.local/vllm:v1", f"sha256:{'ab' * 32}")
     for moving in ("registry.local/vllm", "registry.local/vllm:latest"):
-        with pytest.raises(InputError, match="latest"):
-            make_recipe(request, Additions(parameters=Parameters(image=moving)))
+        with pytest.raises(InputError, match="moves"):
+            read_parameters({"image": moving})
+    with pytest.raises(InputError, match="needs a tag"):
+        make_recipe(request, Additions(parameters=Parameters(image=f"registry.local/vllm@sha256:{'ab' * 32}")))
 
 
 @pytest.mark.parametrize(("device", "what"), [("h100-sxm", "driver"), ("mi300x", "rocm")])

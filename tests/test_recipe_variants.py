@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipe_core.errors import InputError, NoAnswer
-from recipe_core.recipe import Additions, make_recipe, with_variants
+from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe.parameters import read_variants
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve, settings_of
 from recipe_core.recipe.variants import Change, Machine, Settings, Variant, When, difference, matching
@@ -159,7 +159,7 @@ def test_a_variant_for_hardware_that_is_too_small_is_refused():
 def test_what_the_user_set_stays(computed):
     written = read_variants([{"name": "mine", "when": {"vendor": "amd"}, "set": {"options": {"max_num_seqs": 8, "tool_call_parser": "x"}}}])
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1, candidate={"max_num_seqs": 64})
-    recipe = make_recipe(request, Additions(variants=written, options={"tool_call_parser": "hermes"}))
+    recipe = make_recipe(passing_on(request, {"tool_call_parser": "hermes"}, {}), Additions(variants=written))
     found = resolve(recipe, machine_of(hardware_named("mi300x:1"), recipe))
     assert found.settings.options["max_num_seqs"] == 64
     assert found.settings.options["tool_call_parser"] == "hermes"

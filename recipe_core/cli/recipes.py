@@ -42,17 +42,15 @@ def build(
 ) -> None:
     """Plan, pick the best split (or the given candidate) and write the bundle."""
     from recipe_core.bundle import write_bundle
-    from recipe_core.recipe import Additions, make_recipe, with_claims, with_variants
+    from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
     from recipe_core.recipe.parameters import read_parameters, read_variants
     from recipe_core.recipe.resolve import hardware_named
     from recipe_core.request import PlanRequest
     from recipe_core.terminal import build_text
 
-    asked = PlanRequest.parse(read_request(request))
+    asked = passing_on(PlanRequest.parse(read_request(request)), _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
-        options=_pairs(options, "option"),
-        environment=_pairs(env, "env"),
         variants=read_variants(read_document(variants, field="variants")) if variants else (),
     )
     with working("Building …"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -9,37 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from recipe_core.documents import read_document
-from recipe_core.engines.spec import engine_names
-from recipe_core.engines.table import FOLDER
+from recipe_core.engines.spec import Engine, engine_names
+from recipe_core.engines.table import FOLDER, Meaning
 from recipe_core.errors import InputError
-
-Meaning = Literal[
-    "model",
-    "tp",
-    "pp",
-    "dp",
-    "ep",
-    "cp",
-    "all_experts",
-    "attention_dp",
-    "attention_dp_switch",
-    "nodes",
-    "dtype",
-    "quantization",
-    "kv_dtype",
-    "max_context",
-    "max_num_seqs",
-    "max_batched_tokens",
-    "memory_fraction",
-    "block_size",
-    "eager",
-    "chunked_prefill",
-    "balanced_experts",
-    "config",
-    "speculative",
-    "draft_tokens",
-    "draft_method",
-]
 
 
 class _Data(BaseModel):
@@ -102,6 +75,12 @@ def grammars() -> dict[str, Grammar]:
     """Of every engine whose commands are read, by its name."""
     files = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
     return {name: _read(files[name]) for name in engine_names() if name in files}
+
+
+def meanings(chosen: Engine) -> Mapping[str, Meaning]:
+    """What options of an engine, or of the one that it wraps, say about a candidate."""
+    grammar = grammars().get(chosen.wraps or chosen.name)
+    return grammar.means if grammar else chosen.options.means
 
 
 def _read(path: Path) -> Grammar:

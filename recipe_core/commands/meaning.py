@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from recipe_core.commands.arguments import Arguments, Finding, Level
-from recipe_core.commands.grammar import Meaning, grammars
+from recipe_core.commands.grammar import grammars
 from recipe_core.engines.spec import engine
+from recipe_core.engines.table import Meaning
 from recipe_core.model.reader import MAX_CONTEXT
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request import CandidateRequest

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from recipe_core.commands.grammar import Meaning, grammars
+from recipe_core.commands.grammar import grammars
 from recipe_core.engines.deployment import Deployment, Launch, Process
 from recipe_core.engines.launch import launch
 from recipe_core.engines.spec import engine
+from recipe_core.engines.table import Meaning
 
 DEFAULT_PORT = 8000
 _STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - {"nodes", "config", "eager", "speculative", "draft_tokens", "draft_method"}

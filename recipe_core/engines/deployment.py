@@ -113,8 +113,7 @@ class Deployment:
     @property
     def activation_dtype(self) -> str:
         """The 16- or 32-bit format that activations have."""
-        weights = self.setting.weight_dtype
-        return weights if weights in DTYPE_WORDS else self.setting.model.dtype
+        return self.setting.activation_dtype
 
     @property
     def activation_word(self) -> str:

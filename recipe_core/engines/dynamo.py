@@ -21,7 +21,7 @@ _TYPES = {"server": "worker", "prefill": "prefill", "decode": "decode"}
 def launch(deployment: Deployment) -> Launch:
     """A frontend, and a worker for each engine; those of a node find each other by files, others by etcd (``ETCD_ENDPOINTS``)."""
     setting = deployment.setting
-    placed = groups(deployment, apart=lambda split: split.ep == 1)
+    placed = groups(deployment)
     own = check_options(deployment.engine_options, setting.engine, engine("vllm").options, vllm.stated(deployment, placed[0]))
     one = len({place.node for group in placed for place in group.places}) == 1
     discovery = {"discovery_backend": "file" if one else "etcd"}

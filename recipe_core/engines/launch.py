@@ -9,6 +9,7 @@ from recipe_core.engines import dynamo, llama_cpp, sglang, tensorrt_llm, tgi, tr
 from recipe_core.engines.deployment import Deployment, Launch
 from recipe_core.engines.passed import check_environment
 from recipe_core.errors import NoAnswer
+from recipe_core.estimate.cases import no_such_cache
 
 BUILDERS: dict[str, Callable[[Deployment], Launch]] = {
     "dynamo": dynamo.launch,
@@ -40,6 +41,8 @@ def launch(deployment: Deployment) -> Launch:
             field="candidate.weight_dtype",
             hint=f"Name a checkpoint that stores {setting.weight_dtype}, or use weight_dtype: auto.",
         )
+    if not setting.cache_can_be_had:
+        raise NoAnswer(f"{no_such_cache(setting)}.", field="candidate.kv_dtype", hint="Use kv_dtype: auto.")
     return BUILDERS[engine.name](replace(deployment, environment=check_environment(deployment.environment)))
 
 

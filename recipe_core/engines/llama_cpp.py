@@ -7,7 +7,7 @@ from typing import Any
 from recipe_core.engines import rules
 from recipe_core.engines.deployment import Deployment, Launch, Split
 from recipe_core.engines.passed import check_options
-from recipe_core.engines.placement import groups, one_node
+from recipe_core.engines.placement import groups
 from recipe_core.engines.processes import processes
 
 STARTUP_TIMEOUT_S = 900
@@ -18,7 +18,7 @@ _CACHE_WORDS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32"}
 def launch(deployment: Deployment) -> Launch:
     """One server a replica; ``${model}`` is a GGUF file."""
     engine = deployment.setting.engine
-    placed = groups(deployment, apart=lambda _: True, spans=one_node)
+    placed = groups(deployment)
     options = stated(deployment, placed[0].split)
     own = check_options(deployment.engine_options, engine, engine.options, options)
     argv = ("llama-server", *engine.argv(options | own))

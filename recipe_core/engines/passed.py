@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-from recipe_core.commands.grammar import grammars
+from recipe_core.commands.grammar import meanings
 from recipe_core.engines.spec import Engine, engine
 from recipe_core.engines.table import OptionTable
 from recipe_core.errors import InputError
@@ -30,8 +30,7 @@ def check_options(values: Mapping[str, Any], chosen: Engine, table: OptionTable,
         InputError: for an option that this version does not have, a value of the wrong type, a secret, or what the candidate, the workload
             or the launch says.
     """
-    grammar = grammars().get(chosen.wraps or chosen.name)
-    means: Mapping[str, str] = grammar.means if grammar else {}
+    means = meanings(chosen)
     out: dict[str, Any] = {}
     for given, value in values.items():
         name = given.replace("-", "_")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.engines import rules
-from recipe_core.engines.deployment import Deployment, Launch, Split
+from recipe_core.engines.deployment import Deployment, Launch
 from recipe_core.engines.passed import check_options
 from recipe_core.engines.placement import Group, groups
 from recipe_core.engines.processes import HEAD, MASTER_PORT, processes, router, url
 from recipe_core.engines.table import option_table
-from recipe_core.errors import NoAnswer
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("sglang-router", "0.3.2")
@@ -25,8 +24,7 @@ def launch(deployment: Deployment) -> Launch:
     does not span nodes. Data-parallel attention (shared experts) is one server, whose tp counts all of its ranks.
     """
     setting = deployment.setting
-    per_node = setting.cluster.per_node
-    placed = groups(deployment, apart=lambda split: split.ep == 1 and split.devices > per_node, spans=_spans)
+    placed = groups(deployment)
     options = stated(deployment, placed[-1])
     own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
     pools = deployment.candidate.prefill is not None
@@ -48,13 +46,6 @@ def launch(deployment: Deployment) -> Launch:
         api_body={"ignore_eos": True, "temperature": 0},
         requires=("sglang-router", "nixl") if pools else (),
     )
-
-
-def _spans(split: Split, nodes: int) -> bool:
-    """Ranks of one engine divide over nodes; replicas that share an address do not span them."""
-    ranks = split.devices if split.ep > 1 else split.tp * split.pp
-    whole = split.pp % nodes == 0 or nodes % split.pp == 0
-    return nodes == 1 or (ranks % nodes == 0 and whole and (split.dp == 1 or split.ep > 1))
 
 
 def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
@@ -115,16 +106,8 @@ def _draft(deployment: Deployment) -> dict[str, Any]:
 
 
 def _cache_word(deployment: Deployment) -> str:
-    wanted = deployment.candidate.kv_dtype
-    if wanted == deployment.activation_dtype and wanted not in _CACHE_WORDS:
-        return "auto"
-    if wanted not in _CACHE_WORDS:
-        raise NoAnswer(
-            f"SGLang keeps no {wanted} cache beside {deployment.activation_dtype} activations.",
-            field="candidate.kv_dtype",
-            hint="Use kv_dtype: bf16, fp8 or auto.",
-        )
-    return _CACHE_WORDS[wanted]
+    """SGLang's name for the cache format: "auto" follows the activations."""
+    return _CACHE_WORDS.get(deployment.candidate.kv_dtype, "auto")
 
 
 def _router(placed: list[Group]) -> list[str]:

@@ -49,9 +49,15 @@ class SplitSupport(_Data):
     ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
     over the rest. ``enforces_context``: whether requests longer than the model's own context are refused. ``disaggregated``: whether
     prompts can be computed by a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks of tp that
-    would hold the same cache can share it. ``exchange``: None where experts are never shared. ``one_node``: whether a server stays in a
-    node. ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp besides ("any"), may not ("whole"), or
-    is not to be had ("none"). ``drafts_in_pipeline``: whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether
+    would hold the same cache can share it. ``exchange``: None where experts are never shared.
+
+    ``replicas``: which replicas (dp of experts that are not shared) are servers of their own: all of them ("servers"), those that do not
+    fit a node together ("within-node"), or these and all of a mixture of experts ("dense-within-node"). ``over_nodes``: how the ranks of
+    a server span nodes: not at all ("never"), evenly ("ranks"), and besides so that each node has whole pipeline stages or each stage
+    whole nodes ("stages"), or the same of replicas ("replicas").
+
+    ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp besides ("any"), may not ("whole"), or is
+    not to be had ("none"). ``drafts_in_pipeline``: whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether
     those looked up in the prompt are where attention is data-parallel.
     """
 
@@ -64,7 +70,8 @@ class SplitSupport(_Data):
     speculative: bool = False
     context: bool = False
     exchange: Exchange | None = None
-    one_node: bool = False
+    replicas: Literal["servers", "within-node", "dense-within-node"] = "servers"
+    over_nodes: Literal["never", "ranks", "stages", "replicas"] = "replicas"
     attention_dp: Literal["any", "whole", "none"] = "any"
     drafts_in_pipeline: bool = True
     lookups_in_attention_dp: bool = True
@@ -169,6 +176,8 @@ class Engine(Sourced):
 
     ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
+    ``free_kv_dtypes``: cache formats that can be asked for whatever the activations are in; any other must be theirs.
+
     ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides the transfer of its cache.
 
     ``mixes_prompts``: whether prompts ride on decode steps; otherwise they take steps of their own, while decoding waits.
@@ -198,6 +207,7 @@ class Engine(Sourced):
     overheads: dict[Runtime, Overheads]
     online_weight_dtypes: tuple[str, ...]
     kv_dtypes: tuple[str, ...]
+    free_kv_dtypes: tuple[str, ...]
 
     @property
     def options(self) -> OptionTable:

@@ -17,6 +17,37 @@ from recipe_core.documents import read_document
 from recipe_core.errors import InputError, unknown
 
 FOLDER = Path(__file__).with_name("options")
+Meaning = Literal[
+    "model",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "cp",
+    "all_experts",
+    "attention_dp",
+    "attention_dp_switch",
+    "nodes",
+    "dtype",
+    "quantization",
+    "kv_dtype",
+    "max_context",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "memory_fraction",
+    "block_size",
+    "eager",
+    "chunked_prefill",
+    "balanced_experts",
+    "config",
+    "speculative",
+    "draft_tokens",
+    "draft_method",
+    "cache_size",
+    "runtime",
+]
+"""What options say about a candidate. ``cache_size``: how much cache there is, for engines that are told; ``runtime``: CPU or GPU."""
+
 _PYTHON: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "json": (dict, list), "switch": (bool,)}
 _FILLED = re.compile(r"\$\{\w+\}.*")  # filled at launch, whatever the type
 
@@ -68,12 +99,16 @@ class Option(_Data):
 
 
 class OptionTable(_Data):
-    """Every option of one engine at one version, by flag."""
+    """Every option of one engine at one version, by flag.
+
+    ``means``: what options say about a candidate, of an engine whose commands are not read (of the others their grammar says it).
+    """
 
     schema_version: Literal[1]
     engine: str
     version: str
     options: dict[str, Option]
+    means: dict[str, Meaning] = {}
 
     @field_validator("options", mode="before")
     @classmethod

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from recipe_core.documents import to_yaml
+from recipe_core.documents import to_json, to_yaml
 from recipe_core.engines import rules
-from recipe_core.engines.deployment import Deployment, Draft, Launch, Split
+from recipe_core.engines.deployment import Deployment, Draft, Launch
 from recipe_core.engines.passed import check_options
 from recipe_core.engines.placement import Group, groups
-from recipe_core.engines.processes import processes
+from recipe_core.engines.processes import processes, router, url
 from recipe_core.engines.spec import engine
 from recipe_core.engines.table import option_table
 from recipe_core.errors import NoAnswer
 
 STARTUP_TIMEOUT_S = 1800
 CONFIG = "engine/tensorrt-llm.yaml"
+POOLS, FILLED, FILLED_POOLS = "engine/pools.json", "engine/filled.py", "${run}/pools.yaml"
+FILLER = Path(__file__).with_name("filled.py")
 SSH_PORT = "2222"
+REQUEST_TIMEOUT_S = 3600
+"""After which the server before the pools gives a request up; its default of 180 seconds cuts long answers off."""
 LARGEST_GRAPH = 512
 """Sequences of the largest captured step; larger steps take long enough to be launched kernel by kernel."""
 _DECODING = {"mtp": "MTP", "eagle": "Eagle", "ngram": "NGram"}
 
 
 def launch(deployment: Deployment) -> Launch:
-    """Servers for the split; replicas are servers of their own. Raises NoAnswer for pools and for what attention cannot be cut into."""
+    """Servers for the split; replicas are servers of their own, and pools stand behind ``trtllm-serve disaggregated``."""
     setting, candidate = deployment.setting, deployment.candidate
-    if candidate.prefill is not None:
-        raise NoAnswer(
-            "pools of TensorRT-LLM find each other by a file of addresses, which are not known before the launch.",
-            field="candidate.prefill",
-            hint="Use vllm, sglang or dynamo for pools of their own.",
-        )
-    placed = groups(deployment, apart=lambda split: split.ep == 1, spans=_spans)
-    options, config = stated(deployment, placed[0].split), config_of(deployment, placed[0].split)
+    placed = groups(deployment)
+    options, config = stated(deployment, placed[-1]), config_of(deployment, placed[-1])
     own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
-    argv = setting.engine.argv(options | own)
-    env = rules.environment(deployment) | ({"OMPI_MCA_plm_rsh_args": f"-p {SSH_PORT}"} if placed[0].nodes > 1 else {})
-    started = processes(placed, lambda group, rank: _words(argv, group, rank), lambda group, rank: dict(env))
+    pools = candidate.prefill is not None
+    several = any(group.nodes > 1 for group in placed)
+    env = rules.environment(deployment) | ({"OMPI_MCA_plm_rsh_args": f"-p {SSH_PORT}"} if several else {})
+    started = processes(
+        placed,
+        lambda group, rank: _words(setting.engine.argv(stated(deployment, group) | own), group, rank),
+        lambda group, rank: dict(env),
+        first_port=int(pools),
+    )
+    files = {_config_path(group): to_yaml(config_of(deployment, group)) for group in placed}
+    if pools:
+        started.insert(0, router(_router(placed), placed))
+        files |= {FILLED: FILLER.read_text(encoding="utf-8"), POOLS: to_json(_pools(placed))}
     return Launch(
         processes=tuple(started),
         options=options | config | own,
@@ -45,13 +54,37 @@ def launch(deployment: Deployment) -> Launch:
         api_path="/v1/completions",
         api_model="${model}",
         api_body={"ignore_eos": True, "temperature": 0},
-        requires=("mpirun", "sshd") if placed[0].nodes > 1 else (),
-        files={CONFIG: to_yaml(config)},
+        requires=("mpirun", "sshd") if several else (),
+        files=files,
     )
 
 
-def _spans(split: Split, nodes: int) -> bool:
-    return split.devices % nodes == 0
+def _config_path(group: Group) -> str:
+    """The file of options of a server; pools differ in theirs."""
+    return CONFIG if group.role == "server" else f"engine/tensorrt-llm-{group.role}.yaml"
+
+
+def _pools(placed: list[Group]) -> dict[str, Any]:
+    """What the server before the pools reads, once it is filled: its own address, and those of the servers by what they do."""
+    named = {"context_servers": "prefill", "generation_servers": "decode"}
+    urls = {part: [f"${_name(group)}" for group in placed if group.role == role] for part, role in named.items()}
+    return {"hostname": "$host", "port": "$port", "backend": "pytorch"} | {
+        part: {"num_instances": len(each), "urls": each} for part, each in urls.items()
+    }
+
+
+def _name(group: Group) -> str:
+    return f"{group.role}{group.number}"
+
+
+def _router(placed: list[Group]) -> list[str]:
+    """The server before the pools: its file is filled with addresses when it starts."""
+    known = {"host": "${host}", "port": "${port}"} | {_name(group): url(group).removeprefix("http://") for group in placed}
+    pairs = [f"{name}={value}" for name, value in known.items()]
+    table = option_table("tensorrt-llm-disaggregated", engine("tensorrt-llm").version)
+    words = table.argv({"c": FILLED_POOLS, "t": STARTUP_TIMEOUT_S, "r": REQUEST_TIMEOUT_S})
+    served = ["trtllm-serve", "disaggregated", *words]
+    return ["python3", f"${{root}}/{FILLED}", f"${{root}}/{POOLS}", FILLED_POOLS, *pairs, "--", *served]
 
 
 def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
@@ -66,9 +99,9 @@ def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
     return ("mpirun", "-np", str(group.split.devices), "-H", hosts, "--allow-run-as-root", "trtllm-llmapi-launch", *serve)
 
 
-def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
+def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Options of the command line. Limits are those of a rank of data-parallel attention."""
-    candidate = deployment.candidate
+    candidate, split = deployment.candidate, group.split
     options: dict[str, Any] = {
         "host": "${host}",
         "port": "${port}",
@@ -81,18 +114,18 @@ def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
         "max_seq_len": deployment.max_context,
         "free_gpu_memory_fraction": candidate.memory_fraction,
         "enable_chunked_prefill": True,
-        "config": f"${{root}}/{CONFIG}",
+        "config": f"${{root}}/{_config_path(group)}",
     }
     return options if deployment.setting.model.is_moe else {k: v for k, v in options.items() if k != "moe_expert_parallel_size"}
 
 
-def config_of(deployment: Deployment, split: Split) -> dict[str, Any]:
+def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The file of further options: what is kept how, which attention ranks there are, drafts, graphs, metrics.
 
     Raises:
         NoAnswer: for ranks of attention that share heads while others share requests: here every rank is one or the other.
     """
-    candidate = deployment.candidate
+    candidate, split = deployment.candidate, group.split
     attention_dp = split.ep > 1 and split.dp > 1
     if attention_dp and split.tp > 1:
         raise NoAnswer(
@@ -115,6 +148,10 @@ def config_of(deployment: Deployment, split: Split) -> dict[str, Any]:
     }
     if candidate.speculative is not None:
         config["speculative_config"] = _draft(candidate.speculative)
+    if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt
+        config["cache_transceiver_config"] = {"backend": "NIXL", "max_tokens_in_buffer": deployment.max_context}
+    if group.role == "prefill":  # not supported by servers that compute prompts only
+        config["disable_overlap_scheduler"] = True
     option_table("tensorrt-llm-config", engine("tensorrt-llm").version).argv(config)
     return config
 

@@ -7,9 +7,8 @@ from typing import Any
 from recipe_core.engines import rules
 from recipe_core.engines.deployment import Deployment, Launch, Split
 from recipe_core.engines.passed import check_options
-from recipe_core.engines.placement import groups, one_node
+from recipe_core.engines.placement import groups
 from recipe_core.engines.processes import processes
-from recipe_core.errors import NoAnswer
 
 STARTUP_TIMEOUT_S = 1800
 
@@ -17,7 +16,7 @@ STARTUP_TIMEOUT_S = 1800
 def launch(deployment: Deployment) -> Launch:
     """One launcher a replica; it starts a process a shard."""
     engine = deployment.setting.engine
-    placed = groups(deployment, apart=lambda _: True, spans=one_node)
+    placed = groups(deployment)
     options = stated(deployment, placed[0].split)
     own = check_options(deployment.engine_options, engine, engine.options, options)
     argv = ("text-generation-launcher", *engine.argv(options | own))
@@ -42,7 +41,7 @@ def _apart(number: int) -> dict[str, str]:
 
 
 def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
-    """Every option that the estimate depends on. Raises NoAnswer for a cache that cannot be asked for."""
+    """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
     options: dict[str, Any] = {
         "model_id": "${model}",
@@ -64,10 +63,4 @@ def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
         options["dtype"] = deployment.activation_word
     if candidate.kv_dtype == "fp8":
         options["kv_cache_dtype"] = "fp8_e4m3fn"
-    elif candidate.kv_dtype != deployment.activation_dtype:
-        raise NoAnswer(
-            f"TGI keeps a 16-bit cache in the activations' format, {deployment.activation_dtype}, not in {candidate.kv_dtype}.",
-            field="candidate.kv_dtype",
-            hint=f"Use kv_dtype: {deployment.activation_dtype}, fp8 or auto.",
-        )
     return options | rules.options(deployment)

@@ -10,7 +10,7 @@ from typing import Any
 from recipe_core.engines import rules
 from recipe_core.engines.deployment import Deployment, Launch
 from recipe_core.engines.passed import check_options
-from recipe_core.engines.placement import groups, one_node
+from recipe_core.engines.placement import groups
 from recipe_core.engines.processes import processes
 
 STARTUP_TIMEOUT_S = 600
@@ -26,7 +26,7 @@ def launch(deployment: Deployment) -> Launch:
     options |= check_options(deployment.engine_options, engine, engine.options, options)
     argv = ("transformers", "serve", "${model}", *engine.argv(options))
     environment = _environment(deployment)
-    placed = groups(deployment, apart=lambda _: True, spans=one_node)
+    placed = groups(deployment)
     return Launch(
         processes=tuple(processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))),
         options=options,

@@ -8,7 +8,7 @@ from recipe_core.documents import to_json, to_yaml
 from recipe_core.engines import rules, tensorrt_llm, vllm
 from recipe_core.engines.deployment import Deployment, Launch
 from recipe_core.engines.passed import check_options, inner
-from recipe_core.engines.placement import Group, groups, one_node
+from recipe_core.engines.placement import Group, groups
 from recipe_core.engines.processes import processes
 from recipe_core.errors import NoAnswer
 
@@ -27,7 +27,7 @@ def launch(deployment: Deployment) -> Launch:
         raise NoAnswer(
             f"{engine.title} runs one scheduler a server.", field="candidate.dp", hint="Use replicas (ep 1), or the engine without Triton."
         )
-    placed = groups(deployment, apart=lambda _: True, spans=one_node)
+    placed = groups(deployment)
     own = check_options(deployment.engine_options, engine, inner(engine).options, vllm.stated(deployment, placed[0]))
     vllm_backend = engine.wraps == "vllm"
     options = _vllm_options(deployment, placed[0]) | own if vllm_backend else _llmapi_options(deployment, placed[0])
@@ -78,11 +78,11 @@ def _repository(deployment: Deployment, options: dict[str, Any]) -> dict[str, st
 
 def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The file that the TensorRT-LLM backend hands to its engine: options of the command line and of the file by one set of names."""
-    stated = tensorrt_llm.stated(deployment, group.split)
+    stated = tensorrt_llm.stated(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
     return {
         "model": deployment.setting.model.name,
         **{name: value for name, value in stated.items() if name not in server},
-        **tensorrt_llm.config_of(deployment, group.split),
+        **tensorrt_llm.config_of(deployment, group),
         "triton_config": {"decoupled": True, "max_batch_size": 0},
     }

@@ -11,7 +11,6 @@ from recipe_core.engines.placement import Group, groups
 from recipe_core.engines.processes import HEAD, MASTER_PORT, processes, router, url
 from recipe_core.engines.spec import engine
 from recipe_core.engines.table import option_table
-from recipe_core.errors import NoAnswer
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("vllm-router", "0.1.17")
@@ -26,8 +25,7 @@ def launch(deployment: Deployment) -> Launch:
     replicas, which is another split than the one estimated. Replicas that fill a node each are separate servers too.
     """
     setting = deployment.setting
-    per_node, moe = setting.cluster.per_node, setting.model.is_moe
-    placed = groups(deployment, apart=lambda split: split.ep == 1 and (moe or split.devices > per_node))
+    placed = groups(deployment)
     own = check_options(deployment.engine_options, setting.engine, engine("vllm").options, stated(deployment, placed[0]))
     pools = deployment.candidate.prefill is not None
     started = processes(
@@ -119,17 +117,7 @@ def _draft(deployment: Deployment) -> dict[str, Any] | None:
 
 def _cache_word(deployment: Deployment) -> str:
     """VLLM's name for the cache format: "auto" follows the activations."""
-    wanted = deployment.candidate.kv_dtype
-    if wanted == "fp8":
-        return "fp8"
-    follows = deployment.activation_dtype
-    if wanted != follows:
-        raise NoAnswer(
-            f"vLLM keeps a 16-bit cache in the activations' format, {follows}, not in {wanted}.",
-            field="candidate.kv_dtype",
-            hint=f"Use kv_dtype: {follows}, fp8 or auto.",
-        )
-    return "auto"
+    return "fp8" if deployment.candidate.kv_dtype == "fp8" else "auto"
 
 
 def side_channel(group: Group, rank: int) -> dict[str, str]:

@@ -72,9 +72,25 @@ class Setting:
         return not (stored in WIDE and wanted in self.engine.online_weight_dtypes)
 
     @property
+    def activation_dtype(self) -> str:
+        """The 16- or 32-bit format that activations have."""
+        return self.weight_dtype if self.weight_dtype in WIDE else self.model.dtype
+
+    @property
+    def cache_can_be_had(self) -> bool:
+        """Whether the engine can be asked for the cache format beside these activations."""
+        return self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
+
+    @property
     def activation_bytes(self) -> float:
         """Bytes per activation value: 16 bit, or 32 where the weights are."""
         return 4.0 if self.weight_dtype == "fp32" else 2.0
+
+
+def no_such_cache(setting: Setting) -> str:
+    """That a cache format cannot be asked for beside these activations, and which can."""
+    kept = ", ".join(dict.fromkeys((setting.activation_dtype, *setting.engine.free_kv_dtypes)))
+    return f"{setting.engine.title} keeps no {setting.kv_dtype} cache beside {setting.activation_dtype} activations; it keeps {kept}"
 
 
 POOL = ("tp", "pp", "dp", "ep", "copies")

@@ -2,6 +2,7 @@
 
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request, relaunch, with_claims, with_parameters
 from recipe_core.recipe.decision import advice, deployment_of
+from recipe_core.recipe.extras import passing_on
 from recipe_core.recipe.names import short_name
 from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
@@ -12,6 +13,7 @@ __all__ = [
     "advice",
     "deployment_of",
     "make_recipe",
+    "passing_on",
     "recipe_request",
     "relaunch",
     "short_name",

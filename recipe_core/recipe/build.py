@@ -9,12 +9,9 @@ from typing import Any
 from recipe_core import __version__
 from recipe_core.confidential import refuse_secrets
 from recipe_core.engines.deployment import Launch
-from recipe_core.errors import InputError
 from recipe_core.model.catalog import in_catalog
-from recipe_core.model.revision import split_revision
 from recipe_core.recipe.claims import Claim, claim_of
 from recipe_core.recipe.decision import Decision, decide
-from recipe_core.recipe.extras import typed_options
 from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.layers import provenance, shared_environment
 from recipe_core.recipe.locking import image_lock, make_lock
@@ -27,15 +24,12 @@ from recipe_core.targets.context import Parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
-    """What a user adds to what is computed.
+    """What travels with a recipe beside what its request leads to: ``parameters`` fill what differs between places.
 
-    ``options`` and ``environment`` are passed on to the engine; ``parameters`` fill what differs between places; ``variants`` and
-    ``claims`` travel with the recipe.
+    Options and variables of the engine are the request's (``options.engine_options``, ``options.environment``).
     """
 
     parameters: Parameters = field(default_factory=Parameters)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     claims: tuple[Claim, ...] = ()
 
@@ -48,7 +42,7 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
     additions = additions or Additions()
-    decision = _passed_on(decide(request, folders=folders), additions, folders)
+    decision = decide(request, folders=folders)
     started = decision.started()
     recipe = Recipe(
         kind=started.kind,
@@ -71,23 +65,6 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
-
-
-def _passed_on(decision: Decision, additions: Additions, folders: bool) -> Decision:
-    """The decision with the user's options and variables, and the model's revision where one is asked for, in its request."""
-    options, asked = dict(additions.options), decision.request.model
-    revision = split_revision(asked)[1] if isinstance(asked, str) else None
-    if not (options or additions.environment or revision) or decision.deployment is None:
-        return decision
-    spec = decision.deployment.setting.engine
-    if revision and "revision" not in spec.options.by_name:
-        raise InputError(
-            f"{spec.title} cannot be told a revision ({revision}).", field="model", hint="Download it and give the snapshot's folder."
-        )
-    before = decision.request.options
-    typed = typed_options(spec, options) | ({"revision": revision} if revision else {})
-    more = {"engine_options": {**before.engine_options, **typed}, "environment": {**before.environment, **additions.environment}}
-    return decide(decision.request.model_copy(update={"options": before.model_copy(update=more)}), folders=folders)
 
 
 def _refuse_secrets(recipe: Recipe) -> None:

@@ -17,6 +17,7 @@ from recipe_core.confidential import is_secret
 from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.recipe.build import Additions, make_recipe
+from recipe_core.recipe.extras import passing_on
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request import CandidateRequest, PlanRequest
@@ -78,8 +79,7 @@ def convert(source: str | list[str] | Published, ground: Ground, *, folders: boo
     ready = understood(case, ground, folders=folders)
     request = _request(ready.found.request, describe(ready.setting, ready.own, 0) if len(ready.own) == 1 else ready.case.meant.candidate)
     options, environment, parameters, lost = _sorted(case, published)
-    additions = Additions(parameters=parameters, options=options, environment=environment)
-    recipe = make_recipe(request, additions, folders=folders)
+    recipe = make_recipe(passing_on(request, options, environment), Additions(parameters=parameters), folders=folders)
     changed = tuple(_changed(case, recipe))
     carried = (*(f"--{name.replace('_', '-')}" for name in options), *environment)
     return Conversion(recipe, carried, (*lost, *changed, *(Lost(each, "outside of one server") for each in published.left)))

@@ -11,10 +11,11 @@ from recipe_core.candidates import served_context
 from recipe_core.engines.deployment import Candidate, Deployment, Launch
 from recipe_core.engines.launch import launch
 from recipe_core.engines.release import ContainerImage
-from recipe_core.errors import NoAnswer
+from recipe_core.errors import InputError, NoAnswer
 from recipe_core.hardware.catalog import Cluster
 from recipe_core.model.spec import ModelSpec
 from recipe_core.plan import PlanTable, chosen_plan
+from recipe_core.recipe.extras import passed_options
 from recipe_core.recipe.names import short_name
 from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.engines.facts import training_engine
@@ -23,7 +24,7 @@ from recipe_core.training.plan import chosen_training, is_training, resolve_trai
 from recipe_core.training.table import TrainingTable
 
 TRIED = 256
-"""Training splits, best first, of which one is taken that its framework can be told."""
+"""Splits, best first, of which one is taken that can be started: a training framework can be told, or an engine of a fallback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,13 @@ def _serving(request: PlanRequest, folders: bool) -> Decision:
     table, row = chosen_plan(request, folders=folders)
     if not table.columns["feasible"][row]:
         raise _refused(table, row)
+    if len(table) > 1:  # the best of what this checkpoint holds; the best of all where there is none, whose launch says why
+        row = next((each for each in map(int, table.ranked) if not table.setting(each).needs_other_checkpoint), row)
     if len(table) > 1:  # the row alone: on its own hardware, under its own load
         request = table.asked(row)
         table, row = chosen_plan(request, folders=folders)
     deployment = deployment_of(table, row)
+    request = request.model_copy(update={"options": request.options.model_copy(update={"engine_options": deployment.engine_options})})
     setting = deployment.setting
     device = setting.cluster.device
     floor = setting.engine.floors.get(device.runtime)
@@ -95,6 +99,9 @@ def _serving(request: PlanRequest, folders: bool) -> Decision:
 
 
 def _training(request: PlanRequest, folders: bool) -> Decision:
+    for name in ("engine_options", "environment"):
+        if getattr(request.options, name):
+            raise InputError("is passed on to serving engines; a training run takes none.", field=f"options.{name}", hint="Leave it out.")
     asked = resolve_training(request, folders=folders)
     estimates, row = chosen_training(request, folders=folders)
     table = TrainingTable(asked, estimates)
@@ -123,15 +130,14 @@ def _training(request: PlanRequest, folders: bool) -> Decision:
 
 def deployment_of(table: PlanTable, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
-    options = table.request.options
     return Deployment(
         setting=table.setting(row),
         candidate=Candidate(**{f.name: value for f in fields(Candidate) if (value := table.candidate(row).get(f.name)) is not None}),
         max_context=served_context(table.found.workload, table.found.model),
         cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
-        engine_options=options.engine_options,
-        environment=options.environment,
+        engine_options=passed_options(table.request, table.setting(row).engine),
+        environment=table.request.options.environment,
     )
 
 

@@ -1,22 +1,25 @@
-"""What to do where a recipe cannot run: other splits, fewer devices, other formats, a shorter context, other devices. Each really planned.
+"""What to do where a recipe cannot run: other splits, fewer devices, other formats, a shorter context, other devices.
 
-They come in this order, from the smallest change of plans to the largest; of each kind the best by the request's objective.
+Each is really planned, and rendered once: what its engine cannot be started with is no fallback. They come in this order, from the
+smallest change of plans to the largest; of each kind the best by the request's objective.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from recipe_core.engines.launch import launch
 from recipe_core.engines.spec import engine
 from recipe_core.errors import RecipeError
 from recipe_core.hardware.catalog import Cluster, device, device_names, offers
 from recipe_core.hardware.profile import Device
 from recipe_core.plan import PlanTable, plan
-from recipe_core.recipe.decision import Decision
+from recipe_core.recipe.decision import TRIED, Decision, deployment_of
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request import HardwareRequest, PlanRequest, ServingWorkload
 from recipe_core.training.launch import launch_reasons
@@ -83,13 +86,23 @@ def _fallback(kind: Any, table: PlanTable, row: int, changes: dict[str, Any]) ->
     )
 
 
+def _starting(table: PlanTable, rows: Iterable[Any]) -> Iterator[int]:
+    """Of the first rows those that their engine can be started with, the user's own options and variables included."""
+    for row in map(int, islice(rows, TRIED)):
+        try:
+            launch(deployment_of(table, row))
+        except RecipeError:
+            continue
+        yield row
+
+
 def _known(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _other_splits(decision: Decision, table: PlanTable) -> Iterator[Fallback]:
-    rows = [int(row) for row in table.ranked[: OTHER_SPLITS + 1] if table.candidate(int(row)) != decision.candidate]
-    for row in rows[:OTHER_SPLITS]:
+    others = (row for row in table.ranked if table.candidate(int(row)) != decision.candidate)
+    for row in islice(_starting(table, others), OTHER_SPLITS):
         yield _fallback("other-split", table, row, {})
 
 
@@ -97,9 +110,8 @@ def _fewer(decision: Decision, table: PlanTable) -> Iterator[Fallback]:
     """The best on half of the devices or fewer, else on any fewer."""
     gpus = table.columns["gpus"][table.ranked]
     for most in (decision.gpus // 2, decision.gpus - 1):
-        rows = table.ranked[gpus <= most]
-        if len(rows):
-            yield _fallback("fewer-gpus", table, int(rows[0]), {})
+        for row in _starting(table, table.ranked[gpus <= most]):
+            yield _fallback("fewer-gpus", table, row, {})
             return
 
 
@@ -113,13 +125,11 @@ def _narrower(decision: Decision, request: PlanRequest, folders: bool) -> Iterat
     same = ("weight_dtype", "kv_dtype")
     for changing in same:
         kept = next(name for name in same if name != changing)
-        for row in map(int, table.ranked):
-            setting = table.setting(row)
-            mine = {"weight_dtype": setting.weight_dtype, "kv_dtype": setting.kv_dtype}
-            narrow = mine[changing] in (weights if changing == "weight_dtype" else caches)
-            if narrow and mine[kept] == decision.candidate[kept] and not setting.needs_other_checkpoint:
-                yield _fallback("other-precision", table, row, {})
-                break
+        narrow = weights if changing == "weight_dtype" else caches
+        settings = ((row, table.setting(int(row))) for row in table.ranked)
+        rows = (row for row, s in settings if getattr(s, changing) in narrow and getattr(s, kept) == decision.candidate[kept])
+        for row in islice(_starting(table, rows), 1):
+            yield _fallback("other-precision", table, row, {})
 
 
 def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
@@ -134,8 +144,8 @@ def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterato
         longest = workload.model_copy(update=lengths).longest_tokens
         changes = {f"workload.{name}": value for name, value in lengths.items()} | {"workload.max_context": max(half, longest)}
     table = plan(changed(request.to_json(), changes), folders=folders)
-    for row in table.ranked[:1]:
-        yield _fallback("lower-context", table, int(row), changes)
+    for row in islice(_starting(table, table.ranked), 1):
+        yield _fallback("lower-context", table, row, changes)
 
 
 def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
@@ -153,12 +163,14 @@ def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterato
     except RecipeError:  # a device that the engine or the links do not fit
         return
     seen: set[str] = set()
-    for row in map(int, table.ranked):
-        where = table.setting(row).cluster
-        key = where.device.name if named else where.device.vendor
-        if key not in seen and not table.setting(row).needs_other_checkpoint:
-            seen.add(key)
-            yield _fallback("other-device", table, row, {"hardware": _plain(where.asked)})
+
+    def key(row: Any) -> str:
+        there = table.setting(int(row)).cluster.device
+        return there.name if named else there.vendor
+
+    for row in _starting(table, (row for row in table.ranked if key(row) not in seen)):
+        seen.add(key(row))
+        yield _fallback("other-device", table, row, {"hardware": _plain(table.setting(row).cluster.asked)})
 
 
 def _plain(hardware: HardwareRequest | None) -> dict[str, Any]:

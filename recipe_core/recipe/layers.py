@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from recipe_core.commands.grammar import Meaning, grammars
+from recipe_core.commands.grammar import meanings
 from recipe_core.engines.deployment import Launch
 from recipe_core.engines.rules import Rule, rules_for
+from recipe_core.engines.table import Meaning
 from recipe_core.request import PlanRequest, ServingWorkload
 
 if TYPE_CHECKING:
@@ -46,14 +47,16 @@ _MEANT: dict[Meaning, str] = {
 }
 """Fields of a candidate that options mean under another name."""
 
+_WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "objective", "runtime": "architecture"}
+"""Meanings that are no field of a candidate: the load says how much cache there is, what the device runs where it is used."""
+
 _VARIED = {"engine": "engines", "weight_dtype": "weight_dtypes", "kv_dtype": "kv_dtypes", "max_batched_tokens": "max_batched_tokens"}
 """Fields that a search may vary: then they are the objective's choice."""
 
 
 def provenance(decision: Decision, started: Launch, asked: PlanRequest) -> dict[str, Layer]:
     """The layer of every field of a candidate, option and variable, by dotted name; ``asked`` is the request as the user wrote it."""
-    grammar = grammars().get(decision.engine)
-    means = grammar.means if grammar else {}
+    means = meanings(decision.deployment.setting.engine) if decision.deployment else {}
     candidate, passed = decision.candidate, decision.request.options
     out = {f"candidate.{field}": field_layer(field, asked) for field in candidate}
     out |= {f"options.{name}": _option_layer(means.get(name), asked, candidate) for name in started.options}
@@ -83,6 +86,8 @@ def shared_environment(started: Launch) -> dict[str, str]:
 def _option_layer(meaning: Meaning | None, asked: PlanRequest, candidate: Mapping[str, Any]) -> Layer:
     if meaning == "max_context":
         return "user" if isinstance(asked.workload, ServingWorkload) and asked.workload.max_context is not None else "objective"
+    if meaning in _WITHOUT_FIELD:
+        return _WITHOUT_FIELD[meaning]
     field = _MEANT.get(meaning, str(meaning)) if meaning else ""
     return field_layer(field, asked) if field in candidate else "base"
 

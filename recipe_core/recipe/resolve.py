@@ -11,6 +11,7 @@ from recipe_core.errors import InputError
 from recipe_core.hardware.catalog import device
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request
 from recipe_core.recipe.decision import decide
+from recipe_core.recipe.extras import passing_on
 from recipe_core.recipe.fallbacks import changed
 from recipe_core.recipe.layers import LAYERS, Layer, shared_environment
 from recipe_core.recipe.schema import Recipe
@@ -113,8 +114,8 @@ def recipe_for(recipe: Recipe, hardware: HardwareRequest, *, folders: bool = Tru
     computed = decide(alone, folders=folders).started()
     options = _to_pass("options", recipe, found, computed.options)
     environment = _to_pass("environment", recipe, found, shared_environment(computed))
-    additions = Additions(parameters=recipe.parameters, options=options, environment=environment, variants=recipe.variants)
-    there = make_recipe(alone, additions, folders=folders)
+    additions = Additions(parameters=recipe.parameters, variants=recipe.variants)
+    there = make_recipe(passing_on(alone, options, environment), additions, folders=folders)
     layers = {name: found.provenance.get(name, layer) for name, layer in there.provenance.items()}
     return there.model_copy(update={"provenance": layers}).locked(), found
 
