@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -32,25 +32,25 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
     _recompute(part, settings.recompute)
     half = HALF.get(settings.precision)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=half is not None)
-    _units(part, partial(fully_shard, mesh=world.data_mesh, mp_policy=policy), reshard=settings.split.zero_stage == 3)
+    shard = partial(fully_shard, mesh=world.data_mesh, mp_policy=policy)
+    for modules, reshard in gathered_units(part, reshard=settings.split.zero_stage == 3):
+        shard(modules, reshard_after_forward=reshard)
+    shard(part)
     return part
 
 
-def _units(part: Part, shard: Callable[..., Any], *, reshard: bool) -> None:
-    """What is gathered at once: the embedding, each layer, last norm and head, as in torchtitan.
+def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Module], bool]]:
+    """What is gathered at once, and whether it is let go after its forward pass: embedding, each layer, last norm and head (torchtitan's).
 
-    The head's unit stays whole for the backward pass that follows at once. Embedding and head that are one table are one unit.
+    The head's unit stays whole for the backward pass that follows at once. Embedding and head that are one table are in one unit.
     """
     embedding = [part.body.embed_tokens] if part.first else []
     head = [part.body.norm, part.inner.lm_head] if part.last else []
-    tied = embedding and head and part.inner.lm_head.weight is part.body.embed_tokens.weight
-    if embedding and not tied:
-        shard(embedding[0], reshard_after_forward=reshard)
-    for layer in part.layers:
-        shard(layer, reshard_after_forward=reshard)
+    if embedding and head and part.inner.lm_head.weight is part.body.embed_tokens.weight:
+        embedding, head = [], [*embedding, *head]
+    yield from (([module], reshard) for module in (*embedding, *part.layers))
     if head:
-        shard([*embedding, *head] if tied else head, reshard_after_forward=False)
-    shard(part)
+        yield head, False
 
 
 def micro_batch_mode(part: Part, settings: Settings, *, last: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.conftest import needs_torch, settings
+from tests.trainer.conftest import CONFIG, needs_torch, settings
 
 pytestmark = needs_torch
 pytest.importorskip("torch")
@@ -20,8 +20,9 @@ from recipe_core.trainer.errors import TrainError
 from recipe_core.trainer.main import main
 from recipe_core.trainer.mesh import degrees
 from recipe_core.trainer.metrics import Metrics, Row, prometheus, read_rows
-from recipe_core.trainer.model import chunk_layers
+from recipe_core.trainer.model import Part, build, chunk_layers, read_config
 from recipe_core.trainer.optimizer import LossScale, learning_rate
+from recipe_core.trainer.parallel import gathered_units
 from recipe_core.trainer.settings import Batch, Optimizer, Split, load_settings
 
 
@@ -73,6 +74,19 @@ def test_degrees_follow_the_plan_and_an_elastic_run_follows_the_devices() -> Non
 
 def test_chunks_hold_every_layer_once() -> None:
     assert [list(chunk_layers(7, chunk, 3)) for chunk in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("tied", "ends"), [(False, [("embed_tokens",), ("norm", "lm_head")]), (True, [("embed_tokens", "norm", "lm_head")])]
+)
+def test_units_are_torchtitans(tmp_path: Path, tied: bool, ends: list[tuple[str, ...]]) -> None:
+    """Embedding, layers, then norm and head, which stay whole; one table for both ends is one unit."""
+    chosen = load_settings(write(tmp_path, settings(model={"config": CONFIG | {"tie_word_embeddings": tied}, "tokenizer": "data"})))
+    part = Part(build(read_config(chosen, None), chosen), 0, 1)
+    names = {module: name.rpartition(".")[2] for name, module in part.named_modules()}
+    units = [(tuple(names[module] for module in unit), reshards) for unit, reshards in gathered_units(part, reshard=True)]
+    layers = [((str(index),), True) for index in range(4)]
+    assert units == [*((unit, True) for unit in ends[:-1]), *layers, (ends[-1], False)]
 
 
 def token_file(folder: Path, count: int) -> Path:

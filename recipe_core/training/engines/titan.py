@@ -121,7 +121,7 @@ def settings(job: Job) -> dict[str, Any]:
         "training.steps": job.steps,
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
-        "compile.enable": True,
+        "compile.enable": True,  # as estimated
         "compile.components": "model,loss",
         "compile.enable-async-tensor-parallel": False,
         "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
@@ -151,7 +151,6 @@ def settings(job: Job) -> dict[str, Any]:
         "checkpoint.last-save-in-hf": True,
         "checkpoint.last-save-model-only": True,
         "checkpoint.export-dtype": "bfloat16",
-        "compile.enable": True,  # its model and loss are estimated as compiled
         "debug.seed": h.seed,
     }
     if piped:
