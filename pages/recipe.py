@@ -163,7 +163,7 @@ def taken(board: Board) -> None:
 
 def refused(board: Board, error: RecipeError) -> None:
     """Why a split has no bundle, what helps as one click, and the engines that would take it."""
-    st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
+    st.error(f"**This split cannot be built.** {common.escape(error)}", icon=":material/block:")
     row = common.chosen(board)
     one = common.request().hardware.per_node
     if row is not None and board.raw("gpus")[row] > one:
