@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import common
 import parts
+import place
 import streamlit as st
 
 from recipe_core import listing, snippets
@@ -16,79 +17,14 @@ from recipe_core.bundle import Bundle
 from recipe_core.documents import to_yaml
 from recipe_core.errors import RecipeError
 from recipe_core.recipe import Recipe, overview, recipe_request
-from recipe_core.recipe.parameters import read_parameters
 from recipe_core.request import PlanRequest
 from recipe_core.same_split import OtherEngine, other_engines
 from recipe_core.serve import folders_allowed
-from recipe_core.targets import form
 from recipe_core.targets.by_hand import node_commands, read_addresses
-from recipe_core.targets.context import Parameters
 from recipe_core.targets.use import TITLES, uses
 
 BY_HAND = "by hand"
 SHOWN_PX = 460
-
-
-# --- the place: in the session, not in the link --------------------------------------------------------------------------------
-
-
-def typed() -> dict[str, str]:
-    """What was typed into the form, by parameter."""
-    found: dict[str, str] = st.session_state.setdefault("place", {})
-    return found
-
-
-def place() -> Parameters:
-    """The parameters as they were last typed without a mistake."""
-    found: Parameters = st.session_state.get("parameters", Parameters())
-    return found
-
-
-def read_place() -> None:
-    """Take over what was typed; a mistake is said at the form, and what was read before stays."""
-    values = {
-        name: text for name in Parameters.model_fields if (text := st.session_state.get(f"place-{name}", typed().get(name, "")).strip())
-    }
-    st.session_state["place"] = values
-    try:
-        st.session_state["parameters"] = read_parameters(values)
-        st.session_state["misplaced"] = None
-    except RecipeError as error:
-        st.session_state["misplaced"] = str(error)
-
-
-def addresses(bundle: Bundle) -> tuple[str, ...]:
-    """Addresses of the nodes, as typed; names that stand for them where that cannot be read."""
-    try:
-        return read_addresses(st.session_state.get("addresses", ""), bundle.context.nodes)
-    except RecipeError:
-        return read_addresses("", bundle.context.nodes)
-
-
-def fill_in(bundle: Bundle) -> None:
-    """The form with what differs between places; everything below follows it."""
-    with st.expander("Your place: namespace, port, image, partition …", icon=":material/edit_location_alt:"):
-        st.caption("Commands and files below follow at once. Kept in this session, not in links: another reader's place is another.")
-        for group, asked in form.groups(bundle.context, bundle.targets).items():
-            st.markdown(f"**{group}**")
-            with st.grid(4, min_column_width=140):
-                for each in asked:
-                    st.session_state[f"place-{each.name}"] = typed().get(each.name, "")
-                    default = form.default(each.name, bundle.context)
-                    st.text_input(
-                        each.title, key=f"place-{each.name}", on_change=read_place, placeholder=default, help=each.help, max_chars=512
-                    )
-        if typed():
-            st.button("Clear", key="clear-place", icon=":material/backspace:", on_click=clear_place)
-    if typed():
-        st.caption(common.escape(f"Filled in: {', '.join(f'{name} {text}' for name, text in typed().items())}."))
-    if wrong := st.session_state.get("misplaced"):
-        st.error(f"{common.escape(wrong)} Until then the values before it hold.", icon=":material/error:")
-
-
-def clear_place() -> None:
-    """Every parameter as it is by default."""
-    st.session_state.update({"place": {}, "parameters": Parameters(), "misplaced": None})
 
 
 # --- where to start it ---------------------------------------------------------------------------------------------------------
@@ -96,7 +32,7 @@ def clear_place() -> None:
 
 def start(bundle: Bundle) -> None:
     """Every target that there is, refused ones too, and the chosen one's commands."""
-    fill_in(bundle)
+    place.fill_in(bundle)
     refused = {name: made for name, made in bundle.targets.items() if isinstance(made, str)}
     titles = {BY_HAND: ":material/terminal: By hand"} | {
         name: f":material/block: {TITLES[name]}" if name in refused else TITLES[name] for name in bundle.targets
@@ -114,7 +50,7 @@ def by_hand(bundle: Bundle) -> None:
     """The launcher and what it starts, node by node."""
     context = bundle.context
     st.caption(common.escape(f"Install with: {' '.join(context.install)}. Unpack the bundle, and in its folder:"))
-    where = addresses(bundle)
+    where = place.addresses(bundle)
     if context.nodes > 1:
         st.text_input(
             "Addresses of the nodes",

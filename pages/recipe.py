@@ -5,6 +5,7 @@ import json
 import common
 import handout
 import parts
+import place
 import streamlit as st
 
 from recipe_core import edits
@@ -29,10 +30,10 @@ def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001
 
 
 @st.cache_resource(max_entries=32, show_spinner="Writing the files")
-def files_of(text: str, digest: str, may_read: bool, place: str) -> Bundle:
+def files_of(text: str, digest: str, may_read: bool, at: str) -> Bundle:
     """The bundle of a request in a place, cached by both; shared between sessions, so read only."""
     recipe = recipe_of(text, digest, may_read)
-    return bundle_of(with_parameters(recipe, Parameters.model_validate_json(place)) if place else recipe)
+    return bundle_of(with_parameters(recipe, Parameters.model_validate_json(at)) if at else recipe)
 
 
 def is_stated() -> bool:
@@ -85,7 +86,7 @@ def picker(board: Board) -> None:
 
 def take_away(bundle: Bundle, board: Board) -> None:
     """The bundle and the report as files, each made on click."""
-    recipe, addresses = bundle.recipe, handout.addresses(bundle)
+    recipe, addresses = bundle.recipe, place.addresses(bundle)
     pins = [key for key in dict.fromkeys([key_of(recipe.candidate), *common.pins()]) if key]
     with st.container(horizontal=True):
         st.download_button(
@@ -147,9 +148,9 @@ def taken(board: Board) -> None:
     except RecipeError as error:
         refused(board, error)
         return
-    place = handout.place()
+    here = place.parameters()
     try:
-        bundle = files_of(*key, place.model_dump_json() if place != Parameters() else "")
+        bundle = files_of(*key, here.model_dump_json() if here != Parameters() else "")
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
         bundle = files_of(*key, "")
@@ -162,7 +163,7 @@ def taken(board: Board) -> None:
 
 def refused(board: Board, error: RecipeError) -> None:
     """Why a split has no bundle, what helps as one click, and the engines that would take it."""
-    st.error(f"**This split cannot be built yet.** {common.escape(error)}", icon=":material/block:")
+    st.error(f"**This split cannot be built.** {common.escape(error)}", icon=":material/block:")
     row = common.chosen(board)
     one = common.request().hardware.per_node
     if row is not None and board.raw("gpus")[row] > one:

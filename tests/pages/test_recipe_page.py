@@ -46,9 +46,9 @@ def test_a_chosen_split_that_no_longer_fits_is_said() -> None:
 
 
 def test_a_split_that_cannot_be_started_is_refused_in_words_with_what_helps() -> None:
-    split = {"engine": "tensorrt-llm", "tp": "4", "pp": "1", "dp": "1", "prefill.tp": "4"}
+    split = {"engine": "tgi", "tp": "4", "pp": "1", "dp": "1", "prefill.tp": "4"}
     app = opened("recipe.py", model=LLAMA_70B, **{f"candidate.{name}": value for name, value in split.items()})
-    assert "cannot be built yet" in app.error[0].value
+    assert "cannot be built" in app.error[0].value
     assert "The same split on another engine" in [header.value for header in app.header]
     assert app.button(key="use-vllm")
 
