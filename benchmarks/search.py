@@ -28,9 +28,11 @@ from recipe_core.block import judge
 from recipe_core.candidates import every_case, resolve, settings
 from recipe_core.plan import plan
 from recipe_core.request import PlanRequest
+from recipe_core.training.plan import training_plan
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 MODELS = ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct")
+TRAINED = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B")
 LOADS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 
 
@@ -38,6 +40,14 @@ def request(model: str = MODELS[0], nodes: int = 8, **options: Any) -> PlanReque
     hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes}
     workload = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
     return PlanRequest.parse({"model": model, "hardware": hardware, "workload": workload, "options": options})
+
+
+def training(model: str) -> str:
+    """A row: pretraining planned on the same cluster, ranked."""
+    workload = {"kind": "training", "sequence_length": 8192, "global_batch": 512, "tokens": 15e9}
+    asked = PlanRequest.parse({"model": model, "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 8}, "workload": workload})
+    name = f"training of {model.split('/')[-1]}, 64 × H100, every stage of every pipeline"
+    return f"| {name}: {len(training_plan(asked)):,} candidates | {best(lambda: training_plan(asked).ranked) * 1e3:,.0f} ms |"
 
 
 def best(run: Callable[[], Any], times: int = 5, clock: Callable[[], float] = time.process_time) -> float:
@@ -98,6 +108,7 @@ def main() -> None:
             f"{best(lambda: plan(asked)) * 1e3:,.0f} ms |",
             f"| the same without the loads: {len(plan(request(**typical | {'loads': ()}))):,} candidates | "
             f"{best(lambda: plan(request(**typical | {'loads': ()}))) * 1e3:,.0f} ms |",
+            *map(training, TRAINED),
             f"| `recipe plan` of the first, as a whole process | {process_s('-m', 'recipe_core', 'plan', file.name, '--top', '5'):.2f} s |",
             f"| `import recipe_core.plan` in a fresh process | {process_s('-c', 'import recipe_core.plan') * 1e3:,.0f} ms |",
             f"| Python alone | {process_s('-c', 'pass') * 1e3:,.0f} ms |",

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from recipe_core.request import PlanRequest
 from recipe_core.training.asked import resolve_training, training_setting
 from recipe_core.training.cases import TrainingSetting, training_cases
+from recipe_core.training.memory import memory
+from recipe_core.training.schedule import step_parts
 from recipe_core.training.stages import stage_layers
 
 SHARED = {"sequence_length": 4096, "global_batch": 256, "per_node": 8, "nodes": 64}
 
 
-def setting(engine: str, vocabulary: int = 131072) -> TrainingSetting:
+def setting(engine: str, vocabulary: int = 131072, **more: Any) -> TrainingSetting:
     """The 8B model of nanotron's published runs, and the same with a small vocabulary."""
     model = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
     model |= {"num_key_value_heads": 32, "vocab_size": vocabulary, "max_position_embeddings": 4096}
-    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 256}
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 256} | more
     value = {"model": model, "hardware": {"device": "h100-sxm", "nodes": 64}, "workload": workload, "candidate": {"engine": engine}}
     return training_setting(resolve_training(PlanRequest.parse(value)))
 
@@ -42,3 +46,20 @@ def test_a_case_does_not_change_those_beside_it() -> None:
     assert both[0, :2].tolist() == [18, 14]
     assert np.isnan(both[0, 2:]).all()
     assert both[1].sum() == 32
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("method", ["pretrain", "lora"])
+def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine: str, method: str) -> None:
+    """Rows of stages end in NaN past the last one, in every part."""
+    chosen, lengths = setting(engine, method=method), [8, 1, 32, 8]
+    several = training_cases(4, pp=np.array(lengths), dp=2, zero_stage=np.array([0, 3, 3, 2]), **SHARED)
+    together, seconds = memory(chosen, several), step_parts(chosen, several)
+    for i, pp in enumerate(lengths):
+        one = several.take([i])
+        alone = memory(chosen, one)
+        for name, part in alone.parts.items():
+            assert together.parts[name][i, :pp].tolist() == part[0].tolist()
+            assert np.isnan(together.parts[name][i, pp:]).all()
+        assert together.peak_bytes[i] == alone.peak_bytes[0] == together.by_stage[i, :pp].max()
+        assert {name: part[i] for name, part in seconds.items()} == {name: part[0] for name, part in step_parts(chosen, one).items()}

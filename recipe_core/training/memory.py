@@ -10,6 +10,7 @@ each other are a share of what comes and goes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from recipe_core.model.spec import Layer, Tensor
 from recipe_core.training.activations import BYTES, boundary_bytes, in_flight, kept_bytes, layer_bytes
 from recipe_core.training.cases import TrainingCases, TrainingSetting
 from recipe_core.training.moments import FP32_LOSS, Stage, fullest
-from recipe_core.training.stages import stage_layers
+from recipe_core.training.stages import by_length, stage_layers
 
 PARTS = ("parameters", "gradients", "optimizer", "master", "reference", "gathered", "activations", "loss", "temporary", "reserve")
 ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
@@ -36,23 +37,19 @@ LOSS_CHUNKS = 8.0
 class Memory:
     """Bytes by part, each an array of cases × stages (NaN past a case's last stage), and what a process can have.
 
-    ``host_bytes``: what a device keeps in its host's memory, or on its disks, of its fullest stage.
+    ``host_bytes``: what a device keeps in its host's memory, or on its disks, of its fullest stage. ``peak_bytes``: all parts of the
+    fullest stage.
     """
 
     parts: dict[str, Float]
     capacity_bytes: float
     host_bytes: Float
+    peak_bytes: Float
 
     @property
     def by_stage(self) -> Float:
         """All parts together."""
         return add(self.parts.values())
-
-    @property
-    def peak_bytes(self) -> Float:
-        """Of the fullest stage."""
-        fullest: Float = np.nanmax(self.by_stage, axis=1)
-        return fullest
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +134,13 @@ def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
 
 def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     """Bytes of every part on the fullest rank of each stage."""
+    columns = by_length(cases, partial(_columns, setting))
+    host, peak = columns.pop("host"), columns.pop("peak")
+    return Memory(columns, setting.cluster.device.usable_memory_bytes - setting.figures.context_bytes.value, host, peak)
+
+
+def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
+    """Parts of memory by stage; by case ``host``, what is kept there, and ``peak``, all parts of the fullest stage."""
     whole, divisors = held(setting, cases), _divisors(setting, cases)
     logits = _logits(setting, cases)
     states, host = _offload(cases, _states(setting, whole, divisors))
@@ -144,7 +148,7 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     parts = states | {"reference": _kept(whole, divisors["parameters"], frozen_copy)}
     parts |= _moving(setting, cases, whole, parts["gradients"], logits)
     parts["reserve"] = _reserve(setting, parts, logits)
-    return Memory(parts, setting.cluster.device.usable_memory_bytes - setting.figures.context_bytes.value, host)
+    return parts | {"host": host, "peak": np.nanmax(add(parts.values()), axis=1)}
 
 
 Divisors = dict[str, tuple[Float, Float]]

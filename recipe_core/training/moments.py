@@ -27,6 +27,9 @@ MLP_LEFT = 0.5
 
 FP32_LOSS = 8.0
 """Bytes for each logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
+ALIVE = ("gradients", "gathered", "activations", "loss", "temporary")
+"""What a moment is made of; what it leaves out is not there."""
+NOTHING = np.zeros(())
 Moment = dict[str, Float]
 
 
@@ -55,16 +58,13 @@ class Stage:
 
 def fullest(setting: TrainingSetting, cases: TrainingCases, stage: Stage) -> Moment:
     """Bytes of gradients, gathered, activations, loss and temporary at the moment when they are most together."""
-    moments = [_complete(moment, stage) for moment in _moments(setting, cases, stage)]
-    totals = np.stack([add(moment.values()) for moment in moments])
-    chosen = np.argmax(np.nan_to_num(totals), axis=0)[None]
-    return {name: np.take_along_axis(np.stack([moment[name] for moment in moments]), chosen, axis=0)[0] for name in moments[0]}
-
-
-def _complete(moment: Moment, stage: Stage) -> Moment:
-    """Every part, NaN where there is no stage."""
-    nothing = 0.0 * stage.count
-    return {name: moment.get(name, nothing) + nothing for name in ("gradients", "gathered", "activations", "loss", "temporary")}
+    moments = [{part: moment.get(part, NOTHING) for part in ALIVE} for moment in _moments(setting, cases, stage)]
+    most, chosen = np.full(stage.count.shape, -np.inf), np.zeros(stage.count.shape, dtype=np.int64)
+    for number, moment in enumerate(moments):
+        total = add(moment.values())
+        chosen[total > most] = number
+        most = np.maximum(most, total)
+    return {part: np.choose(chosen, [moment[part] for moment in moments]) for part in ALIVE}
 
 
 def _moments(setting: TrainingSetting, cases: TrainingCases, s: Stage) -> Iterator[Moment]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from recipe_core.estimate.network import all_gather_s, all_reduce_s, send_s
 from recipe_core.training.activations import BYTES
 from recipe_core.training.cases import TrainingCases, TrainingSetting, ranks
 from recipe_core.training.memory import Held, held
-from recipe_core.training.stages import stage_layers
+from recipe_core.training.stages import by_length, stage_layers
 from recipe_core.training.steps import Parts, Work, ends_work, layer_work, optimizer_s, recomputed
 
 
@@ -27,6 +27,11 @@ def bubble_micro_batches(cases: TrainingCases) -> Float:
 
 def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     """Seconds of one optimizer step by part; the values add up to the step."""
+    return by_length(cases, partial(_parts, setting))
+
+
+def _parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
+    """The same of pipelines of one length."""
     figures = setting.figures
     m = cases.micro_batches.astype(float)
     work = _mean_layer(setting, cases)

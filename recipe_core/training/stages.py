@@ -8,6 +8,8 @@ every stage has the same number of them at the same size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from recipe_core.estimate.cases import Float, Int
@@ -26,6 +28,23 @@ def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
     first = np.where(there, stages == 0, np.nan).astype(float)
     last = np.where(there, np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1), np.nan).astype(float)
     return np.where(there, count, np.nan), first, last
+
+
+def by_length(cases: TrainingCases, columns: Callable[[TrainingCases], dict[str, Float]]) -> dict[str, Float]:
+    """What ``columns`` makes of cases (a value each, or cases × stages), of pipelines of one length at a time.
+
+    So nothing is computed for stages that are not there, which is most of cases × stages where few pipelines are long. Rows of stages
+    end in NaN past the last one.
+    """
+    out: dict[str, Float] = {}
+    lengths = np.unique(cases.pp)
+    for pp in lengths:
+        rows = np.flatnonzero(cases.pp == pp)
+        for name, values in columns(cases.take(rows)).items():
+            if name not in out:
+                out[name] = np.full((len(cases), lengths[-1])[: values.ndim], np.nan)
+            out[name][(rows, slice(pp))[: values.ndim]] = values
+    return out
 
 
 def _by_cost(stages: Int, pp: Int, layers: int, head: float) -> Float:
