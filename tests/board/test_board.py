@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from recipe_core.board import Board, board_of
 from recipe_core.edits import change
 from recipe_core.query import DEFAULT
 from recipe_core.request import HardwareRequest
+from recipe_core.resources import PACKAGE
 
 SERVING: dict[str, Any] = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
 TRAINING: dict[str, Any] = {"workload.kind": "training", "hardware.nodes": 2}
@@ -83,6 +85,14 @@ def test_refused_rows_have_reasons_and_kinds(make: Any) -> None:
 @boards
 def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
     assert set(make().rules()) <= set(make().kinds)
+
+
+@pytest.mark.parametrize(("folders", "names"), [((".", "estimate"), labels.REFUSALS), (("training",), labels.TRAINING_REFUSALS)])
+def test_refusals_that_no_board_here_shows_have_names_too(folders: tuple[str, ...], names: dict[str, str]) -> None:
+    source = "".join(path.read_text() for folder in folders for path in (PACKAGE / folder).glob("*.py"))
+    codes = set(re.findall(r'Refusal\(\s*"([a-z-]+)"', source))
+    assert len(codes) > 5
+    assert codes <= set(names)
 
 
 def test_every_cause_and_part_has_a_name() -> None:
