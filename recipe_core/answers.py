@@ -14,7 +14,7 @@ from recipe_core.documents import finite
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import InputError
 from recipe_core.hardware.catalog import device, device_names, offers
-from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
+from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, with_variants
 from recipe_core.recipe.build import rebuilt
@@ -127,8 +127,10 @@ class Answers:
 
 
 def models(name: str | None = None) -> Json:
-    """The model catalog, or one model of it."""
-    return {"models": catalog_ids()} if name is None else _clean(model_view(catalog_model(name), catalog_entry(name)))
+    """The model catalog, or one model by its id (also what a name says of one that is not in the catalog)."""
+    if name is None:
+        return {"models": catalog_ids()}
+    return _clean(model_view(load_model(name, folders=False), catalog_entry(name) if in_catalog(name) else None))
 
 
 def hardware(name: str | None = None) -> Json:
