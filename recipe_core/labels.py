@@ -42,9 +42,9 @@ def split_name(candidate: Mapping[str, Any]) -> str:
 
 
 def short_name(candidate: Mapping[str, Any]) -> str:
-    """The degrees alone, of both pools where there are two."""
+    """The degrees alone; of two pools those of the decoding one first: ``tp 4 + 2 × tp 2``."""
     if candidate.get("prefill"):
-        return serving_split(candidate)
+        return serving_split(candidate).replace(", prompts on ", " + ")
     return " · ".join(part for part in split_name(candidate).split(" · ") if part.split()[0] in ("tp", "pp", "dp", "ep", "cp", "one"))
 
 
