@@ -18,7 +18,7 @@ from recipe_core.commands.judge import check_command
 from recipe_core.documents import MAX_DOCUMENT_BYTES, finite
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import InputError, NoAnswer, RecipeError
-from recipe_core.hardware.catalog import device, device_names, offers
+from recipe_core.hardware.catalog import device, device_names
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, with_variants
@@ -143,7 +143,9 @@ def _recipes(api: FastAPI, folders: bool) -> None:
         ground = {name: value for name, value in body.items() if name not in ("command", "document", "choice")}
         source: Any = body.get("command")
         if "document" in body:
-            source = read_published(body["document"], str(ground.get("hardware", "")).partition(":")[0] or None, body.get("choice"))
+            named = ground.get("hardware")
+            wanted = named.partition(":")[0] if isinstance(named, str) else None
+            source = read_published(body["document"], wanted or None, body.get("choice"))
             ground.setdefault("hardware", source.hardware)
         if source is None:
             raise InputError("is missing: a command, or a document.", field="command")
@@ -213,7 +215,7 @@ def _catalog(api: FastAPI) -> None:
 
     @api.get("/hardware/{name}", summary="One device with sources and offers")
     def one_device(name: str) -> dict[str, Any]:
-        return _clean(hardware_view(device(name), offers()))
+        return _clean(hardware_view(device(name)))
 
     @api.get("/engines", summary="The engines and their versions")
     def engines() -> dict[str, Any]:

@@ -287,7 +287,7 @@ def test_the_options_are_frozen():
     ground = {"--hardware", "--gpus", "--nodes", "--input-tokens", "--output-tokens", "--concurrency"}
     found = {name: words - {"--json"} for name, words in options.items()}
     assert {name: words for name, words in found.items() if words} == {
-        "hardware": {"--detect"},
+        "hardware": {"--detect", "--template"},
         "plan": {"--all", "--sensitivity", "--top"},
         "estimate": {"--trace"},
         "check": ground | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},

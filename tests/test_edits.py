@@ -27,6 +27,16 @@ def test_a_new_device_leaves_the_old_ones_offer_and_fills_its_node() -> None:
     assert change(change(here, {"hardware.per_node": 2}), {"hardware.device": "mi300x"}).hardware.per_node == 2
 
 
+def test_an_offer_and_a_commitment_replace_each_other() -> None:
+    spot = change(change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"}), {"hardware.commitment": "spot"})
+    assert (spot.hardware.offer, spot.hardware.commitment) == (None, "spot")
+    named = change(spot, {"hardware.offer": "lambda-h100-sxm"})
+    assert (named.hardware.offer, named.hardware.commitment) == ("lambda-h100-sxm", None)
+    own = change(spot, {"hardware.usd_per_device_hour": 1.0, "hardware.commitment": "reserved", "hardware.term_months": 12})
+    assert change(own, {"hardware.commitment": "spot"}).hardware.term_months is None
+    assert change(own, {"hardware.device": "mi300x"}).hardware == HardwareRequest(device="mi300x")
+
+
 def test_an_offer_and_a_price_replace_each_other() -> None:
     own = change(change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"}), {"hardware.usd_per_device_hour": 2.0})
     assert (own.hardware.offer, own.hardware.usd_per_device_hour) == (None, 2.0)
