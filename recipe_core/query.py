@@ -227,7 +227,9 @@ def checked(named: Mapping[str, Any]) -> PlanRequest:
         try:
             known(value)
         except InputError as error:
-            raise InputError(error.message, field=field, hint=error.hint) from None
+            inside = (error.field or "").removeprefix("hardware.device.")  # of a profile: which of its fields
+            said = f"{inside} {error.message}" if inside and inside != error.field else error.message
+            raise InputError(said, field=field, hint=error.hint) from None
     return request
 
 

@@ -276,6 +276,14 @@ def test_a_bad_device_in_a_link_is_left_out_and_said(value: str, said: str) -> N
     assert said in ignored[0]
 
 
+def test_a_bad_profile_beside_others_names_its_field() -> None:
+    _, ignored = from_query({"options.hardware": json.dumps([{"device": OURS | {"tdp_watts": figure(0)}}])})
+    assert "tdp_watts.value 0 is no plausible" in ignored[0]
+    with pytest.raises(HardwareError) as caught:
+        plan(make_request(options={"hardware": [{"device": "l40s"}, {"device": OURS | {"tdp_watts": figure(0)}}]}))
+    assert caught.value.field == "options.hardware.1.device.tdp_watts.value"
+
+
 def test_the_api_takes_profiles_and_reads_no_path(tmp_path: Path) -> None:
     client = TestClient(create_api(folders=True))  # even where folders of models may be read
     answer = client.post("/plan", json=request_values(device=OURS), params={"top": 1})
