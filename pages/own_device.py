@@ -50,7 +50,7 @@ def draw(chosen: Device, name: str) -> None:
             st.caption(f"At most {MAX_BYTES >> 10} KiB. It travels in the link, the request and the bundle; nothing of it is kept here.")
             st.download_button(
                 "Your profile as a file" if is_own(chosen) else f"Start from {name}",
-                template(chosen),
+                lambda: template(chosen).encode(),
                 file_name=f"{chosen.name}.yaml" if is_own(chosen) else f"my-{chosen.name}.yaml",
                 mime="application/yaml",
                 on_click="ignore",

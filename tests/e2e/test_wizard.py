@@ -202,15 +202,14 @@ def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(page: Any, ad
     page.get_by_text("8 × my-h100-sxm").first.wait_for()
     page.get_by_text("59.6 GiB").first.wait_for()
     page.wait_for_function("location.search.includes('based_on')")
+    (tmp_path / "weights.yaml").write_bytes(b"PK\x03\x04")
+    page.locator("input[type=file]").set_input_files(tmp_path / "weights.yaml")
+    page.get_by_text("is not text").wait_for()
     page.reload()
     settled(page, PAGES["hardware"])
     page.get_by_text("59.6 GiB").first.wait_for()
     page.go_back()
     page.get_by_text("79.6 GiB").first.wait_for()
-    (tmp_path / "weights.yaml").write_bytes(b"PK\x03\x04")
-    page.get_by_text("A device of your own").click()
-    page.locator("input[type=file]").set_input_files(tmp_path / "weights.yaml")
-    page.get_by_text("is not text").wait_for()
 
 
 @pytest.mark.parametrize("step", PAGES)
