@@ -104,6 +104,7 @@ FAMILIES = [
     "aya-expanse-32b",
     "InternVL3-78B",
     "Kimi-VL",
+    "Kimi-K3",
 ]
 
 

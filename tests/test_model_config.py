@@ -108,6 +108,12 @@ def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
     assert above.layers == read_config(tiny_config, "x").layers
 
 
+def test_what_is_left_out_is_said_aloud(tiny_config):
+    said = read_config(tiny_config | {"attn_res_block_size": 12, "mla_use_output_gate": True}, "x").notes
+    assert [note.split()[0] for note in said if note not in read_config(tiny_config, "x").notes] == ["Output", "Residuals"]
+    assert set(said) & set(catalog_model("moonshotai/Kimi-K3").notes)
+
+
 def test_a_dense_block_may_run_beside_the_experts():
     grok = catalog_model("xai-org/grok-2").layers[0].mlp
     assert isinstance(grok, MoeMlp)

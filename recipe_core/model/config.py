@@ -199,6 +199,10 @@ def _visible_gaps(read: Reader, drafts: int) -> list[str]:
         gaps.append("The multi-token-prediction layer is not counted; engines load it only for speculative decoding.")
     if read.has("sparse_attention_config"):
         gaps.append("Block-sparse attention is not modelled: attention is counted as dense, its small index heads are left out.")
+    if read.has("mla_use_output_gate"):
+        gaps.append("Output gates of latent attention are not counted.")
+    if read.has("attn_res_block_size"):
+        gaps.append("Residuals that take up the outputs of earlier blocks are counted as ordinary ones.")
     if read.has("vision_n_layers"):
         gaps.append("The vision tower is not modelled.")
     if read.has("attention_chunk_size"):
