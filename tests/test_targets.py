@@ -350,11 +350,11 @@ def commands(path: str, text: str) -> list[list[str]]:
 
 
 def _lists(value):
-    """Commands anywhere in a document; compose cuts a command into entrypoint and rest."""
+    """Commands anywhere in a document; compose cuts a command into entrypoint and rest, Kubernetes may into command and args."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key == "command" and isinstance(item, list):
-                yield item
+                yield [*item, *value.get("args", ())]
             yield from _lists(item)
     elif isinstance(value, list):
         for item in value:

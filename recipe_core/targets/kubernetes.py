@@ -38,11 +38,14 @@ def objects(context: Context) -> dict[str, dict[str, Any]]:
     found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
     found |= {f"service{suffix(unit)}": service(context, unit, suffix(unit)) for unit in units if unit.answers and _asked_inside(unit)}
     found["service"] = service(context, entry(units), "")
-    if pod.claim_name(context) and not context.parameters.model_cache:
-        found["storage"] = storage(context, units)
-    if context.mounted:
-        found["files"] = pod.files_map(context)
-    return found | {"disruption": disruption(context, units), "network": network(context)}
+    return found | shared(context) | {"disruption": disruption(context, units), "network": network(context)}
+
+
+def shared(context: Context) -> dict[str, dict[str, Any]]:
+    """What pods mount, by the names of the files: the claim for the weights, unless the user has one, and files of the bundle."""
+    own = pod.claim_name(context) and not context.parameters.model_cache
+    found = {"storage": storage(context, layout(context.launch))} if own else {}
+    return found | ({"files": pod.files_map(context)} if context.mounted else {})
 
 
 def suffix(unit: Unit) -> str:
