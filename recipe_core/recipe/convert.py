@@ -94,12 +94,13 @@ def _sorted(case: Case, published: Published) -> tuple[dict[str, Any], dict[str,
     lost = [Lost(" ".join(case.arguments.unread), f"{_title(case)} does not have it")] if case.arguments.unread else []
     lost += [Lost(f"{name} {text}", "left open") for name, text in case.arguments.open.items()]
     lost += [Lost(f.message, "not in the estimate") for f in case.findings if f.code in ("unmodelled", "several", "others")]
-    means, options, placed = grammars()[case.launch.engine].means, {}, {}
+    grammar = grammars()[case.launch.engine]
+    means, options, placed = grammar.means, {}, {}
     for name, value in case.arguments.values.items():
         if name in _PLACED:
             placed[name] = value
-        elif name in _NAMED or name in means:
-            continue  # said by the candidate, the workload or the model
+        elif name in _NAMED or name in means or name in grammar.placed:
+            continue  # said by the candidate, the workload, the model or the place of each process
         elif is_secret(f"options.{name}", value):
             lost.append(Lost(f"--{name.replace('_', '-')}", "a secret: give it when the recipe starts"))
         else:

@@ -66,6 +66,8 @@ def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
     worker = same_pod(unit.pods[1:], first=1) if len(unit.pods) > 1 else ()
     if worker is None:
         raise NoAnswer("its nodes run different processes; an LLMInferenceService has one template for all workers.", hint=OTHER)
+    if any(process.answers for process in worker):
+        raise NoAnswer("every node of a server answers by itself, and here only the first one is asked.", hint=OTHER)
     return {
         "replicas": kubernetes.copies(context, unit),
         "parallelism": _parallelism(unit),

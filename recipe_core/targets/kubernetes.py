@@ -114,7 +114,7 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
                 "size": len(unit.pods),
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": _template(context, unit.leader, leader_role(unit), **known),
-                "workerTemplate": _template(context, worker, "-".join(filter(None, (label_name(unit.name), "worker"))), **known),
+                "workerTemplate": _template(context, worker, worker_role(unit), **known),
             },
         },
     }
@@ -130,6 +130,13 @@ def _members(context: Context, unit: Unit) -> dict[str, str]:
 def leader_role(unit: Unit) -> str:
     """The label of the pods that answer."""
     return label_name(unit.name) or "leader"
+
+
+def worker_role(unit: Unit) -> str:
+    """The label of the other pods: the leader's where they answer too."""
+    if any(process.answers for process in unit.pods[-1]):
+        return leader_role(unit)
+    return "-".join(filter(None, (label_name(unit.name), "worker")))
 
 
 def _template(context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any) -> dict[str, Any]:
