@@ -16,7 +16,8 @@ from recipe_core.engines.table import Meaning
 from recipe_core.engines.vllm_ranks import WAYS
 
 DEFAULT_PORT = 8000
-_STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - {"nodes", "config", "eager", "speculative", "draft_tokens", "draft_method"}
+_DRAFTS: frozenset[Meaning] = frozenset({"speculative", "draft_tokens", "draft_method", "draft_model"})
+_STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - _DRAFTS - {"nodes", "config", "eager"}
 _ELSEWHERE = re.compile(r"\$\{(node|port)(\d+)\}")
 
 
