@@ -26,13 +26,14 @@ from recipe_core.manifest import MANIFEST, Manifest
 from recipe_core.readme import bundle_readme
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
-from recipe_core.recipe.context import target_context
+from recipe_core.recipe.context import image_file, target_context
 from recipe_core.recipe.decision import Decision
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
 from recipe_core.signing import SIGNATURE, sign
 from recipe_core.targets import Context, each_target
+from recipe_core.training.engines.container import PATH as CONTAINERFILE
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 RUN_FOLDER = "run"
@@ -67,6 +68,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
     launch = launch_document(recipe, decision, started)
     targets = each_target(context)
     others = dict(started.files)
+    if text := image_file(decision, recipe.device.runtime):
+        others[CONTAINERFILE] = text
     for made in targets.values():
         others |= made if isinstance(made, dict) else {}
     refused = {name: made for name, made in targets.items() if isinstance(made, str)}

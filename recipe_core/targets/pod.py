@@ -122,7 +122,7 @@ def image(context: Context) -> str:
         raise NoAnswer(
             f"no container image is known for {context.engine} {context.engine_version} on {context.vendor}.",
             field="parameters.image",
-            hint="Name one with a tag or a digest.",
+            hint=context.no_image,
         )
     return context.image.pinned
 
