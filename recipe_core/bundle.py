@@ -28,6 +28,7 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.recipe.context import image_file, target_context
 from recipe_core.recipe.decision import Decision
+from recipe_core.recipe.elsewhere import launch_variants
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
@@ -138,6 +139,7 @@ def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict
         "startup_timeout_s": started.startup_timeout_s,
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
         "workload": _traffic(recipe.request["workload"]) if recipe.kind == "serving" else recipe.request["workload"],
+        **({"variants": variants} if (variants := launch_variants(recipe)) else {}),
     }
 
 
