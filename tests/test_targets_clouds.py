@@ -51,9 +51,9 @@ def test_skypilot_reads_services_and_tasks(tmp_path):
         write_bundle(value, tmp_path / name)
         found[name] = asked("sky", READ_TASK, tmp_path / name)
     assert [answer["nodes"] for answer in found.values()] == [1, 1, 2, 2]
-    assert all(answer["accelerators"] == {"H100": 8} for answer in found.values())
+    assert [answer["accelerators"]["H100"] for answer in found.values()] == [8, 2, 8, 8]
     assert found["one"]["service"]["replica_policy"]["min_replicas"] == 1
-    assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 4
+    assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 16
     assert found["training"]["service"] is None
 
 

@@ -35,6 +35,8 @@ def files(context: Context) -> dict[str, str]:
 def objects(context: Context) -> dict[str, dict[str, Any]]:
     """The objects by the names of their files."""
     units = layout(context.launch)
+    if any("${node" in word for unit in units if len(unit.pods) == 1 for p in unit.leader for word in (*p.argv, *p.env.values())):
+        raise NoAnswer("its servers meet at the address of another node, and pods are not placed by node.", hint="Use Slurm.")
     found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
     found |= {f"service{suffix(unit)}": service(context, unit, suffix(unit)) for unit in units if unit.answers and _asked_inside(unit)}
     found["service"] = service(context, entry(units), "")
