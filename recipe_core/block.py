@@ -14,7 +14,7 @@ from recipe_core.estimate import Cases, Estimates, Setting, estimate
 from recipe_core.estimate.cases import Bool, Int
 from recipe_core.estimate.memory import Memory
 from recipe_core.estimate.simulate import Simulation, Spread
-from recipe_core.split import Refusal, load_rules, refusals, search_rules, start_rules
+from recipe_core.split import Refusal, load_rules, place_rules, refusals, search_rules, start_rules
 
 Bits = NDArray[np.uint64]
 
@@ -61,9 +61,9 @@ QUANTITIES: dict[str, Callable[[Estimates], Any]] = {
 class Block:
     """Candidates of one setting.
 
-    ``quantities`` are columns over all of ``cases``. Bit k of ``broken`` says that rule ``codes[k]`` refuses a row, ``search`` are those of
-    them that only a search has; ``limits`` are rules of the request on top. ``estimates`` are those of the rows ``legal`` where they are
-    few enough to keep.
+    ``quantities`` are columns over all of ``cases``. Bit k of ``broken`` says that rule ``codes[k]`` refuses a row. ``outside`` are rules
+    that an estimate does not know (of placing servers, and of searches); ``limits`` are rules of the request on top. ``estimates`` are
+    those of the rows ``legal`` where they are few enough to keep.
     """
 
     setting: Setting
@@ -73,7 +73,7 @@ class Block:
     codes: tuple[str, ...]
     legal: Int
     estimates: Estimates | None
-    search: tuple[Refusal, ...] = ()
+    outside: tuple[Refusal, ...] = ()
     limits: tuple[Refusal, ...] = ()
     simulation: Simulation | None = None
 
@@ -132,7 +132,7 @@ class Block:
             yield from (said.get(int(i), []) for i in rows)
 
     def _limits_of(self, i: int) -> list[str]:
-        return [rule.say(i) for rule in (*self.search, *self.limits) if rule.broken[i]]
+        return [rule.say(i) for rule in (*self.outside, *self.limits) if rule.broken[i]]
 
     def _detail(self, i: int) -> tuple[Estimates, int]:
         """Estimates that hold row ``i``, and where; made again where they were not kept, to the same bits."""
@@ -151,9 +151,10 @@ class Block:
 
 def judge(setting: Setting, cases: Cases, *, searching: bool = False) -> Block:
     """All cases held against the rules of splits (where ``searching``, of searches too), and those that pass estimated in chunks."""
-    search = (*search_rules(setting, cases), *start_rules(setting, cases), *load_rules(setting, cases)) if searching else ()
+    searches = (*search_rules(setting, cases), *start_rules(setting, cases), *load_rules(setting, cases)) if searching else ()
+    outside = searches or tuple(place_rules(setting, cases))
     codes: dict[str, int] = {}
-    broken = _bits([*refusals(setting, cases), *search], codes, len(cases))
+    broken = _bits([*refusals(setting, cases), *outside], codes, len(cases))
     legal = np.flatnonzero(broken == 0)
     quantities = {name: np.full(len(cases), np.nan) for name in QUANTITIES}
     kept = None
@@ -164,7 +165,7 @@ def judge(setting: Setting, cases: Cases, *, searching: bool = False) -> Block:
             quantities[name][rows] = get(found)
         broken[rows] = _bits(found.refusals, codes, len(rows))
         kept = found if len(legal) <= CHUNK else None
-    return Block(setting, cases, quantities, broken, tuple(codes), legal, kept, search)
+    return Block(setting, cases, quantities, broken, tuple(codes), legal, kept, outside)
 
 
 def _bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:

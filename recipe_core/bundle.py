@@ -26,13 +26,15 @@ from recipe_core.manifest import MANIFEST, Manifest
 from recipe_core.readme import bundle_readme
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
-from recipe_core.recipe.context import target_context
+from recipe_core.recipe.context import image_file, target_context
 from recipe_core.recipe.decision import Decision
+from recipe_core.recipe.elsewhere import launch_variants
 from recipe_core.request import ServingWorkload
 from recipe_core.resources import PACKAGE
 from recipe_core.sbom import sbom
 from recipe_core.signing import SIGNATURE, sign
 from recipe_core.targets import Context, each_target
+from recipe_core.training.engines.container import PATH as CONTAINERFILE
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date a zip can hold; the same recipe gives the same bytes
 RUN_FOLDER = "run"
@@ -67,6 +69,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
     launch = launch_document(recipe, decision, started)
     targets = each_target(context)
     others = dict(started.files)
+    if text := image_file(decision, recipe.device.runtime):
+        others[CONTAINERFILE] = text
     for made in targets.values():
         others |= made if isinstance(made, dict) else {}
     refused = {name: made for name, made in targets.items() if isinstance(made, str)}
@@ -135,6 +139,7 @@ def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict
         "startup_timeout_s": started.startup_timeout_s,
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
         "workload": _traffic(recipe.request["workload"]) if recipe.kind == "serving" else recipe.request["workload"],
+        **({"variants": variants} if (variants := launch_variants(recipe)) else {}),
     }
 
 

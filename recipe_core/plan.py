@@ -147,16 +147,18 @@ class PlanTable:
         """The split of a row, as the contract writes it."""
         block, i = self.at(row)
         out = describe(block.setting, block.cases, i)
-        if model := self._draft_checkpoint(out.get("speculative")):
-            out["speculative"]["model"] = model
+        if draft := out.get("speculative"):
+            draft |= self._as_stated(draft)
         return out
 
-    def _draft_checkpoint(self, draft: dict[str, Any] | None) -> str | None:
-        """The checkpoint that the request names for a draft: what is estimated does not depend on it."""
-        stated = (self.request.candidate.speculative if self.request.candidate else None, self.found.workload.speculative)
-        wanted = [each for each in (*stated, *self.request.options.speculative) if draft and each and each.model]
-        same = (each.model for each in wanted if draft and (each.tokens, each.acceptance) == (draft["tokens"], draft["acceptance"]))
-        return next(same, None)
+    def _as_stated(self, draft: dict[str, Any]) -> dict[str, Any]:
+        """The method and the checkpoint that the request names for a draft, on which no estimate depends: a layer is a layer."""
+        candidate = self.request.candidate
+        stated = (candidate.speculative if candidate else None, self.found.workload.speculative, *self.request.options.speculative)
+        alike = (each for each in stated if each and (each.tokens, each.acceptance) == (draft["tokens"], draft["acceptance"]))
+        same = (each for each in alike if each.method is None or (each.method == "ngram") == (draft["method"] == "ngram"))
+        named = next(same, None)
+        return named.model_dump(include={"method", "model"}, exclude_none=True) if named else {}
 
     def asked(self, row: int) -> PlanRequest:
         """The request of a row alone: on its hardware, under its load, with its split as the candidate."""

@@ -10,6 +10,7 @@ from recipe_core.figures import cost_text, serving_rows, training_rows
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
 from recipe_core.targets.use import uses
+from recipe_core.training.engines.container import PATH as CONTAINERFILE
 from recipe_core.training.text import training_split
 from recipe_core.units import gib
 
@@ -21,7 +22,7 @@ def bundle_readme(recipe: Recipe, launch: dict[str, Any], others: Iterable[str],
     """Markdown for people who have only this folder; ``others`` are paths of targets' files, ``refused`` targets that there are not."""
     parts = [_head(recipe, launch), _run(recipe, launch), _targets(recipe, others, refused)]
     parts += [_expected(recipe), _elsewhere(recipe), _notes(recipe)]
-    return "\n\n".join(part for part in [*parts, _verify(recipe), _files(recipe)] if part) + "\n"
+    return "\n\n".join(part for part in [*parts, _verify(recipe), _files(recipe, others)] if part) + "\n"
 
 
 def _head(recipe: Recipe, launch: dict[str, Any]) -> str:
@@ -148,8 +149,9 @@ def _verify(recipe: Recipe) -> str:
 `recipe lock . --verify` holds what is installed against the lock. The recipe's digest is `{recipe.digest}`."""
 
 
-def _files(recipe: Recipe) -> str:
+def _files(recipe: Recipe, others: Iterable[str]) -> str:
     trainer = "`trainer/` the training program;\n" if recipe.kind == "training" else ""
+    trainer += f"`{CONTAINERFILE}` what an image that holds the framework is built from;\n" if CONTAINERFILE in others else ""
     return f"""## Files
 
 `recipe.yaml` the decision and the request it came from; `expected.json` the estimate; `launch.json` what is started;

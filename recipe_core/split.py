@@ -87,11 +87,8 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     ]
 
 
-def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
-    """Splits that run, but that their engine is not started with: what a launch could not place or say (a search looks past them).
-
-    An exact candidate is still estimated, because somebody may have started it by hand.
-    """
+def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Splits whose servers find no room in the nodes: the launch places them by the same predicates, and says the same."""
     kinds = [_servers(setting, cases), *([_servers(setting, cases.prefill_pool)] if cases.disaggregated.any() else [])]
     there = cases.devices <= cases.per_node * cases.nodes
     spread = np.all([(kind.nodes > 0) | (kind.devices == 0) for kind in kinds], axis=0)
@@ -106,8 +103,16 @@ def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
                 f"{seats.UNPACKED_FIX}"
             ),
         ),
-        Refusal("cache-dtype", _everywhere(cases, not setting.cache_can_be_had), lambda i: no_such_cache(setting)),
     ]
+
+
+def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Splits that a search looks past, because they could not be placed, or their engine cannot be asked for their cache.
+
+    The cache of an exact candidate is its own matter: somebody may have started it with other activations.
+    """
+    asked = Refusal("cache-dtype", _everywhere(cases, not setting.cache_can_be_had), lambda i: no_such_cache(setting))
+    return [*place_rules(setting, cases), asked]
 
 
 def _servers(setting: Setting, cases: Cases) -> seats.Servers:

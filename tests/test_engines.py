@@ -185,8 +185,10 @@ def test_engines_that_stay_in_a_node_are_refused_more():
 
 
 def test_groups_that_do_not_pack_are_refused():
+    table, row = chosen_plan(make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, candidate={"tp": 2, "pp": 1, "dp": 3}))
+    assert "do not pack into 2 nodes" in table.reasons(row)[0]
     with pytest.raises(NoAnswer, match="do not pack into 2 nodes"):
-        launched("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, tp=2, dp=3)
+        launch(deployment_of(table, row))
 
 
 @pytest.mark.parametrize(

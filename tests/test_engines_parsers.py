@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from recipe_core.engines.launch import launch
 from recipe_core.errors import NoAnswer
 from recipe_core.model.catalog import load_model
 from tests.deployments import DRAFT_CHECKPOINT, MODELS, deployments
+from tests.test_engines_ranks import ASKED
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "engine_parsers.py"
 RECIPES, DEEP = 2000, 150
@@ -62,22 +64,32 @@ def filled(words, model):
 
 
 def lines(engine, folders, count):
-    """The command lines of random recipes, by the program whose parser reads them."""
-    out, left = defaultdict(list), count
-    for deployment in deployments(engine, 10 * count, seed=7):
+    """The command lines of random recipes, by the program whose parser reads them; vLLM's also with other balancers and Ray."""
+    out, left, ways = defaultdict(list), count, [{}, *(ASKED.values() if engine == "vllm" else ())]
+    for n, deployment in enumerate(deployments(engine, 10 * count, seed=7)):
         try:
-            started = launch(deployment)
+            started = launch(replace(deployment, engine_options=ways[n % len(ways)]))
         except NoAnswer:
             continue
         for process in started.processes:
-            words = filled(process.argv, folders[deployment.setting.model.name])
+            if (argv := engine_part(process.argv)) is None:
+                continue
+            words = filled(argv, folders[deployment.setting.model.name])
             words = [word.replace(DRAFT_CHECKPOINT, folders[DRAFT_CHECKPOINT]) for word in words]
             size, program = next((len(p), name) for p, name in PROGRAMS.items() if tuple(words[: len(p)]) == p)
-            out[program].append({"argv": words[size:], "deep": left > count - DEEP and process.role != "worker"})
+            deep = left > count - DEEP and process.role != "worker" and "ray" not in words  # which would look for a cluster
+            out[program].append({"argv": words[size:], "deep": deep})
         left -= 1
         if not left:
             return out
     raise AssertionError("too few deployments start")
+
+
+def engine_part(words):
+    """The engine's own words, which may follow the start of a Ray cluster; None where a node only joins one."""
+    if not any(word.endswith("ray_node.py") for word in words):
+        return words
+    return words[words.index("--") + 1 :] if "--" in words else None
 
 
 def run(engine, words):

@@ -8,13 +8,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from recipe_core.candidates import one_split, resolve
+from recipe_core.check import check_request
 from recipe_core.engines import seats
 from recipe_core.engines.launch import launch
 from recipe_core.engines.placement import _packed
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import NoAnswer, RecipeError
-from recipe_core.plan import plan
-from recipe_core.recipe import deployment_of
+from recipe_core.many import estimate_many
+from recipe_core.plan import PlanTable, judged, plan
+from recipe_core.recipe import deployment_of, make_recipe
+from recipe_core.request import CandidateRequest
+from recipe_core.split import place_rules, refusals
 from tests.conftest import make_request
 
 MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b")
@@ -52,6 +57,48 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
             assert len(placed) == len(set(placed)) == table.columns["gpus"][row]
             started[table.setting(row).engine.name] += 1
     assert sum(started.values()) > 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
+    """What an estimate says of a split's place is what its launch says, and an estimate without it is one that starts."""
+    draw, seen = random.Random(seed), Counter()
+    for _ in range(600):
+        engine = draw.choice(("vllm", "vllm", "sglang", "tensorrt-llm"))
+        split = {"engine": engine, "tp": draw.choice((1, 2, 4)), "pp": draw.randint(1, 7), "dp": draw.randint(1, 6)}
+        found = resolve(make_request(draw.choice(MODELS), "b200-sxm", *draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))))
+        chosen, cases = one_split(found, CandidateRequest(**split))
+        if any(rule.broken[0] for rule in refusals(chosen, cases)) or chosen.needs_other_checkpoint or not chosen.cache_can_be_had:
+            continue
+        table = PlanTable(found, (judged(found, chosen, cases),))
+        placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
+        assert set(placed) <= set(table.reasons(0))
+        if not placed:
+            assert launch(deployment_of(table, 0)).processes
+            seen["starts"] += 1
+            continue
+        with pytest.raises(NoAnswer) as caught:
+            launch(deployment_of(table, 0))
+        said, _, fix = placed[0].partition("; ")
+        assert (caught.value.message, caught.value.hint) == (f"{said}.", f"{fix.capitalize()}.")
+        seen["refused"] += 1
+    assert min(seen["starts"], seen["refused"]) > 5
+
+
+def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
+    split = {"engine": "vllm", "tp": 3, "pp": 1, "dp": 4}
+    request = make_request("openai/gpt-oss-120b", "h100-sxm", 8, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1})
+    assert estimate_many([request.to_json()])[0]["feasible"]
+    request = make_request("openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1})
+    said = "3 servers of 4 devices do not pack into 2 nodes of 6; use fewer replicas, or degrees that divide a node"
+    answer = estimate_many([request.to_json()])[0]
+    assert (answer["feasible"], answer["reasons"]) == (False, [said])
+    assert "serving" not in answer
+    verdict = check_request(request)
+    assert verdict["ok"] is False
+    assert said in verdict["reasons"]
+    with pytest.raises(NoAnswer, match="do not pack into 2 nodes of 6"):
+        make_recipe(request)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -52,6 +52,23 @@ def test_a_recipes_own_command_converts_to_the_same_launch(split, more):
     assert found.lost == ()
 
 
+def test_one_rank_of_several_becomes_the_recipe_of_all():
+    command = "CUDA_VISIBLE_DEVICES=3 vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 8 --data-parallel-rank 3 --enable-expert-parallel"
+    command += " --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 13345"
+    found = convert(command, H100)
+    assert found.recipe.engine.options["data_parallel_external_lb"] is True
+    ranks = [p.argv[p.argv.index("--data-parallel-rank") + 1] for p in relaunch(found.recipe).processes]
+    assert ranks == [str(n) for n in range(8)]
+
+
+def test_a_draft_of_its_own_stays_one_where_the_model_has_draft_layers():
+    draft = '{"method":"eagle","num_speculative_tokens":3,"model":"someone/a-draft"}'
+    command = f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096 --speculative-config '{draft}'"
+    found = convert(command, Ground.of(hardware="h200-sxm:8", acceptance=0.7))
+    wanted = {"method": "eagle", "num_speculative_tokens": 3, "model": "someone/a-draft"}
+    assert found.recipe.engine.options["speculative_config"] == wanted
+
+
 def test_what_cannot_be_carried_over_is_said():
     command = "HF_TOKEN=hf_secret FOO=1 CUDA_VISIBLE_DEVICES=0,1 VLLM_LOGGING_LEVEL=INFO "
     command += "vllm serve Qwen/Qwen3-8B --api-key k --no-such-flag 3 --seed 7"

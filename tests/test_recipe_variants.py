@@ -6,12 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from recipe_core.bundle import write_bundle
+from recipe_core.cli import app
 from recipe_core.errors import InputError, NoAnswer
+from recipe_core.hardware.catalog import device, device_names
+from recipe_core.launcher.machine import Device as LaunchDevice
+from recipe_core.launcher.machine import Machine as LaunchMachine
+from recipe_core.launcher.plan import load_plan
+from recipe_core.launcher.variants import advice
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe.parameters import read_variants
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve, settings_of
 from recipe_core.recipe.variants import Change, Machine, Settings, Variant, When, difference, matching
+from recipe_core.verify import read_bundle
 from tests.conftest import make_request
 
 NAMES = st.sampled_from("abcdef")
@@ -183,3 +192,36 @@ def test_a_written_variant_travels_into_the_bundle_of_its_hardware():
 def test_hardware_that_is_none_is_named(text):
     with pytest.raises(InputError):
         hardware_named(text)
+
+
+def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
+    """On every catalogued device, several counts: what preflight names is what ``recipe resolve`` would apply, and its command works."""
+    written = [
+        {"name": "instinct", "when": {"architecture": "gfx942", "count": {"at_least": 8}}, "set": {"environment": {"NCCL_DEBUG": "WARN"}}},
+        {"name": "large", "when": {"vendor": "nvidia", "memory_bytes": {"at_least": 140_000_000_000}}, "add": {"notes": ["large"]}},
+        {"name": "many", "when": {"count": {"at_least": 16}}, "add": {"notes": ["many"]}},
+        {"name": "older", "when": {"device": "a100-sxm-80gb", "engine": "vllm<0.1"}, "add": {"notes": ["older"]}},
+    ]
+    request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate={"tp": 2, "pp": 1, "dp": 1})
+    recipe = make_recipe(request, Additions(variants=read_variants(written)))
+    plan = load_plan(write_bundle(recipe, tmp_path / "bundle"))
+    seen = set()
+    for name in device_names():
+        profile = device(name)
+        for count in (1, 8, 16):
+            names = [LaunchDevice(k, (profile.aliases or (name,))[0], None) for k in range(count if profile.runtime != "cpu" else 0)]
+            here = LaunchMachine(profile.runtime, tuple(names), "", 1, None, None)
+            hardware = hardware_named(f"{name}:{count if names else 1}")
+            wanted = {v.name for v in matching(recipe.variants, machine_of(hardware, recipe))}
+            wanted -= {"many"} if name != "h100-sxm" else set()  # a number alone is said of the recipe's own kind
+            found = {v.name for v in plan.variants if v.hardware(here, 1)}
+            if profile.aliases or not names:
+                assert found == wanted, (name, count)
+            seen |= found
+    assert seen == {"instinct", "large", "many"}
+    here = LaunchMachine("rocm", tuple(LaunchDevice(k, device("mi300x").aliases[0], None) for k in range(8)), "", 1, None, None)
+    said, how = advice(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
+    assert "instinct" in said
+    words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert read_bundle(tmp_path / "other.zip").recipe.environment["NCCL_DEBUG"] == "WARN"

@@ -266,6 +266,17 @@ def test_copies_over_several_nodes_have_leaders_of_their_own():
     assert (unit.copies, len(unit.pods)) == (2, 2)
 
 
+@pytest.mark.parametrize(("role", "label"), [("server", "leader"), ("worker", "worker")])
+def test_a_service_asks_the_nodes_that_answer(role, label):
+    started = spread(2)
+    hybrid = replace(started, processes=(started.processes[0], replace(started.processes[1], role=role)))
+    found = documents(context(hybrid), "kubernetes/leaderworkerset.yaml", "kubernetes/service.yaml").values()
+    group, service = sorted(found, key=lambda document: document["kind"])
+    workers = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
+    assert workers["app.kubernetes.io/component"] == label
+    assert service["spec"]["selector"]["app.kubernetes.io/component"] == "leader"
+
+
 def test_a_word_that_counts_is_the_pods_number():
     (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
     assert INDEX in worker.argv
@@ -350,11 +361,11 @@ def commands(path: str, text: str) -> list[list[str]]:
 
 
 def _lists(value):
-    """Commands anywhere in a document; compose cuts a command into entrypoint and rest."""
+    """Commands anywhere in a document; compose cuts a command into entrypoint and rest, Kubernetes may into command and args."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key == "command" and isinstance(item, list):
-                yield item
+                yield [*item, *value.get("args", ())]
             yield from _lists(item)
     elif isinstance(value, list):
         for item in value:

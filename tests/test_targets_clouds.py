@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from recipe_core.targets import refusals
 from tests.targets import EXAMPLES, context, documents, needs, replicas, single, spread, with_parameters, write_bundle
 
 READ_TASK = """
@@ -49,9 +51,9 @@ def test_skypilot_reads_services_and_tasks(tmp_path):
         write_bundle(value, tmp_path / name)
         found[name] = asked("sky", READ_TASK, tmp_path / name)
     assert [answer["nodes"] for answer in found.values()] == [1, 1, 2, 2]
-    assert all(answer["accelerators"] == {"H100": 8} for answer in found.values())
+    assert [answer["accelerators"]["H100"] for answer in found.values()] == [8, 2, 8, 8]
     assert found["one"]["service"]["replica_policy"]["min_replicas"] == 1
-    assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 4
+    assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 16
     assert found["training"]["service"] is None
 
 
@@ -61,6 +63,19 @@ def test_ray_serve_reads_the_config(tmp_path):
     ((arguments,),) = [[app["llm_configs"][0]] for app in asked("serve", READ_SERVE, tmp_path)]
     assert arguments["engine_kwargs"]["pipeline_parallel_size"] == 2
     assert arguments["deployment_config"]["autoscaling_config"]["max_replicas"] == 3
+
+
+def test_skypilot_balances_among_copies_and_asks_one_server_of_each():
+    (task,) = documents(with_parameters(context(replicas(4, 2)), max_replicas=3), "task.yaml").values()
+    assert task["resources"]["accelerators"] == {"H100": 2}
+    assert (task["service"]["replica_policy"]["min_replicas"], task["service"]["replica_policy"]["max_replicas"]) == (4, 12)
+    whole = documents(with_parameters(context(single()), max_replicas=3), "task.yaml")["targets/skypilot/task.yaml"]
+    assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(
+        whole["service"]["replica_policy"]["target_qps_per_replica"] / 4, abs=0.01
+    )
+    ranks = spread(2)
+    both = replace(ranks, processes=tuple(replace(process, role="server") for process in ranks.processes))
+    assert "its servers answer at 2 addresses" in refusals(context(both))["skypilot"]
 
 
 def test_skypilot_serves_as_many_requests_as_were_estimated():

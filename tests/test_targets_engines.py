@@ -15,6 +15,7 @@ from recipe_core.training.launch import training_launch
 from recipe_core.training.plan import chosen_training
 from tests.deployments import deployments
 from tests.targets import context
+from tests.test_engines_ranks import ASKED, drawn
 from tests.test_targets_schemas import OTHERS, custom, manifests
 from tests.test_training_launch import ENGINES as TRAINERS
 from tests.test_training_launch import request as training_request
@@ -60,6 +61,18 @@ def test_launches_of_engines_fit_their_targets(name):
         files = target_files(value)
         assert {"targets/slurm/job.sbatch", "targets/slurm/node.sh"} <= set(files)
         assert [path for path, text in files.items() if UNFILLED.search(text)] == []
+        for path, document in manifests(value).items():
+            validator = custom().get((document["apiVersion"], document["kind"]))
+            assert validator is None or not list(validator.iter_errors(document)), path
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_launches_with_other_balancers_and_ray_fit_their_targets(way):
+    for deployment, _ in drawn(way, 40):
+        value = of(deployment)
+        files = target_files(value)
+        assert {"targets/slurm/job.sbatch", "targets/slurm/node.sh"} <= set(files)
+        assert [path for path, text in files.items() if UNFILLED.search(text) and not path.endswith("/files.yaml")] == []
         for path, document in manifests(value).items():
             validator = custom().get((document["apiVersion"], document["kind"]))
             assert validator is None or not list(validator.iter_errors(document)), path

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from recipe_core.bundle import bundle_files, write_bundle, zip_bytes
 from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.recipe.build import Additions
 from recipe_core.request import PlanRequest
+from recipe_core.targets import Parameters
 from recipe_core.training.launch import launch_reasons
 from recipe_core.training.plan import training_plan
 from recipe_core.verify import read_bundle
+
+IMAGE = Parameters(image="registry.example/trainer:1")
 
 
 def request(model: Any, candidate: dict[str, Any] | None = None, *, nodes: int = 1, device: str = "cpu", per_node: int = 2) -> PlanRequest:
@@ -45,6 +51,32 @@ def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe: Recip
     assert settings["model"]["tokenizer"] == "data"
     assert settings["steps"] == 2**20 // (16 * 128)
     assert zip_bytes(recipe) == zip_bytes(recipe)
+
+
+@pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "accelerate"])
+def test_a_framework_without_an_image_comes_with_what_one_is_built_from(name: str) -> None:
+    """Exact packages, on torch's own image, within the versions that the recipe is locked to."""
+    split = {"engine": name, "tp": 1, "pp": 1, "dp": 16, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    found = make_recipe(request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8))
+    files = bundle_files(found)
+    text = files["container/Containerfile"].decode()
+    assert re.search(r"^FROM pytorch/pytorch:2\.13\.0-cuda13\.0-cudnn9-(runtime@sha256:[0-9a-f]{64}|devel)$", text, re.MULTILINE)
+    packages = dict(re.findall(r"^ {4}([\w-]+)==([\w.]+)", text, re.MULTILINE))
+    assert found.lock
+    for package, specifier in found.lock.engine.packages.items():
+        assert packages[package] in SpecifierSet(specifier), package
+    assert "Build one from container/Containerfile" in files["README.md"].decode()
+    assert not any(path.startswith("targets/jobset") for path in files)
+    named = make_recipe(request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8), Additions(parameters=IMAGE))
+    (job,) = (text for path, text in bundle_files(named).items() if path == "targets/jobset/jobset.yaml")
+    assert b"registry.example/trainer:1" in job
+
+
+def test_no_image_is_built_where_no_base_is_known() -> None:
+    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    assert "container/Containerfile" not in bundle_files(
+        make_recipe(request("meta-llama/Llama-3.1-8B", split, device="mi300x", per_node=8))
+    )
 
 
 def test_a_training_bundle_verifies_and_its_launcher_reads_it(recipe: Recipe, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ class Grammar(_Data):
     short flags whose value follows without a blank. ``images``: container repositories and the words that they start by themselves.
     ``means``: what options say about a candidate; ``words``: their values in this project's words (of a quantisation a list where the
     weights must be quantised already: by whom). ``longer_context``: variables that let a request be longer than the model's context.
-    ``rules``: what the engine checks when it starts.
+    ``rules``: what the engine checks when it starts. ``placed``: options that a launch sets for each process by its place. ``rank``: the
+    one that makes a server one data-parallel rank, and the switch that says so without a number.
     """
 
     schema_version: Literal[1]
@@ -62,6 +63,8 @@ class Grammar(_Data):
     unmodelled: dict[str, Unmodelled] = {}
     longer_context: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    placed: tuple[str, ...] = ()
+    rank: tuple[str, str] | None = None
     gone: dict[str, Gone] = {}
 
     @field_validator("unmodelled", mode="before")
@@ -81,6 +84,12 @@ def meanings(chosen: Engine) -> Mapping[str, Meaning]:
     """What options of an engine, or of the one that it wraps, say about a candidate."""
     grammar = grammars().get(chosen.wraps or chosen.name)
     return grammar.means if grammar else chosen.options.means
+
+
+def placed(chosen: Engine) -> tuple[str, ...]:
+    """Options that a launch sets for each process of an engine, or of the one that it wraps, by its place."""
+    grammar = grammars().get(chosen.wraps or chosen.name)
+    return grammar.placed if grammar else ()
 
 
 def _read(path: Path) -> Grammar:

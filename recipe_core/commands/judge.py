@@ -255,8 +255,9 @@ def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
     if ground.nodes and case.meant.nodes and ground.nodes != case.meant.nodes:
         case.say("error", "nodes", f"the command is for {case.meant.nodes} nodes; there are {ground.nodes}.")
     seen = case.launch.visible_devices
-    if seen is not None and used is not None and nodes == 1 and used > seen:
-        case.say("error", "visible", f"the server sees {seen} devices and uses {used}.", "Let it see more, or cut the split.")
+    own = case.own_devices
+    if seen is not None and own is not None and nodes == 1 and own > seen:
+        case.say("error", "visible", f"the server sees {seen} devices and uses {own}.", "Let it see more, or cut the split.")
     return {"device": ground.device, "per_node": per_node, "nodes": nodes}
 
 
@@ -276,8 +277,8 @@ def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
     draft = case.meant.draft
     speculative = {}
     if draft is not None and isinstance(draft["tokens"], int) and ground.acceptance is not None:
-        method = {"method": draft["method"]} if draft["method"] else {}
-        speculative = {"speculative": {"tokens": draft["tokens"], "acceptance": ground.acceptance} | method}
+        named = {name: draft[name] for name in ("method", "model") if draft.get(name)}
+        speculative = {"speculative": {"tokens": draft["tokens"], "acceptance": ground.acceptance} | named}
     elif draft is not None:
         case.say("note", "unmodelled", "speculative decoding is not in the estimate.", "Give the share of accepted tokens: --acceptance.")
     return tokens | context | speculative | {"concurrency": ground.concurrency}

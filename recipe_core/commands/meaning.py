@@ -204,14 +204,16 @@ class _Reading:
         return value if isinstance(value, dict) else {}
 
     def _draft(self) -> dict[str, Any] | None:
-        """Tokens drafted a step, and the method, from one JSON option or from options of their own."""
+        """Tokens drafted a step, the method and its checkpoint, from one JSON option or from options of their own."""
         stated = self._value("speculative")
         stated = stated if isinstance(stated, Mapping) else {}
         tokens = stated.get("num_speculative_tokens", self._value("draft_tokens"))
         method = stated.get("method") or self.arguments.values.get(self.by_meaning.get("draft_method", ""))
         if tokens is None and method is None:
             return None
-        return {"tokens": tokens, "method": self.grammar.words.get("draft_method", {}).get(str(method).casefold())}
+        model = stated.get("model") or self._value("draft_model")
+        found = {"tokens": tokens, "method": self.grammar.words.get("draft_method", {}).get(str(method).casefold())}
+        return found | ({"model": str(model)} if model else {})
 
     def _unmodelled(self) -> None:
         for name, value in self.arguments.values.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from recipe_core.commands.grammar import grammars
@@ -13,9 +13,11 @@ from recipe_core.engines.deployment import Deployment, Launch, Process
 from recipe_core.engines.launch import launch
 from recipe_core.engines.spec import engine
 from recipe_core.engines.table import Meaning
+from recipe_core.engines.vllm_ranks import WAYS
 
 DEFAULT_PORT = 8000
-_STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - {"nodes", "config", "eager", "speculative", "draft_tokens", "draft_method"}
+_DRAFTS: frozenset[Meaning] = frozenset({"speculative", "draft_tokens", "draft_method", "draft_model"})
+_STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - _DRAFTS - {"nodes", "config", "eager"}
 _ELSEWHERE = re.compile(r"\$\{(node|port)(\d+)\}")
 
 
@@ -52,7 +54,7 @@ def render(
         NoAnswer: when the engine cannot be started this way.
     """
     spec, kept = deployment.setting.engine, _kept(deployment, kept)
-    started = launch(deployment)
+    started = launch(replace(deployment, engine_options={name: kept[name] for name in WAYS if name in kept}))
     out = []
     for process in started.processes:
         words = _filled(process.argv, _values(started, process, model, kept))
@@ -97,9 +99,9 @@ def _program(name: str, words: Sequence[str], program: Sequence[str]) -> list[st
 
 def _kept(deployment: Deployment, values: dict[str, Any]) -> dict[str, Any]:
     """The options that a candidate does not state; how many nodes there are plays no part where one is enough."""
-    candidate, means = deployment.candidate, grammars()[deployment.setting.engine.name].means
+    candidate, grammar = deployment.candidate, grammars()[deployment.setting.engine.name]
     stated = _STATED | ({"nodes"} if candidate.devices <= deployment.setting.cluster.per_node else set())
-    return {name: value for name, value in values.items() if means.get(name) not in stated}
+    return {name: value for name, value in values.items() if grammar.means.get(name) not in stated and name not in grammar.placed}
 
 
 def _flag(name: str, meaning: Meaning) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from recipe_core.block import Block
 from recipe_core.candidates import Resolved, served_context
 from recipe_core.commands.arguments import Arguments, Finding, Level
+from recipe_core.commands.grammar import grammars
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.meaning import Meant
@@ -60,6 +61,13 @@ class Case:
     def say(self, level: Level, code: str, message: str, hint: str | None = None, option: str | None = None) -> None:
         """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
+
+    @property
+    def own_devices(self) -> int | None:
+        """Devices of this server, which may be one data-parallel rank of several; None where a degree is left open."""
+        rank = grammars()[self.launch.engine].rank
+        used, alone = self.meant.devices, rank is not None and rank[0] in self.arguments.values
+        return used // self.meant.candidate["dp"] if used and alone else used
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from recipe_core.engines.passed import check_options
 from recipe_core.engines.placement import Group, groups
 from recipe_core.engines.processes import HEAD, MASTER_PORT, processes, router
 from recipe_core.engines.spec import engine
+from recipe_core.engines.vllm_ranks import refuse_ways
 from recipe_core.errors import NoAnswer
 
 GRAPH = "engine/dynamo-graph.yaml"
@@ -23,6 +24,7 @@ def launch(deployment: Deployment) -> Launch:
     setting = deployment.setting
     placed = groups(deployment)
     own = check_options(deployment.engine_options, setting.engine, engine("vllm").options, vllm.stated(deployment, placed[0]))
+    refuse_ways(own, setting.engine.title)
     one = len({place.node for group in placed for place in group.places}) == 1
     discovery = {"discovery_backend": "file" if one else "etcd"}
     env = {"DYN_FILE_KV": "${run}/discovery"} if one else {}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-from recipe_core.commands.grammar import meanings
+from recipe_core.commands.grammar import meanings, placed
 from recipe_core.engines.spec import Engine, engine
 from recipe_core.engines.table import OptionTable
 from recipe_core.errors import InputError
@@ -30,13 +30,15 @@ def check_options(values: Mapping[str, Any], chosen: Engine, table: OptionTable,
         InputError: for an option that this version does not have, a value of the wrong type, a secret, or what the candidate, the workload
             or the launch says.
     """
-    means = meanings(chosen)
+    means, by_place = meanings(chosen), placed(chosen)
     out: dict[str, Any] = {}
     for given, value in values.items():
         name = given.replace("-", "_")
         field = f"{FIELD}.{given}"
         if _SECRET.search(name):
             raise InputError("is a secret and is not part of a recipe.", field=field, hint="Set it in the engine's environment at launch.")
+        if name in by_place and name not in stated:
+            raise InputError("is set for each process by its place.", field=field, hint="Leave it out.")
         if name in stated or name in _OURS:
             what = means.get(name, "the launch")
             raise InputError(f"is stated by the recipe itself ({what}).", field=field, hint="Set it in the candidate or the workload.")

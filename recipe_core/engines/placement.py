@@ -22,13 +22,26 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Which data-parallel ``rank`` of engine number ``of`` a server of its own is; rank 0 is on node ``head``."""
+
+    rank: int
+    of: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
-    """One engine: its split, what it is for, and its place on each of its nodes."""
+    """One engine: its split, what it is for, and its place on each of its nodes.
+
+    ``part``: where each data-parallel rank of an engine answers by itself; the split is then that of them all.
+    """
 
     number: int
     role: Role
     split: Split
     places: tuple[Place, ...]
+    part: Part | None = None
 
     @property
     def nodes(self) -> int:
@@ -55,6 +68,36 @@ def groups(deployment: Deployment) -> list[Group]:
         sizes += [(int(found.devices), int(found.nodes))] * int(found.count)
     places = _packed(sizes, deployment.setting.cluster.per_node, deployment.setting.cluster.nodes)
     return [Group(n, role, split, places[n]) for n, (role, split) in enumerate(wanted)]
+
+
+def by_rank(placed: Sequence[Group]) -> list[Group]:
+    """Every data-parallel rank as a group of its own, on its part of the places; ranks that share no experts are independent.
+
+    Raises:
+        NoAnswer: where a rank spans nodes.
+    """
+    out: list[Group] = []
+    for group in placed:
+        size, shared = group.split.tp * group.split.pp, group.split.ep > 1 and group.split.dp > 1
+        each = ranks_of_node(group, "data_parallel_external_lb")
+        spots = [Place(at.node, at.devices[n * size : (n + 1) * size]) for at in group.places for n in range(each)]
+        head = spots[0].node
+        for rank, spot in enumerate(spots if group.split.dp > 1 else [None]):
+            split = group.split if shared else replace(group.split, dp=1)
+            part = Part(rank, group.number, head) if shared else None
+            out.append(Group(len(out), group.role, split, (spot,) if spot else group.places, part))
+    return out
+
+
+def ranks_of_node(group: Group, option: str) -> int:
+    """Data-parallel ranks on each node of a group; raises NoAnswer where one spans nodes, with the option that needs it whole."""
+    size, each = group.split.tp * group.split.pp, len(group.places[0].devices)
+    if group.split.dp > 1 and each % size:
+        said = (
+            f"a data-parallel rank of tp {group.split.tp} × pp {group.split.pp} = {size} devices spans nodes, and answers nowhere by itself"
+        )
+        raise NoAnswer(f"{said}.", field=f"options.engine_options.{option}", hint="Leave the option out, or use a smaller tp or pp.")
+    return max(each // size, 1)
 
 
 def _servers(deployment: Deployment, pool: Split) -> seats.Servers:

@@ -16,10 +16,16 @@ Words = Callable[[Group, int], Sequence[str]]
 Environment = Callable[[Group, int], dict[str, str]]
 
 
-def processes(groups: Sequence[Group], words: Words, env: Environment, *, first_port: int = 0) -> list[Process]:
+def _only_first(_: Group) -> bool:
+    return False
+
+
+def processes(
+    groups: Sequence[Group], words: Words, env: Environment, *, first_port: int = 0, everywhere: Callable[[Group], bool] = _only_first
+) -> list[Process]:
     """One process a group and node; ``words`` and ``env`` say those of a group's node by its rank in the group.
 
-    Ports count up from ``first_port`` over the groups; a worker has its group's.
+    Ports count up from ``first_port`` over the groups; a worker has its group's. ``everywhere``: whether all nodes of a group answer.
     """
     out: list[Process] = []
     seen: Counter[str] = Counter()
@@ -35,7 +41,7 @@ def processes(groups: Sequence[Group], words: Words, env: Environment, *, first_
                     port_offset=first_port + group.number,
                     devices=place.devices,
                     node=place.node,
-                    role="worker" if rank else group.role,
+                    role="worker" if rank and not everywhere(group) else group.role,
                     group=group.number,
                 )
             )

@@ -25,6 +25,11 @@ class ContainerImage(_Data):
     source: str
     note: str | None = None
 
+    @property
+    def pinned(self) -> str:
+        """What a container is started by: its digest where that is known."""
+        return f"{self.reference}@{self.digest}" if self.digest else self.reference
+
     @field_validator("reference")
     @classmethod
     def _never_moves(cls, value: str) -> str:

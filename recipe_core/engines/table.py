@@ -43,6 +43,7 @@ Meaning = Literal[
     "speculative",
     "draft_tokens",
     "draft_method",
+    "draft_model",
     "cache_size",
     "runtime",
 ]

@@ -10,6 +10,7 @@ from recipe_core.engines.deployment import Deployment, Launch
 from recipe_core.engines.passed import check_options, inner
 from recipe_core.engines.placement import Group, groups
 from recipe_core.engines.processes import processes
+from recipe_core.engines.vllm_ranks import refuse_ways
 from recipe_core.errors import NoAnswer
 
 FOLDER = "engine/repository"
@@ -29,6 +30,7 @@ def launch(deployment: Deployment) -> Launch:
         )
     placed = groups(deployment)
     own = check_options(deployment.engine_options, engine, inner(engine).options, vllm.stated(deployment, placed[0]))
+    refuse_ways(own, engine.title)
     vllm_backend = engine.wraps == "vllm"
     options = _vllm_options(deployment, placed[0]) | own if vllm_backend else _llmapi_options(deployment, placed[0])
     files = _repository(deployment, options) if vllm_backend else {LLMAPI_OPTIONS: to_yaml(options)}

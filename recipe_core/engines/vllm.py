@@ -1,4 +1,4 @@
-"""vLLM: ``vllm serve`` on CUDA, ROCm and CPU, over nodes by its own multiprocessing, with pools behind ``vllm-router``."""
+"""vLLM: ``vllm serve`` on CUDA, ROCm and CPU, over nodes by its own multiprocessing or Ray, with pools behind ``vllm-router``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from recipe_core.engines import rules
 from recipe_core.engines.deployment import Deployment, Launch
 from recipe_core.engines.passed import check_options
 from recipe_core.engines.placement import Group, groups
-from recipe_core.engines.processes import HEAD, MASTER_PORT, processes, router, url
+from recipe_core.engines.processes import processes, router, url
 from recipe_core.engines.spec import engine
 from recipe_core.engines.table import option_table
+from recipe_core.engines.vllm_ranks import Way, way_of
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("vllm-router", "0.1.17")
@@ -23,28 +24,34 @@ def launch(deployment: Deployment) -> Launch:
     Replicas of a dense model within a node, and data-parallel attention with shared experts, are vLLM's own data parallelism behind one
     address. Replicas of a mixture of experts are separate servers: under vLLM's data parallelism their experts would be cut over all
     replicas, which is another split than the one estimated. Replicas that fill a node each are separate servers too.
+
+    The user's options may name another balancer or Ray (``vllm_ranks``).
     """
     setting = deployment.setting
     placed = groups(deployment)
-    own = check_options(deployment.engine_options, setting.engine, engine("vllm").options, stated(deployment, placed[0]))
+    asked = check_options(deployment.engine_options, setting.engine, engine("vllm").options, stated(deployment, placed[0]))
+    way, own = way_of(asked)
+    placed = way.cut(placed)
     pools = deployment.candidate.prefill is not None
     started = processes(
         placed,
-        lambda group, rank: ("vllm", "serve", "${model}", *engine("vllm").argv(_of_node(deployment, group, rank) | own)),
-        lambda group, rank: rules.environment(deployment) | (side_channel(group, rank) if pools else {}),
+        lambda group, rank: way.words(group, rank, _words(deployment, group, rank, way, own)),
+        lambda group, rank: rules.environment(deployment) | way.environment(group, rank) | (side_channel(group, rank) if pools else {}),
         first_port=int(pools),
+        everywhere=way.answers,
     )
     if pools:
         started.insert(0, router(_router(placed), placed))
     return Launch(
         processes=tuple(started),
-        options=stated(deployment, placed[-1]) | own,
+        options=stated(deployment, placed[-1]) | asked,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
-        requires=("vllm-router", "nixl") if pools else (),
+        requires=(*(("vllm-router", "nixl") if pools else ()), *(("ray",) if way.ray else ())),
+        files=way.files(placed),
     )
 
 
@@ -92,15 +99,12 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
     return options | rules.options(deployment)
 
 
-def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
-    """Options on one of the nodes of a group; the first answers, the others take part without a server."""
-    options = stated(deployment, group)
-    if group.nodes == 1:
-        return options
-    options |= {"nnodes": group.nodes, "node_rank": rank, "master_addr": HEAD, "master_port": MASTER_PORT}
-    if rank:
-        options = {name: value for name, value in options.items() if name not in ("host", "port")} | {"headless": True}
-    return options
+def _words(deployment: Deployment, group: Group, rank: int, way: Way, own: dict[str, Any]) -> list[str]:
+    """The engine on one of the nodes of a group; the first answers, the others take part without a server unless the way says so."""
+    options = stated(deployment, group) | way.options(group, rank)
+    if options.get("headless"):
+        options = {name: value for name, value in options.items() if name not in ("host", "port")}
+    return ["vllm", "serve", "${model}", *engine("vllm").argv(options | own)]
 
 
 def _draft(deployment: Deployment) -> dict[str, Any] | None:
@@ -133,4 +137,5 @@ def _router(placed: list[Group]) -> list[str]:
     words = ["vllm-router", *table.argv({"host": "${host}", "port": "${port}", "policy": "round_robin", "vllm_pd_disaggregation": True})]
     for group in placed:
         words += table.argv({group.role: url(group)})
-    return [*words, *table.argv({"kv_connector": "nixl", "intra_node_data_parallel_size": decode[0].split.dp})]
+    ranks = 1 if decode[0].part else decode[0].split.dp
+    return [*words, *table.argv({"kv_connector": "nixl", "intra_node_data_parallel_size": ranks})]

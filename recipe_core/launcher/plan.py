@@ -11,6 +11,7 @@ from typing import Any
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
+from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "cpu")
@@ -130,6 +131,7 @@ class LaunchPlan:
     node: int | None = None
     nodes: int = 1
     needs_model: bool = True
+    variants: tuple[Variant, ...] = ()
 
     @property
     def run(self) -> Path:
@@ -209,6 +211,7 @@ def load_plan(
         node=node,
         nodes=nodes,
         needs_model=any("${model}" in text for item in fields.children("processes") for text in _templates(item)),
+        variants=read_variants(fields),
     )
 
 

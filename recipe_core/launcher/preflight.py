@@ -15,6 +15,7 @@ from .engine import locate, same_version
 from .errors import LauncherError
 from .machine import Machine, detect
 from .plan import LaunchPlan, Needs, Process, is_path
+from .variants import advice
 
 # Drivers reserve a little more or less from release to release; a card of the same kind stays within this share.
 _MEMORY_TOLERANCE = 0.03
@@ -54,7 +55,8 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     """``own_ports`` are held by this bundle's running servers: busy, and rightly so."""
     machine = detect()
     engine_check, version = check_engine(plan)
-    checks = [check_files(plan.root), *check_machine(needs_here(plan), machine, running=bool(own_ports)), engine_check]
+    checks = [check_files(plan.root), *check_machine(needs_here(plan), machine, running=bool(own_ports))]
+    checks += [*check_variants(plan, machine), engine_check]
     checks += [check_model(plan)] if plan.needs_model else []
     checks += [check_port(plan, process.port) for process in listening(plan) if process.port not in own_ports]
     checks += [check_head(plan)] if plan.node else []
@@ -120,6 +122,17 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
     else:
         yield Check("device", "ok", found)
     yield check_device_memory(needs, machine)
+
+
+def check_variants(plan: LaunchPlan, machine: Machine) -> Iterator[Check]:
+    """On other devices than the recipe's, or fewer of them: what the recipe says about such a machine."""
+    needs = needs_here(plan)
+    known = not needs.names or all(_known(device.name, needs.names) for device in machine.devices)
+    enough = needs.runtime == "cpu" or len(machine.devices) >= needs.count
+    if machine.runtime == needs.runtime and known and enough:
+        return
+    if found := advice(plan.variants, machine, plan.nodes, plan.root):
+        yield Check("variant", "warn", *found)
 
 
 def _wrong_runtime(needs: Needs, machine: Machine) -> Check:

@@ -8,7 +8,8 @@ from recipe_core.engines.deployment import Launch
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.schema import Recipe
-from recipe_core.targets.context import Context, Image
+from recipe_core.targets.context import NAME_ONE, Context, Image
+from recipe_core.training.engines.container import BUILD, containerfile
 
 
 def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
@@ -37,4 +38,10 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         workload=recipe.request["workload"],
         limits=recipe.request.get("objective", {}).get("limits", {}),
         install=tuple(shlex.split(decision.install)),
+        no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
+
+
+def image_file(decision: Decision, runtime: str) -> str | None:
+    """The Containerfile of a framework that has no image of its own; None where it has, or none can be built."""
+    return containerfile(decision.engine, runtime) if decision.deployment is None and decision.image is None else None

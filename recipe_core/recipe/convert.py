@@ -14,10 +14,13 @@ from recipe_core.commands.judge import read_command, understood
 from recipe_core.commands.launches import image_tag
 from recipe_core.commands.verdict import Case
 from recipe_core.confidential import is_secret
+from recipe_core.engines.deployment import Launch as Started
 from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError
 from recipe_core.recipe.build import Additions, make_recipe
+from recipe_core.recipe.decision import decide
 from recipe_core.recipe.extras import passing_on
+from recipe_core.recipe.layers import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request import CandidateRequest, PlanRequest
@@ -78,7 +81,7 @@ def convert(source: str | list[str] | Published, ground: Ground, *, folders: boo
         ground = ground.model_copy(update={"nodes": published.nodes})
     ready = understood(case, ground, folders=folders)
     request = _request(ready.found.request, describe(ready.setting, ready.own, 0) if len(ready.own) == 1 else ready.case.meant.candidate)
-    options, environment, parameters, lost = _sorted(case, published)
+    options, environment, parameters, lost = _sorted(case, published, decide(request, folders=folders).started())
     recipe = make_recipe(passing_on(request, options, environment), Additions(parameters=parameters), folders=folders)
     changed = tuple(_changed(case, recipe))
     carried = (*(f"--{name.replace('_', '-')}" for name in options), *environment)
@@ -86,27 +89,35 @@ def convert(source: str | list[str] | Published, ground: Ground, *, folders: boo
 
 
 def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
-    return request.model_copy(update={"candidate": CandidateRequest.model_validate(dict(candidate))})
+    """The request for exactly that split; how it drafts is the workload's, which knows the draft's checkpoint."""
+    split = {name: value for name, value in candidate.items() if name != "speculative"}
+    return request.model_copy(update={"candidate": CandidateRequest.model_validate(split)})
 
 
-def _sorted(case: Case, published: Published) -> tuple[dict[str, Any], dict[str, str], Parameters, tuple[Lost, ...]]:
-    """Options and variables to pass on, parameters, and what is lost."""
+def _sorted(case: Case, published: Published, own: Started) -> tuple[dict[str, Any], dict[str, str], Parameters, tuple[Lost, ...]]:
+    """Options and variables to pass on, parameters, and what is lost; ``own`` is what the split alone is started with."""
     lost = [Lost(" ".join(case.arguments.unread), f"{_title(case)} does not have it")] if case.arguments.unread else []
     lost += [Lost(f"{name} {text}", "left open") for name, text in case.arguments.open.items()]
     lost += [Lost(f.message, "not in the estimate") for f in case.findings if f.code in ("unmodelled", "several", "others")]
-    means, options, placed = grammars()[case.launch.engine].means, {}, {}
+    grammar = grammars()[case.launch.engine]
+    said = {*_NAMED, *grammar.means, *grammar.placed, *own.options}  # by the model, the candidate, the load, the place of a process
+    options, placed = {}, {}
     for name, value in case.arguments.values.items():
         if name in _PLACED:
             placed[name] = value
-        elif name in _NAMED or name in means:
-            continue  # said by the candidate, the workload or the model
+        elif grammar.rank and name == grammar.rank[0]:
+            options[grammar.rank[1]] = True
+        elif name in said:
+            continue
         elif is_secret(f"options.{name}", value):
             lost.append(Lost(f"--{name.replace('_', '-')}", "a secret: give it when the recipe starts"))
         else:
             options[name] = value
-    environment = {}
+    environment, alike = {}, shared_environment(own)
     for name, value in {**case.launch.env, **published.env}.items():
         why = _not_passed_on(name, value)
+        if alike.get(name) == value:
+            continue
         if why is None:
             environment[name] = value
         else:
@@ -133,7 +144,8 @@ def _title(case: Case) -> str:
 
 def _changed(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
+    means = grammars()[case.launch.engine].means
     for name, value in case.arguments.values.items():
         now, said = recipe.engine.options.get(name), value[0] if isinstance(value, list) and len(value) == 1 else value
-        if now is not None and name not in _PLACED and str(now) != str(said):
+        if now is not None and name not in _PLACED and means.get(name) != "model" and str(now) != str(said):
             yield Lost(f"--{name.replace('_', '-')} {said}", f"is {now} in the recipe")

@@ -44,6 +44,7 @@ _MEANT: dict[Meaning, str] = {
     "speculative": "speculative",
     "draft_tokens": "speculative",
     "draft_method": "speculative",
+    "draft_model": "speculative",
 }
 """Fields of a candidate that options mean under another name."""
 

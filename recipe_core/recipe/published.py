@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipe_core.documents import to_json
 from recipe_core.errors import HardwareError, InputError
 from recipe_core.hardware.catalog import device
 
@@ -115,7 +116,11 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
             continue
         yield flag
         if value is not True:
-            yield from (str(each) for each in value) if isinstance(value, list) else [str(value)]
+            yield from map(_word, value if isinstance(value, list) else [value])
+
+
+def _word(value: Any) -> str:
+    return to_json(value, indent=None).strip() if isinstance(value, Mapping) else str(value)
 
 
 def _cookbook(document: Mapping[str, Any], wanted: str | None, choice: str | None) -> Published:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from recipe_core.errors import NoAnswer
-from recipe_core.targets import autoscale, containers, kserve, kubernetes, llm_d, ray_serve, skypilot, slurm, training
+from recipe_core.targets import autoscale, containers, kserve, kserve_llm, kubernetes, llm_d, ray_serve, skypilot, slurm, training
 from recipe_core.targets.context import Context, Image, Parameters
 
 Target = Callable[[Context], dict[str, str]]
@@ -27,6 +27,7 @@ SERVING: Mapping[str, Target] = {
     "kubernetes-keda": autoscale.keda,
     "kubernetes-hpa": autoscale.hpa,
     "kserve": kserve.files,
+    "kserve-llm": kserve_llm.files,
     "llm-d": llm_d.files,
     "slurm": slurm.files,
     "skypilot": skypilot.files,

@@ -11,6 +11,7 @@ from recipe_core.engines.deployment import Launch
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 Word = Annotated[str, Field(pattern=r"^[\w.:/@%+=,-]+$", max_length=512)]
+NAME_ONE = "Name one with a tag or a digest."
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -85,7 +86,8 @@ class Context:
     one's own is known) are used in each of ``launch.nodes`` nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm,
     cpu). ``image`` is None where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and ``limits`` are the
     recipe's (for thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle besides ``launch.files`` (a
-    trainer's program), by path. ``install``: the shell words that install the engine where there is no container.
+    trainer's program), by path. ``install``: the shell words that install the engine where there is no container. ``no_image``: what to do
+    where none is known.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Context:
     limits: dict[str, Any]
     files: dict[str, str] = field(default_factory=dict)
     install: tuple[str, ...] = ()
+    no_image: str = NAME_ONE
 
     @property
     def nodes(self) -> int:

@@ -24,11 +24,15 @@ def files(context: Context) -> dict[str, str]:
     shape = layout(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
         raise NoAnswer("an InferenceService has one container; this recipe needs more for each copy.", hint="Use the Kubernetes target.")
-    own = kubernetes.objects(context)
-    shared = {f"{name}.yaml": own[name] for name in ("storage", "files") if name in own}
-    objects = {"inferenceservice.yaml": inference_service(context, shape), **shared}
-    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(objects)}
-    return {f"{FOLDER}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
+    return folder(context, FOLDER, {"inferenceservice.yaml": inference_service(context, shape)})
+
+
+def folder(context: Context, path: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Objects by the names of their files, the claim and the files that they mount, and the list of all for kustomize."""
+    own = kubernetes.shared(context)
+    found = objects | {f"{name}.yaml": value for name, value in own.items()}
+    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(found)}
+    return {f"{path}/{name}": to_yaml(value) for name, value in (found | {"kustomization.yaml": listed}).items()}
 
 
 def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     spec = pod.pod_spec(context, shape.leader, known)
     container = pod.container(context, shape.leader[0], known, name=CONTAINER)
     container["ports"] = [{"name": "http1", "containerPort": pod.port_of(context, shape.leader[0]), "protocol": "TCP"}]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+    for probe in pod.PROBES:
         container[probe]["httpGet"]["port"] = pod.port_of(context, shape.leader[0])
     count = kubernetes.copies(context, shape)
     predictor = {"minReplicas": count, "maxReplicas": count, **spec, "containers": [container]}

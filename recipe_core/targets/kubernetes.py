@@ -35,14 +35,19 @@ def files(context: Context) -> dict[str, str]:
 def objects(context: Context) -> dict[str, dict[str, Any]]:
     """The objects by the names of their files."""
     units = layout(context.launch)
+    if any("${node" in word for unit in units if len(unit.pods) == 1 for p in unit.leader for word in (*p.argv, *p.env.values())):
+        raise NoAnswer("its servers meet at the address of another node, and pods are not placed by node.", hint="Use Slurm.")
     found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
     found |= {f"service{suffix(unit)}": service(context, unit, suffix(unit)) for unit in units if unit.answers and _asked_inside(unit)}
     found["service"] = service(context, entry(units), "")
-    if pod.claim_name(context) and not context.parameters.model_cache:
-        found["storage"] = storage(context, units)
-    if context.mounted:
-        found["files"] = pod.files_map(context)
-    return found | {"disruption": disruption(context, units), "network": network(context)}
+    return found | shared(context) | {"disruption": disruption(context, units), "network": network(context)}
+
+
+def shared(context: Context) -> dict[str, dict[str, Any]]:
+    """What pods mount, by the names of the files: the claim for the weights, unless the user has one, and files of the bundle."""
+    own = pod.claim_name(context) and not context.parameters.model_cache
+    found = {"storage": storage(context, layout(context.launch))} if own else {}
+    return found | ({"files": pod.files_map(context)} if context.mounted else {})
 
 
 def suffix(unit: Unit) -> str:
@@ -111,7 +116,7 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
                 "size": len(unit.pods),
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": _template(context, unit.leader, leader_role(unit), **known),
-                "workerTemplate": _template(context, worker, "-".join(filter(None, (label_name(unit.name), "worker"))), **known),
+                "workerTemplate": _template(context, worker, worker_role(unit), **known),
             },
         },
     }
@@ -127,6 +132,13 @@ def _members(context: Context, unit: Unit) -> dict[str, str]:
 def leader_role(unit: Unit) -> str:
     """The label of the pods that answer."""
     return label_name(unit.name) or "leader"
+
+
+def worker_role(unit: Unit) -> str:
+    """The label of the other pods: the leader's where they answer too."""
+    if any(process.answers for process in unit.pods[-1]):
+        return leader_role(unit)
+    return "-".join(filter(None, (label_name(unit.name), "worker")))
 
 
 def _template(context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any) -> dict[str, Any]:

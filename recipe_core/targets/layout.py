@@ -54,6 +54,19 @@ def layout(launch: Launch) -> tuple[Unit, ...]:
     return tuple(Unit(group[0].name, 1, pod) for group, pod in zip(groups, pods, strict=True))
 
 
+def by_role(launch: Launch) -> dict[str, Unit] | None:
+    """The servers of each role as copies of one unit in pods of their own, without a router; None where they differ in their words.
+
+    Variables are those of the first one: they name ports, which differ so that servers may share a node.
+    """
+    found: dict[str, list[tuple[Pod, ...]]] = {}
+    for group in sorted({p.group for p in launch.processes if p.role != "router"}):
+        pods = _pods([p for p in launch.processes if p.group == group])
+        found.setdefault(pods[0][0].role, []).append(tuple(tuple(_first_port(p, pods) for p in pod) for pod in pods))
+    alike = all(len({tuple(tuple(p.argv for p in pod) for pod in pods) for pods in copies}) == 1 for copies in found.values())
+    return {role: Unit("", len(copies), copies[0]) for role, copies in found.items()} if alike else None
+
+
 def _pods(processes: Sequence[Process]) -> tuple[Pod, ...]:
     nodes = sorted({p.node for p in processes})
     return tuple(tuple(_seen_from(p, nodes) for p in processes if p.node == node) for node in nodes)

@@ -19,6 +19,7 @@ USER = 1000
 NAME_LENGTH = 40  # controllers append up to 23 characters to a name, and 63 is the limit of a label
 DOWNLOAD_BYTES_PER_S = 100e6  # assumed, of a first start; a slower hub needs a filled cache
 PROBE_S = 10
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 GIB = 1 << 30
 CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 4, 16  # assumed: what engines keep on the host besides the weights in flight
 CONFIG_MAP_BYTES = 1_000_000  # of the 1 MiB that an object may have
@@ -121,7 +122,7 @@ def image(context: Context) -> str:
         raise NoAnswer(
             f"no container image is known for {context.engine} {context.engine_version} on {context.vendor}.",
             field="parameters.image",
-            hint="Name one with a tag or a digest.",
+            hint=context.no_image,
         )
     return context.image.pinned
 

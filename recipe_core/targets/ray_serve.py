@@ -57,7 +57,8 @@ def config(context: Context) -> dict[str, Any]:
 
 def _model(context: Context) -> dict[str, Any]:
     accelerator = names().ray.names.get(context.device)
-    environment = {key: value for process in context.launch.processes[:1] for key, value in process.env.items()}
+    # which address a node has is Ray's matter
+    environment = {key: value for key, value in context.launch.processes[0].env.items() if "${" not in value}
     return {
         "model_loading_config": {"model_id": context.launch.api_model, "model_source": context.model_source},
         **({"accelerator_type": accelerator} if accelerator else {}),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from recipe_core.documents import to_yaml
 from recipe_core.errors import NoAnswer
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import cache_gib
+from recipe_core.targets.layout import layout
 from recipe_core.targets.names import names
 from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import image, object_name
@@ -23,14 +25,31 @@ def files(context: Context) -> dict[str, str]:
     """``task.yaml``, for ``sky serve up`` or ``sky launch`` from the bundle's folder, and ``node.sh``, which its nodes run.
 
     Raises:
-        NoAnswer: for a device that SkyPilot's clouds do not have, or where neither an image nor an installation is known.
+        NoAnswer: for a device that SkyPilot's clouds do not have, where neither an image nor an installation is known, or where several
+            servers that are no copies would have to be asked.
     """
-    script = {f"{FOLDER}/node.sh": node_script(context, "SKYPILOT_NODE_RANK")}
-    return {f"{FOLDER}/task.yaml": to_yaml(task(context))} | script
+    one, copies = _one_copy(context)
+    script = {f"{FOLDER}/node.sh": node_script(one, "SKYPILOT_NODE_RANK")}
+    return {f"{FOLDER}/task.yaml": to_yaml(task(one, copies))} | script
 
 
-def task(context: Context) -> dict[str, Any]:
-    """The task as SkyPilot reads it; the bundle is its working folder."""
+def _one_copy(context: Context) -> tuple[Context, int]:
+    """One of the servers that are copies of each other, and how many there are: a service balances among tasks, and asks one port each."""
+    started, units = context.launch, layout(context.launch)
+    if context.kind == "training":
+        return context, 1
+    if len(units) == 1 and units[0].copies > 1:
+        first = started.processes[0].group
+        started = replace(started, processes=tuple(p for p in started.processes if p.group == first))
+    asked = [p for p in started.processes if p.role == "router"] or [p for p in started.processes if p.answers]
+    if len(asked) > 1:
+        raise NoAnswer(f"its servers answer at {len(asked)} addresses, and a service asks one.", hint="Use Kubernetes or Slurm.")
+    used = max(sum(len(p.devices) for p in started.processes if p.node == node) for node in range(started.nodes))
+    return replace(context, launch=started, devices_per_node=max(used, 1)), units[0].copies
+
+
+def task(context: Context, copies: int) -> dict[str, Any]:
+    """The task as SkyPilot reads it, which runs one of so many copies; the bundle is its working folder."""
     training = context.kind == "training"
     secret = {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}  # its value is given when it is launched
     return {
@@ -41,7 +60,7 @@ def task(context: Context) -> dict[str, Any]:
         **secret,
         **_setup(context),
         "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
-        **({} if training else {"service": _service(context)}),
+        **({} if training else {"service": _service(context, copies)}),
     }
 
 
@@ -80,16 +99,17 @@ def _setup(context: Context) -> dict[str, str]:
     return {"setup": shlex.join(context.install) + "\n"}
 
 
-def _service(context: Context) -> dict[str, Any]:
+def _service(context: Context, copies: int) -> dict[str, Any]:
     p = context.parameters
     probe = {"path": context.launch.health, "initial_delay_seconds": math.ceil(context.launch.startup_timeout_s)}
     if p.min_replicas == p.max_replicas:
-        return {"readiness_probe": probe, "replicas": p.min_replicas, "ports": p.port}
-    policy = {"min_replicas": p.min_replicas, "max_replicas": p.max_replicas, "target_qps_per_replica": _requests_per_s(context)}
+        return {"readiness_probe": probe, "replicas": p.min_replicas * copies, "ports": p.port}
+    bounds = {"min_replicas": p.min_replicas * copies, "max_replicas": p.max_replicas * copies}
+    policy = bounds | {"target_qps_per_replica": max(0.01, round(_requests_per_s(context) / copies, 2))}
     return {"readiness_probe": probe, "replica_policy": policy, "ports": p.port}
 
 
 def _requests_per_s(context: Context) -> float:
-    """What one copy of the deployment is expected to answer, with room to spare."""
+    """What the deployment is expected to answer, with room to spare."""
     requests = float(context.estimate["serving"]["output_tokens_per_s"]) / float(context.workload["output_tokens"])
-    return max(0.01, round(BUSY * requests, 2))
+    return BUSY * requests

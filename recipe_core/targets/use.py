@@ -12,6 +12,7 @@ TITLES = {
     "kubernetes-keda": "Kubernetes, KEDA",
     "kubernetes-hpa": "Kubernetes, HPA",
     "kserve": "KServe",
+    "kserve-llm": "KServe, LLMInferenceService",
     "llm-d": "llm-d",
     "slurm": "Slurm",
     "skypilot": "SkyPilot",

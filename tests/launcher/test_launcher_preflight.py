@@ -61,6 +61,42 @@ def test_tampered_missing_and_added(bundle: Bundle, capsys: pytest.CaptureFixtur
     assert "missing: expected.json" in checks(bundle, capsys)[1]["bundle"]["detail"]
 
 
+INSTINCT = {"profile": "mi300x", "runtime": "rocm", "names": ["AMD Instinct MI300X"]}
+HOPPER = {"profile": "h100-sxm", "runtime": "cuda", "names": ["NVIDIA H100 80GB HBM3"]}
+VARIANTS = [{"name": "instinct", "kinds": [INSTINCT], "at_least": 2, "at_most": 8}, {"name": "single", "kinds": [HOPPER], "at_most": 1}]
+MI300X = replace(CPU, runtime="rocm", devices=tuple(Device(index, "AMD Instinct MI300X", 206141652992) for index in range(8)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "detail", "hint"),
+    [
+        (H100, None, None),  # the recipe's own
+        (MI300X, "for mi300x:8 the recipe has the variant instinct", "--hardware mi300x:8 -o OTHER.zip"),
+        (replace(MI300X, devices=MI300X.devices[:1]), "none of the recipe's variants (instinct, single)", "recipe plan"),
+        (replace(H100, devices=H100.devices[:1]), "for h100-sxm:1 the recipe has the variant single", "--hardware h100-sxm:1"),
+        (CPU, "none of the recipe's variants", "recipe plan"),
+    ],
+)
+def test_another_machine_is_told_which_variant_is_for_it(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, machine: Machine, detail: Any, hint: Any
+) -> None:
+    on(machine, monkeypatch, bundle)
+    bundle.edit(lambda data: data.update(variants=VARIANTS))
+    check = checks(bundle, capsys)[1].get("variant")
+    assert (check is None) == (detail is None)
+    if check:
+        assert check["status"] == "warn"
+        assert detail in check["detail"]
+        assert hint in check["hint"]
+
+
+def test_a_bundle_without_variants_says_nothing_of_them(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(MI300X, monkeypatch, bundle)
+    assert "variant" not in checks(bundle, capsys)[1]
+
+
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b"])
 def test_manifest_with_paths_outside(bundle: Bundle, capsys: pytest.CaptureFixture[str], name: str) -> None:
     (bundle.root / "MANIFEST.json").write_text(json.dumps({"schema_version": 1, "files": {name: "0" * 64}}))

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.documents import read_document
+from recipe_core.engines.release import ContainerImage
 from recipe_core.errors import InputError, unknown
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -20,13 +21,31 @@ class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Packages(_Data):
+    """What an image of a framework adds to which base, at exact versions."""
+
+    base: str
+    packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+==[\w.]+$")], ...]
+
+
+class Base(_Data):
+    """An image that holds ``torch`` at a version."""
+
+    image: ContainerImage
+    torch: str
+
+
 class TrainingEngine(_Data):
-    """A framework at its pinned release; ``module`` is what its version is asked of, ``requires`` what it must be able to import."""
+    """A framework at its pinned release; ``module`` is what its version is asked of, ``requires`` what it must be able to import.
+
+    ``container``: how an image that holds it is built, None where it is no package.
+    """
 
     version: str
     module: str
     install: str
     requires: tuple[str, ...]
+    container: Packages | None = None
     source: str
 
 
@@ -73,6 +92,7 @@ class _Hyper(_Data):
 class _Facts(_Data):
     schema_version: Literal[1]
     engines: dict[str, TrainingEngine]
+    bases: dict[str, dict[str, Base]]
     torchtitan_models: tuple[TitanModel, ...]
     hyperparameters: _Hyper
 

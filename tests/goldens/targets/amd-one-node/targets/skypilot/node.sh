@@ -8,16 +8,7 @@ mkdir -p "$run"
 command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
 case "$SKYPILOT_NODE_RANK" in
 0)
-    env HIP_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8000 --served-model-name llama \
-        --tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 1 &
-    env HIP_VISIBLE_DEVICES=2,3 vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8001 --served-model-name llama \
-        --tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 1 &
-    env HIP_VISIBLE_DEVICES=4,5 vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8002 --served-model-name llama \
-        --tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 1 &
-    env HIP_VISIBLE_DEVICES=6,7 vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8003 --served-model-name llama \
-        --tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 1 &
+    exec env vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8000 --served-model-name llama --tensor-parallel-size 2 \
+        --pipeline-parallel-size 1 --data-parallel-size 1
     ;;
 esac
-# The node has failed as soon as one of its processes has; the others are stopped with it.
-trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
-wait -n
