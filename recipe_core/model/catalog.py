@@ -119,11 +119,10 @@ def _config(entry: CatalogEntry) -> dict[str, Any]:
 def derived_model(model_id: str) -> ModelSpec | None:
     """A model that the catalog has under another owner, or in another format, as the name says; None where it says no such thing."""
     for name, convention in meanings(model_id):
-        ids = next((ids for ending in _LIKE_NOTHING if (ids := _by_name().get(f"{name}{ending}".casefold()))), ())
-        if len(ids) != 1:  # none, or models of two owners that are not the same
+        entries = next((found for ending in _LIKE_NOTHING if (found := _called(f"{name}{ending}"))), ())
+        if len(entries) != 1:  # none, or models of two owners that are not the same
             continue
-        base = catalog_model(ids[0])
-        config = _config(catalog_entry(ids[0]))
+        base, config = catalog_model(entries[0].id), _config(entries[0])
         if convention is not None:
             config = convention.applied(config, experts=base.is_moe)
         model = read_config(config, model_id)
@@ -133,15 +132,19 @@ def derived_model(model_id: str) -> ModelSpec | None:
     return None
 
 
+def _called(name: str) -> tuple[CatalogEntry, ...]:
+    """Entries that an id or alias calls so, whoever the owner; one of those that share an architecture and a format."""
+    entries = map(catalog_entry, _by_name().get(name.casefold(), ()))
+    return tuple({(each.same_as or each.id, str(each.config.get("quantization_config"))): each for each in entries}.values())
+
+
 @cache
-def _by_name() -> dict[str, tuple[str, ...]]:
-    """Ids by their names without owners, aliases too; one id of those that share an architecture and a format."""
-    out: dict[str, dict[tuple[str, str], str]] = {}
-    for entry in map(catalog_entry, catalog_ids()):
-        what = (entry.same_as or entry.id, str(entry.config.get("quantization_config")))
-        for each in (entry.id, *entry.aliases):
-            out.setdefault(each.rpartition("/")[2].casefold(), {}).setdefault(what, entry.id)
-    return {name: tuple(ids.values()) for name, ids in out.items()}
+def _by_name() -> dict[str, list[str]]:
+    """Ids and aliases, casefolded, by their names without owners."""
+    out: dict[str, list[str]] = {}
+    for each in (*_files(), *_by_alias()):
+        out.setdefault(each.rpartition("/")[2], []).append(each)
+    return out
 
 
 def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> ModelSpec:
