@@ -134,8 +134,11 @@ def load_of(workload: ServingWorkload) -> float:
 
 def setting(found: Resolved, chosen: Engine, weights: str, cache: str, where: Cluster | None = None) -> Setting:
     """What all splits of one engine and one pair of dtypes share."""
+    where = where or found.cluster
     stored = weight_dtype(weights, found.model)
-    return Setting(found.model, where or found.cluster, chosen, found.workload.mode, stored, kv_dtype(cache, stored, found.model))
+    if weights == "auto" and stored == "fp32" and "fp32" not in where.device.kv_dtypes:
+        stored = "bf16"  # what engines load such a checkpoint as where they compute in 16 bit
+    return Setting(found.model, where, chosen, found.workload.mode, stored, kv_dtype(cache, stored, found.model))
 
 
 def settings(found: Resolved) -> list[Setting]:

@@ -8,6 +8,7 @@ import pytest
 
 from recipe_core.advice import nearest
 from recipe_core.errors import InputError, RecipeError
+from recipe_core.model.catalog import catalog_model
 from recipe_core.plan import COLUMNS, chosen_plan, plan
 from recipe_core.views import plan_view
 from tests.conftest import LLAMA_70B, make_request
@@ -146,3 +147,12 @@ def test_what_is_not_modelled_is_refused_not_ignored(parts, field):
     with pytest.raises(InputError) as caught:
         plan(make_request(**parts)) if "candidate" not in parts else chosen_plan(make_request(**parts))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("device", "weights"), [("h100-sxm", "bf16"), ("mi300x", "bf16"), ("cpu", "fp32")])
+def test_a_32_bit_checkpoint_runs_in_16_bit_where_caches_do(device, weights):
+    config = {**catalog_model("Qwen/Qwen3-0.6B").config, "torch_dtype": "float32"}
+    request = make_request(config, device, 1, candidate={})
+    table, row = chosen_plan(request)
+    assert table.candidate(row)["weight_dtype"] == table.candidate(row)["kv_dtype"] == weights
+    assert table.columns["feasible"][row]
