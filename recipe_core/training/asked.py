@@ -154,7 +154,8 @@ def stated_columns(c: CandidateRequest) -> dict[str, int]:
 def shared_columns(asked: Asked) -> dict[str, int]:
     """Columns that all splits of a request have in common."""
     w, c = asked.workload, asked.cluster
-    return {"sequence_length": w.sequence_length, "global_batch": w.global_batch, "per_node": c.per_node, "nodes": c.nodes}
+    lengths = {"sequence_length": w.sequence_length, "global_batch": w.global_batch, "fused_loss": int(bool(w.fused_loss))}
+    return lengths | {"per_node": c.per_node, "nodes": c.nodes}
 
 
 def budget(asked: Asked, n: int) -> Float:

@@ -36,7 +36,7 @@ def refusals(job: Job) -> Iterator[No]:
     yield No(unknown, "candidate.schedule", f"the embedded trainer has no {job.schedule} schedule.", f"Use {', '.join(SCHEDULES)}.")
     other = setting.optimizer_name not in OPTIMIZERS
     yield No(other, "workload.optimizer", f"the embedded trainer has no {setting.optimizer_name}.", f"Use {' or '.join(OPTIMIZERS)}.")
-    yield No(setting.fused_loss, "workload.fused_loss", "the embedded trainer makes logits at once.", "Leave fused_loss out.")
+    yield No(job.fused_loss, "workload.fused_loss", "the embedded trainer makes logits at once.", "Leave fused_loss out.")
     yield fsdp(job)
     yield from _pipeline(job)
     yield from _tensor(job)

@@ -46,6 +46,7 @@ class Job:
     recompute_layers: int
     offload: str
     sync_step: bool
+    fused_loss: bool
     steps: int | None
     checkpoint_steps: int
     flops_per_token: float
@@ -116,6 +117,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         sequence_parallel=bool(c.sequence_parallel[row]) and dims.tp > 1,
         offload=OFFLOADS[c.offload[row]],
         sync_step=bool(c.sync_step[row]),
+        fused_loss=bool(c.fused_loss[row]),
         steps=steps,
         checkpoint_steps=max(1, min(round(every), steps or 1)) if math.isfinite(every) else 1,
         flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),

@@ -23,7 +23,7 @@ def refusals(job: Job) -> Iterator[No]:
     other = setting.optimizer_name not in _OPTIMIZERS
     yield No(other, "workload.optimizer", f"Megatron-LM is launched with {' or '.join(_OPTIMIZERS)}.", "Use adamw.")
     yield No(job.from_weights, "workload.method", "Megatron-LM reads checkpoints of its own format only.", "Convert one, or use torch.")
-    yield No(setting.fused_loss, "workload.fused_loss", "Megatron-LM makes logits at once.", "Leave fused_loss out.")
+    yield No(job.fused_loss, "workload.fused_loss", "Megatron-LM makes logits at once.", "Leave fused_loss out.")
     runtime = setting.cluster.device.runtime
     yield No(runtime not in ("cuda", "rocm"), "hardware.device", "Megatron-LM needs GPUs.", "Use torch.")
     yield from _degrees(job)
