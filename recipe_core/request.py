@@ -126,11 +126,11 @@ class TrainingWorkload(_Part):
     ``document_tokens``: mean length of what is put into sequences. ``packed``: documents share a sequence, and attention ends where
     they end; otherwise a sequence is one of them and padding. ``gradient_dtype``: what gradients are kept and reduced in (None: as the
     framework does). ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece
-    (None: where they do not fit at once, and the framework can). ``lora_rank``: of adapters. Failures: ``device_mtbf_hours`` of one
-    device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``, ``repair_s`` until a failed node is back (a
-    spare: 0); ``min_nodes``: a run that needs no fewer nodes goes on without it. ``checkpoints``: training waits for a checkpoint until
-    it is written (``synchronous``) or copied to the host (``asynchronous``), every ``checkpoint_interval_s`` (None: the interval that
-    loses least); ``kept_checkpoints`` stay.
+    (None: where they do not fit at once, and the framework can). ``lora_rank``: of adapters; what they give is multiplied by
+    ``lora_alpha`` / rank (None: by two). Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint
+    writers together, ``restart_s``, ``repair_s`` until a failed node is back (a spare: 0); ``min_nodes``: a run that needs no fewer
+    nodes goes on without it. ``checkpoints``: training waits for a checkpoint until it is written (``synchronous``) or copied to the
+    host (``asynchronous``), every ``checkpoint_interval_s`` (None: the interval that loses least); ``kept_checkpoints`` stay.
     """
 
     kind: Literal["training"]
@@ -145,6 +145,7 @@ class TrainingWorkload(_Part):
     attention: Literal["flash", "eager"] = "flash"
     fused_loss: bool | None = None
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    lora_alpha: Positive | None = None
     device_mtbf_hours: Positive | None = None
     storage_bytes_per_s: Positive | None = None
     restart_s: Positive | None = None

@@ -29,6 +29,15 @@ LLAMA, QWEN_MOE, MIXTRAL = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "mis
 ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")
 OPTIONS = Path(__file__).parent / "data" / "torchtitan-0.3.0-options.txt"
 WANTED = 500
+INLINE = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+}
 REPLICAS = ("deepspeed", "accelerate")
 """Frameworks that are launched with replicas only: they have few splits on each cluster."""
 
@@ -333,7 +342,10 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         ("torchtitan", {"zero_stage": 3, "gradient_sync": "step"}, {}, "candidate.gradient_sync", "after every micro-batch"),
         ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "has no muon"),
         ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs an end"),
-        ("torch", {}, {"method": "lora"}, "workload.method", "lora is estimated, not launched"),
+        ("torch", {}, {"method": "qlora"}, "workload.method", "qlora is estimated, not launched"),
+        ("torch", {}, {"method": "dpo"}, "workload.method", "dpo is estimated, not launched"),
+        ("torchtitan", {"zero_stage": 3}, {"method": "lora"}, "candidate.engine", "not launched with adapters"),
+        ("torch", {}, {"method": "lora", "model": INLINE}, "model", "a config has none"),
         ("torchtitan", {}, {}, "candidate.zero_stage", "whole copies after every micro-batch"),
         ("torchtitan", {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"}, {}, "candidate.schedule", "layers that are compiled"),
         ("torchtitan", {"precision": "fp8"}, {}, "candidate.precision", "its configurations have no fp8"),

@@ -117,6 +117,7 @@ def training_setting(asked: Asked, engine: str | None = None, precision: Precisi
         flash=w.attention == "flash",
         fused_loss=w.fused_loss,
         lora_rank=w.lora_rank,
+        lora_alpha=w.lora_alpha or 2.0 * w.lora_rank,
         figures=figures(),
         document_tokens=w.document_tokens,
         packed=w.packed,

@@ -42,6 +42,7 @@ class TrainingSetting:
     flash: bool
     fused_loss: bool | None
     lora_rank: int
+    lora_alpha: float
     figures: Figures
     document_tokens: int | None = None
     packed: bool = True

@@ -18,8 +18,12 @@ def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCas
     Loss: logits are made at once where they fit, else piece by piece where the framework can (and the request does not say).
     """
     whole = memory(setting, cases)
-    rows = np.flatnonzero(memory_rule(setting, whole).broken)
-    if setting.fused_loss is not None or not setting.framework.loss_in_pieces or not len(rows):
+    if setting.fused_loss is not None or not setting.framework.loss_in_pieces:
+        return cases, whole
+    full = memory_rule(setting, whole).broken
+    least = np.nanmax(whole.by_stage - setting.figures.fragmentation.value * whole.parts["loss"], axis=1)
+    rows = np.flatnonzero(full & (least <= whole.capacity_bytes * (1 + setting.figures.tight.value)))  # others lack more than a loss
+    if not len(rows):
         return cases, whole
     cut = cases.fused_loss.copy()
     cut[rows] = 1

@@ -121,7 +121,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         steps=steps,
         checkpoint_steps=max(1, min(round(every), steps or 1)) if math.isfinite(every) else 1,
         flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
-        hyper=usual(setting.model.parameters, steps or 1, finetune=setting.method != "pretrain"),
+        hyper=usual(setting.model.parameters, steps or 1, finetune=setting.method not in ("pretrain", "lora")),
         fewest_nodes=lambda: fewest_nodes(estimates, row),
     )
 
@@ -148,6 +148,9 @@ class No:
     hint: str
 
 
+_INSTEAD = {"qlora": "Use lora, whose frozen weights have 16 bits.", "dpo": "Use finetune or lora."}
+
+
 def common(job: Job) -> Iterator[No]:
     """What no framework can do."""
     yield No(job.steps is None, "workload.tokens", "a run needs an end.", "State the budget: tokens.")
@@ -155,8 +158,16 @@ def common(job: Job) -> Iterator[No]:
     yield No(uneven, "candidate", f"{job.dims.devices} devices do not fill nodes of {job.per_node}.", "Use whole nodes.")
     yield _invariant(job)
     s = job.setting
-    other = s.method not in ("pretrain", "finetune")
-    yield No(other, "workload.method", f"{s.method} is estimated, not launched by this version.", "Use finetune or pretrain.")
+    yield No(
+        s.method in ("qlora", "dpo"),
+        "workload.method",
+        f"{s.method} is estimated, not launched by this version.",
+        _INSTEAD.get(s.method, ""),
+    )
+    apart = s.method == "lora" and s.engine != "torch"
+    yield No(
+        apart, "candidate.engine", f"{s.framework.title} is not launched with adapters; the embedded trainer is.", "Use engine: torch."
+    )
     ends = s.document_tokens is not None
     reason = "attention that ends with documents, and padding, are estimated, not launched by this version."
     yield No(ends, "workload.document_tokens", reason, "Leave it out.")
