@@ -438,3 +438,25 @@ def test_words_of_megatron_are_understood_by_argparse() -> None:
     words = rendered("megatron")[0][3].processes[0].argv
     known, _ = parser.parse_known_args(words[words.index("pretrain_gpt") + 1 :])
     assert known.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("precision", "work", "said"),
+    [
+        ("bf16", {}, set()),
+        ("bf16", {"gradient_dtype": "bf16"}, {"--grad-reduce-in-bf16"}),
+        ("fp8", {}, {"--grad-reduce-in-bf16"}),
+        ("fp8", {"gradient_dtype": "fp32"}, set()),
+        ("fp16", {}, set()),
+        ("fp16", {"gradient_dtype": "fp32"}, {"--accumulate-allreduce-grads-in-fp32"}),
+    ],
+)
+def test_megatron_keeps_gradients_as_they_were_estimated(precision: str, work: Any, said: set[str]) -> None:
+    """16 bits beside products in 8 bits, as NVIDIA's recipes run them, unless the request says otherwise."""
+    split = {"engine": "megatron", "tp": 2, "pp": 1, "dp": 8, "zero_stage": 1, "micro_batch": 1, "precision": precision}
+    estimates, row = chosen_training(request("megatron", candidate=split, **work))
+    words = set(training_launch(estimates, row).processes[0].argv)
+    assert words & {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"} == said
+    held, every = estimates.memory.parts["gradients"][row, 0], estimates.memory.parts["parameters"][row, 0]
+    wide = work.get("gradient_dtype") == "fp32" or (precision == "bf16" and not work)
+    assert held == (2 if wide else 1) * every

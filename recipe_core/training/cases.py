@@ -62,7 +62,8 @@ class TrainingSetting:
     @property
     def states(self) -> States:
         """Bytes a parameter at the setting's precision and dtype of gradients (those of 16 bits are added in place)."""
-        usual = (self.precision == "fp16" and self.framework.states_fp16) or self.framework.states
+        own = {"fp16": self.framework.states_fp16, "fp8": self.framework.states_fp8}
+        usual = own.get(self.precision) or self.framework.states
         if self.gradient_dtype is None:
             return usual
         wide = 4.0 if self.gradient_dtype == "fp32" else 2.0

@@ -176,7 +176,7 @@ def common(job: Job) -> Iterator[No]:
     away = job.offload != "none" and (s.engine, job.offload) != ("deepspeed", "optimizer")
     yield No(away, "candidate.offload", f"{s.framework.title} is not launched with offload: {job.offload}.", "Use deepspeed and optimizer.")
     usual = "bf16" if s.framework.states.reduced < 4 else "fp32"
-    wide = s.gradient_dtype not in (None, usual)
+    wide = s.gradient_dtype not in (None, usual) and s.engine != "megatron"
     yield No(wide, "workload.gradient_dtype", f"{s.framework.title} is launched with {usual} gradients.", f"Use {usual}.")
 
 
