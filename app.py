@@ -1,4 +1,4 @@
-"""The server: the web pages and, on the same port, the JSON API under /api/v1.
+"""The server: the web pages and, on the same port, the JSON API under /api/v1 and MCP under /mcp.
 
 Start it with ``recipe serve``, ``streamlit run app.py``, ``python app.py`` or ``uvicorn app:app``.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import streamlit as st
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.api import create_api
+from recipe_core.mcp import create_mcp, http_app
 from recipe_core.resources import root
 from recipe_core.serve import folders_allowed
 
@@ -37,9 +40,21 @@ def first_page(request: Request) -> RedirectResponse:
     return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
+agents = create_mcp(folders=folders_allowed())
+agents_routes = http_app(agents, local=folders_allowed()).routes
+
+
+@asynccontextmanager
+async def lifespan(_: st.App) -> AsyncIterator[None]:
+    """Answer agents for as long as the server runs."""
+    async with agents.session_manager.run():
+        yield
+
+
 app = st.App(
     root("pages") / "_entry.py",
-    routes=[Mount("/api/v1", app=create_api(folders=folders_allowed())), Route("/model", first_page)],
+    lifespan=lifespan,
+    routes=[Mount("/api/v1", app=create_api(folders=folders_allowed())), *agents_routes, Route("/model", first_page)],
     on_script_error=say_sorry,
 )
 

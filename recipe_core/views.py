@@ -108,14 +108,14 @@ LISTED, REFUSED_LISTED = 1000, 5000
 """Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
 
 
-def plan_view(table: PlanTable, top: int | None = None) -> dict[str, Any]:
-    """Ranked candidates (the first ``top``), refused splits with their reasons, and the nearest when none is feasible."""
+def plan_view(table: PlanTable, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
+    """Ranked candidates (the first ``top``), the first ``refused`` with their reasons, and the nearest when none is feasible."""
     ranked = [_ranked(table, rank, row) for rank, row in enumerate(map(int, table.ranked[: LISTED if top is None else top]), 1)]
     rows = np.flatnonzero(~table.columns["feasible"])
-    said = islice((reasons for block in table.blocks for reasons in block.sentences() if reasons), REFUSED_LISTED)
-    refused = [_split(table, int(row)) | {"reasons": reasons} for row, reasons in zip(rows, said, strict=False)]
+    said = islice((reasons for block in table.blocks for reasons in block.sentences() if reasons), refused)
+    listed = [_split(table, int(row)) | {"reasons": reasons} for row, reasons in zip(rows, said, strict=False)]
     counts = {"candidates": len(table), "feasible": len(table.ranked), "refused": len(rows), "tied_with_best": table.tied}
-    return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest_view(table), "counts": counts}
+    return {"schema_version": 1, "candidates": ranked, "refused": listed, "nearest": nearest_view(table), "counts": counts}
 
 
 def _split(table: PlanTable, row: int) -> dict[str, Any]:

@@ -273,6 +273,7 @@ def test_the_surface_is_frozen():
         "status",
         "down",
         "serve",
+        "mcp",
     ]
 
 

@@ -167,7 +167,7 @@ def cluster(request: HardwareRequest) -> Cluster:
 
 def _check_domain(request: HardwareRequest, inside: Fabric) -> None:
     """Raise where a node holds more devices than one domain of its fabric and nothing is known to join the domains."""
-    if inside.domain is None or request.per_node <= inside.domain or inside.spans_nodes or inside.beyond:
+    if inside.domain is None or inside.joins(request.per_node):
         return
     nodes = -(-request.per_node // inside.domain)
     raise HardwareError(

@@ -170,6 +170,10 @@ class Fabric(Sourced):
             raise ValueError("only a fabric with a domain has something beyond it")
         return self
 
+    def joins(self, devices: int) -> bool:
+        """Whether one node can hold so many devices: a domain bounds it, unless it reaches over nodes or something joins domains."""
+        return self.domain is None or devices <= self.domain or self.spans_nodes or self.beyond is not None
+
 
 class Offer(_Data):
     """A price at which somebody rents a device out."""
