@@ -13,7 +13,7 @@ from recipe_core.commands.judge import check_command
 from recipe_core.documents import finite
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.errors import InputError
-from recipe_core.hardware.catalog import device, device_names, offers
+from recipe_core.hardware.catalog import device, device_names
 from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, with_variants
@@ -119,7 +119,9 @@ class Answers:
         ground = {name: value for name, value in body.items() if name not in ("command", "document", "choice")}
         source: Any = body.get("command")
         if "document" in body:
-            source = read_published(body["document"], str(ground.get("hardware", "")).partition(":")[0] or None, body.get("choice"))
+            named = ground.get("hardware")
+            wanted = named.partition(":")[0] if isinstance(named, str) else None
+            source = read_published(body["document"], wanted or None, body.get("choice"))
             ground.setdefault("hardware", source.hardware)
         if source is None:
             raise InputError("is missing: a command, or a document.", field="command")
@@ -135,7 +137,7 @@ def models(name: str | None = None) -> Json:
 
 def hardware(name: str | None = None) -> Json:
     """The device profiles, or one device with sources and offers."""
-    return {"hardware": device_names()} if name is None else _clean(hardware_view(device(name), offers()))
+    return {"hardware": device_names()} if name is None else _clean(hardware_view(device(name)))
 
 
 def engines(name: str | None = None) -> Json:

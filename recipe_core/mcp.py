@@ -26,16 +26,16 @@ from recipe_core.errors import InputError, RecipeError
 Request = Annotated[
     dict[str, Any],
     Field(
-        description="A PlanRequest: model (a Hugging Face id or an inline config.json), hardware {device, per_node, nodes}, workload "
-        "{input_tokens, output_tokens, concurrency} or {kind: training, sequence_length, global_batch, tokens}, and optionally objective "
-        "{optimize, limits}, options and candidate. `known` with schema gives its JSON Schema."
+        description="A PlanRequest: model (a Hugging Face id or an inline config.json), hardware {device (a name, or a whole profile), "
+        "per_node, nodes}, workload {input_tokens, output_tokens, concurrency} or {kind: training, sequence_length, global_batch, tokens}, "
+        "and optionally objective {optimize, limits}, options and candidate. `known` with schema gives its JSON Schema."
     ),
 ]
 RecipeLike = Annotated[
     dict[str, Any],
     Field(description="A PlanRequest, a recipe, or {request, parameters, options, environment, variants, for: [device:count]}."),
 ]
-Named = Annotated[str | None, Field(description="A device, or device:count, such as h100-sxm:8.")]
+Named = Annotated[str | dict[str, Any] | None, Field(description="A device, device:count such as h100-sxm:8, or a profile of one's own.")]
 Count = Annotated[int, Field(ge=0, le=1000)]
 
 INSTRUCTIONS = """Recipe Builder judges every way to split a large language model over NVIDIA or AMD devices, for serving and training:

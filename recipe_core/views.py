@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 from recipe_core.advice import nearest, remedies
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.catalog import dtypes, fabric
-from recipe_core.hardware.profile import Device, Offer
+from recipe_core.hardware.prices import offers_of
+from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import CatalogEntry
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, LinearAttention, ModelSpec, MoeMlp
 from recipe_core.plan import PlanTable
@@ -67,9 +67,9 @@ def _kind(attention: Attention | None) -> str:
     return "mha" if attention.heads == attention.kv_heads else "gqa"
 
 
-def hardware_view(device: Device, offers: Iterable[Offer]) -> dict[str, Any]:
+def hardware_view(device: Device) -> dict[str, Any]:
     """A device's profile with its links, what each weight format means on it, and the price offers for it."""
-    mine = [offer.model_dump(exclude_none=True) for offer in offers if offer.device == device.name]
+    mine = [offer.model_dump(exclude_none=True) for offer in offers_of(device)]
     links = {
         name: fabric(name).model_dump(exclude_none=True) for name in (device.node.fabric, *device.node.alternatives, device.node.network)
     }
