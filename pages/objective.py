@@ -156,7 +156,13 @@ def training_details() -> None:
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"], help="Eager attention keeps the scores")
         if workload.method in ("lora", "qlora"):
             whole("Rank of adapters", "lora_rank", 8)
-    common.edit(st.toggle, "Loss made piece by piece", "workload.fused_loss", help="Logits are never whole in memory")
+    common.edit(
+        st.toggle,
+        "Loss made piece by piece",
+        "workload.fused_loss",
+        read=bool,
+        help="Logits are never whole in memory; untouched, only where they do not fit and the framework can",
+    )
 
 
 def engines() -> None:

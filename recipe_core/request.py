@@ -143,13 +143,14 @@ class TrainingWorkload(_Part):
     """A training run: ``global_batch`` sequences a step; ``tokens`` is the whole budget (None: only a step is estimated).
 
     ``method``: ``dpo`` keeps a frozen copy of the model beside the trained one and asks both; its batch counts both answers of a pair.
-    ``document_tokens``: mean length of what is put into sequences. ``packed``: documents share a sequence, and attention ends where they
-    end; otherwise a sequence is one of them and padding. ``gradient_dtype``: what gradients are kept and reduced in (None: as the framework
-    does). ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece. ``lora_rank``: of
-    adapters. Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint writers together, ``restart_s``,
-    ``repair_s`` until a failed node is back (a spare: 0); ``min_nodes``: a run that needs no fewer nodes goes on without it.
-    ``checkpoints``: training waits for a checkpoint until it is written (``synchronous``) or copied to the host (``asynchronous``), every
-    ``checkpoint_interval_s`` (None: the interval that loses least); ``kept_checkpoints`` stay.
+    ``document_tokens``: mean length of what is put into sequences. ``packed``: documents share a sequence, and attention ends where
+    they end; otherwise a sequence is one of them and padding. ``gradient_dtype``: what gradients are kept and reduced in (None: as the
+    framework does). ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece
+    (None: where they do not fit at once, and the framework can). ``lora_rank``: of adapters; what they give is multiplied by
+    ``lora_alpha`` / rank (None: by two). Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint
+    writers together, ``restart_s``, ``repair_s`` until a failed node is back (a spare: 0); ``min_nodes``: a run that needs no fewer
+    nodes goes on without it. ``checkpoints``: training waits for a checkpoint until it is written (``synchronous``) or copied to the
+    host (``asynchronous``), every ``checkpoint_interval_s`` (None: the interval that loses least); ``kept_checkpoints`` stay.
     """
 
     kind: Literal["training"]
@@ -162,8 +163,9 @@ class TrainingWorkload(_Part):
     gradient_dtype: Literal["fp32", "bf16"] | None = None
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
     attention: Literal["flash", "eager"] = "flash"
-    fused_loss: bool = False
+    fused_loss: bool | None = None
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    lora_alpha: Positive | None = None
     device_mtbf_hours: Positive | None = None
     storage_bytes_per_s: Positive | None = None
     restart_s: Positive | None = None

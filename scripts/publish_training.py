@@ -89,7 +89,8 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     """A row of the data as a run; ``row`` has the data's columns."""
     zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
     gpus, each = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
-    engine = next((ours for word, ours in ENGINES.items() if word in str(row.framework)), "torchtitan")
+    compiled = "compile=false" not in str(row.notes)  # torchtitan's layers one operator at a time are plain torch
+    engine = next((ours for word, ours in ENGINES.items() if word in str(row.framework)), "torchtitan") if compiled else "torch"
     older = source == "bs" or (source == "kor" and "seqpar" not in str(row.recompute))  # than sequence parallelism, or without it
     sizes = (_whole(getattr(row, each)) for each in ("layers", "hidden", "heads"))
     return TrainingRun(

@@ -132,7 +132,7 @@ def test_parameters_that_stay_are_gathered_once(traces: dict[str, dict[str, Any]
 def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]]) -> None:
     """The two stages between the ends hold three and two: a micro-batch of two layers (Korthikanti et al.) more or less."""
     first, second = (stage["activations_bytes"] for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][1:3])
-    layer = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32 + 8 * 14336
+    layer = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32 + 6 * 14336
     assert first - second == pytest.approx(2 * layer * 4096, rel=0.1)
 
 
@@ -161,6 +161,7 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
         ({"more": {"method": "dpo"}}, "method dpo cannot be traced"),
         ({"more": {"method": "lora"}}, "method lora cannot be traced"),
         ({"more": {"attention": "eager"}}, "attention eager cannot be traced"),
+        ({"more": {"fused_loss": True}}, "fused_loss true cannot be traced"),
         ({"tp": 3, "dp": 2}, "the split cannot run: 32 attention heads"),
     ],
 )
@@ -172,6 +173,39 @@ def test_what_cannot_be_traced_is_named(split: dict[str, Any], said: str) -> Non
 def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="traced are colwise and rowwise"):
         trace_training(*chosen_training(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
+
+
+def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
+    """6f bytes a token after torch's own partitioner, 8f one operator at a time; both beside the block's input."""
+    import torch
+    from functorch.compile import aot_module, min_cut_rematerialization_partition
+    from torch.nn.functional import silu
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = ((16, 48), (16, 48), (48, 16))
+            self.gate, self.up, self.down = (torch.nn.Linear(*size, bias=False, dtype=torch.bfloat16) for size in sizes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(silu(self.gate(x)) * self.up(x))
+
+    block, x = Block(), torch.randn(32, 16, dtype=torch.bfloat16, requires_grad=True)
+    kept: dict[str, set[int]] = {"eager": set(), "compiled": set()}
+
+    def forward(graph: torch.fx.GraphModule, _inputs: Any) -> torch.fx.GraphModule:
+        answer = next(node for node in graph.graph.nodes if node.op == "output").args[0][1:]
+        kept["compiled"] = {node for node in answer if node.op != "placeholder" and tuple(node.meta["val"].shape) == (32, 48)}
+        return graph
+
+    def pack(item: torch.Tensor) -> torch.Tensor:
+        kept["eager"] |= {item.data_ptr()} if tuple(item.shape) == (32, 48) else set()
+        return item
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda item: item):
+        block(x)
+    aot_module(block, fw_compiler=forward, bw_compiler=lambda graph, _: graph, partition_fn=min_cut_rematerialization_partition)(x)
+    assert (len(kept["eager"]), len(kept["compiled"])) == (4, 3)
 
 
 def test_the_command_line_prints_formula_beside_trace(tmp_path: Any) -> None:

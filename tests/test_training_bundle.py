@@ -102,6 +102,22 @@ def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path: Path) -> None
     assert json.loads((folder / "train.json").read_text())["model"]["config"] is None
 
 
+def test_adapters_are_trained_beside_the_weights_of_a_folder(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+    """Rank and factor as asked, at the rate of pre-training; `tests/trainer` runs such settings."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(tiny_config))
+    asked = request(str(model), {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "zero_stage": 3, "micro_batch": 4}).model_dump(mode="json")
+    rates = {}
+    for method, more in (("lora", {"lora_rank": 8}), ("pretrain", {})):
+        workload = asked["workload"] | {"method": method} | more
+        settings = json.loads(bundle_files(make_recipe(PlanRequest.parse(asked | {"workload": workload})))["train.json"])
+        rates[method] = settings["optimizer"]["learning_rate"]
+        assert settings.get("lora") == ({"rank": 8, "alpha": 16.0} if more else None)
+        assert settings["model"]["weights"] == ("pretrained" if more else "random")
+    assert rates["lora"] == rates["pretrain"]
+
+
 def test_an_open_request_gets_the_best_split_that_can_be_started() -> None:
     asked = request("meta-llama/Llama-3.1-8B", nodes=1, device="h100-sxm", per_node=8)
     table = training_plan(asked)

@@ -29,6 +29,15 @@ LLAMA, QWEN_MOE, MIXTRAL = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "mis
 ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")
 OPTIONS = Path(__file__).parent / "data" / "torchtitan-0.3.0-options.txt"
 WANTED = 500
+INLINE = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+}
 REPLICAS = ("deepspeed", "accelerate")
 """Frameworks that are launched with replicas only: they have few splits on each cluster."""
 
@@ -333,7 +342,10 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         ("torchtitan", {"zero_stage": 3, "gradient_sync": "step"}, {}, "candidate.gradient_sync", "after every micro-batch"),
         ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "has no muon"),
         ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs an end"),
-        ("torch", {}, {"method": "lora"}, "workload.method", "lora is estimated, not launched"),
+        ("torch", {}, {"method": "qlora"}, "workload.method", "qlora is estimated, not launched"),
+        ("torch", {}, {"method": "dpo"}, "workload.method", "dpo is estimated, not launched"),
+        ("torchtitan", {"zero_stage": 3}, {"method": "lora"}, "candidate.engine", "not launched with adapters"),
+        ("torch", {}, {"method": "lora", "model": INLINE}, "model", "a config has none"),
         ("torchtitan", {}, {}, "candidate.zero_stage", "whole copies after every micro-batch"),
         ("torchtitan", {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"}, {}, "candidate.schedule", "layers that are compiled"),
         ("torchtitan", {"precision": "fp8"}, {}, "candidate.precision", "its configurations have no fp8"),
@@ -426,3 +438,25 @@ def test_words_of_megatron_are_understood_by_argparse() -> None:
     words = rendered("megatron")[0][3].processes[0].argv
     known, _ = parser.parse_known_args(words[words.index("pretrain_gpt") + 1 :])
     assert known.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("precision", "work", "said"),
+    [
+        ("bf16", {}, set()),
+        ("bf16", {"gradient_dtype": "bf16"}, {"--grad-reduce-in-bf16"}),
+        ("fp8", {}, {"--grad-reduce-in-bf16"}),
+        ("fp8", {"gradient_dtype": "fp32"}, set()),
+        ("fp16", {}, set()),
+        ("fp16", {"gradient_dtype": "fp32"}, {"--accumulate-allreduce-grads-in-fp32"}),
+    ],
+)
+def test_megatron_keeps_gradients_as_they_were_estimated(precision: str, work: Any, said: set[str]) -> None:
+    """16 bits beside products in 8 bits, as NVIDIA's recipes run them, unless the request says otherwise."""
+    split = {"engine": "megatron", "tp": 2, "pp": 1, "dp": 8, "zero_stage": 1, "micro_batch": 1, "precision": precision}
+    estimates, row = chosen_training(request("megatron", candidate=split, **work))
+    words = set(training_launch(estimates, row).processes[0].argv)
+    assert words & {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"} == said
+    held, every = estimates.memory.parts["gradients"][row, 0], estimates.memory.parts["parameters"][row, 0]
+    wide = work.get("gradient_dtype") == "fp32" or (precision == "bf16" and not work)
+    assert held == (2 if wide else 1) * every

@@ -65,6 +65,33 @@ def fuse_norms(model: nn.Module) -> None:
             module.forward = forward.__get__(module)
 
 
+class FusedGate(torch.autograd.Function):
+    """What a compiled activation times up allocates and keeps: gate and up (torch's partitioner makes the activation again)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Both ``[..., intermediate]``."""
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of gate and up."""
+        gate, up = ctx.saved_tensors
+        return torch.empty_like(gate), torch.empty_like(up)
+
+
+def fuse_gates(model: nn.Module) -> None:
+    """Run the activation of dense feed-forward blocks, and its product with up, as one operator."""
+
+    def forward(block: Any, x: torch.Tensor) -> Any:
+        return block.down_proj(FusedGate.apply(block.gate_proj(x), block.up_proj(x)))  # type: ignore[no-untyped-call]
+
+    for module in model.modules():
+        if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+            module.forward = forward.__get__(module)
+
+
 class FusedLoss(torch.autograd.Function):
     """What a compiled cross entropy allocates and keeps: the 16-bit logits, and their gradient in 16 bits."""
 

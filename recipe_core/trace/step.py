@@ -31,7 +31,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from recipe_core.model.catalog import load_model
 from recipe_core.trace.build import build, keep_layers, layer_list
 from recipe_core.trace.meter import Meter, watched
-from recipe_core.trace.parallel import ATTENTION, FusedLoss, flash_attention, fuse_norms, recompute, shard, tensor_parallel
+from recipe_core.trace.parallel import ATTENTION, FusedLoss, flash_attention, fuse_gates, fuse_norms, recompute, shard, tensor_parallel
 
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 MESH = ("pipeline", "replicate", "shard", "tensor")
@@ -60,6 +60,7 @@ class Task:
     micro_batches: int
     sequence: int
     fused_norm: bool
+    fused_gate: bool
     fused_loss: bool
     fused_optimizer: bool
 
@@ -114,6 +115,8 @@ def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: M
         model.lm_head = model.base_model.norm = nn.Identity()
     if task.fused_norm:
         fuse_norms(model)
+    if task.fused_gate:
+        fuse_gates(model)
     if task.tp > 1:
         tensor_parallel(model, mesh["tensor"], sequence_parallel=task.sequence_parallel)
     if task.recompute != "none":

@@ -128,6 +128,7 @@ class _Job:
             "micro_batches": self.micro_batches,
             "sequence": int(c.sequence_length[0]),
             "fused_norm": framework.fused_norm,
+            "fused_gate": framework.fused_gate,
             "fused_loss": framework.loss_bytes.value < FP32_LOSS,
             "fused_optimizer": framework.states.step == 0,
         }
@@ -191,6 +192,8 @@ class _Job:
             )
         if framework.fused_norm:
             says.append("RMS norms keep what a fused kernel keeps.")
+        if framework.fused_gate:
+            says.append("A gate's activation and its product with up are one kernel.")
         if framework.loss_bytes.value < FP32_LOSS:
             says.append("The loss is one compiled kernel.")
         says.append("Attention is the flash operator's. Left out: the allocator's reserve, workspaces, rope scaling.")
@@ -228,7 +231,10 @@ def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
 
 def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
     """Field, its value where that is outside of the trace, and what is inside."""
-    c = {name: int(getattr(cases, name)[0]) for name in ("cp", "ep", "zero_stage", "schedule", "offload", "recompute_layers", "sync_step")}
+    c = {
+        name: int(getattr(cases, name)[0])
+        for name in ("cp", "ep", "zero_stage", "schedule", "offload", "recompute_layers", "sync_step", "fused_loss")
+    }
     m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
     piped = int(cases.pp[0]) > 1
     yield "engine", setting.engine if setting.framework.sharding != "fsdp" else None, "frameworks on FSDP: torchtitan, torch, accelerate"
@@ -236,7 +242,7 @@ def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[st
     yield "precision", setting.precision if setting.precision != "bf16" else None, "bf16"
     yield "optimizer", setting.optimizer_name if setting.optimizer_name != "adamw" else None, "adamw"
     yield "attention", None if setting.flash else "eager", "flash"
-    yield "fused_loss", "true" if setting.fused_loss else None, "losses of whole logits"
+    yield "fused_loss", "true" if c["fused_loss"] else None, "losses of whole logits"
     yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
     yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
     yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"

@@ -30,10 +30,10 @@ def found(folder: Path) -> list[tuple[int, Path]]:
 
 
 def state(parts: list[Part], optimizers: list[torch.optim.Optimizer], optimizer: str) -> dict[str, Any]:
-    """Every tensor of a run by name; reading a checkpoint writes into these."""
+    """Every tensor that a run changes, by name; reading a checkpoint writes into these."""
     out: dict[str, Any] = {}
     for part, each in zip(parts, optimizers, strict=True):
-        for name, parameter in part.named():
+        for name, parameter in part.learning():
             out[f"model.{name}"] = parameter.detach()
             out |= {f"optimizer.{name}.{key}": each.state[parameter][key] for key in STATES[optimizer]}
     return out

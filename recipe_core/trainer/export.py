@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from .errors import TrainError
+from .lora import Adapters
+from .model import stored_tensors
+from .settings import Lora
 
+ADAPTER = "adapter"
+"""Folder of the adapters alone, beside the model's."""
 _AT_ONCE = 1 << 30
 
 
@@ -21,23 +27,44 @@ def export(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype
     weights: dict[str, torch.Tensor] = {}
     pending: dict[str, torch.Tensor] = {}
     for name, parameter in reference.named_parameters():
-        pending[f"model.{name}"] = torch.empty(parameter.shape, dtype=parameter.dtype)
+        pending[name] = torch.empty(parameter.shape, dtype=parameter.dtype)
         if sum(each.nbytes for each in pending.values()) > _AT_ONCE:
             weights |= _read(checkpoint, pending, dtype)
             pending = {}
     weights |= _read(checkpoint, pending, dtype)
+    _write(weights, reference, tokenizer, target, dtype)
+
+
+def export_adapters(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype, lora: Lora, base: str) -> None:
+    """Write the adapters alone, as peft has them, and ``target``: the weights of ``base`` with what was learnt added."""
+    adapters = Adapters(reference, lora, lambda wanted: _read(checkpoint, wanted, torch.float32))
+    _replaced(target.with_name(ADAPTER), lambda part: adapters.save(part, base))
+    names = {name for name, _ in reference.named_parameters()}
+    _write(adapters.merged(stored_tensors(base, names), dtype), reference, tokenizer, target, dtype)
+
+
+def _write(weights: dict[str, torch.Tensor], reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype) -> None:
     if not all(bool(torch.isfinite(each).all()) for each in weights.values()):
-        raise TrainError(f"the weights in {checkpoint} are not finite; nothing was exported.", hint="Train with a lower learning rate.")
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        config: Any = reference.to(dtype).config  # the stored configuration says the format of the model's parameters
-        config.use_cache = True
-        config.bos_token_id, config.eos_token_id, config.pad_token_id = (
-            getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
-        )
-        reference.generation_config = type(reference.generation_config).from_model_config(config)
+        raise TrainError("the trained weights are not finite; no model was exported.", hint="Train with a lower learning rate.")
+    config: Any = reference.to(dtype).config  # the stored configuration says the format of the model's parameters
+    config.use_cache = True
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = (
+        getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    )
+    reference.generation_config = type(reference.generation_config).from_model_config(config)
+
+    def save(part: Path) -> None:
         reference.save_pretrained(part, state_dict=weights)
         tokenizer.save_pretrained(part)
+
+    _replaced(target, save)
+
+
+def _replaced(target: Path, write: Callable[[Path], None]) -> None:
+    """Exchange a folder for a new one, or leave it as it is where writing fails."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        write(part)
         if target.exists():
             shutil.rmtree(target)
         part.replace(target)
@@ -45,7 +72,8 @@ def export(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _read(checkpoint: Path, whole: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _read(checkpoint: Path, wanted: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    whole = {f"model.{name}": each for name, each in wanted.items()}
     with warnings.catch_warnings():  # that it reads alone is what is meant
         warnings.simplefilter("ignore", UserWarning)
         load(whole, checkpoint_id=checkpoint, no_dist=True)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from .checkpoint import Checkpointer
 from .data import Sequences, token_file
 from .errors import TrainError
-from .export import export
+from .export import export, export_adapters
+from .lora import fill_adapters
 from .mesh import World, join
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import Part, build, fill_pretrained, fill_random, read_config
@@ -65,6 +66,8 @@ class Run:
     def __init__(self, settings: Settings, paths: Paths, world: World) -> None:
         self.settings, self.paths, self.world = settings, paths, world
         config = read_config(settings, paths.model)
+        if settings.lora and (settings.model.weights != "pretrained" or paths.model is None):
+            raise TrainError("adapters are trained beside weights, and there are none.", hint="Give a folder with them: --model FOLDER.")
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
             raise TrainError(f"sequence_length is {length}; the model has {config.max_position_embeddings} positions.")
@@ -95,6 +98,8 @@ class Run:
             fill_pretrained(part, self.reference, self.paths.model, world.device)
         else:
             fill_random(part, self.reference, settings.seed, world.device)
+        if settings.lora:
+            fill_adapters(part, settings.seed, world.device)
         return part
 
     def go(self, resume: str) -> None:
@@ -163,7 +168,10 @@ class Run:
             if step >= self.settings.steps:
                 where, target = self.checkpoints.folder / f"step-{step}", self.paths.run / "model"
                 dtype = HALF.get(self.settings.precision, torch.float32)
-                export(where, self.reference, self.tokenizer, target, dtype)
+                if self.settings.lora:
+                    export_adapters(where, self.reference, self.tokenizer, target, dtype, self.settings.lora, str(self.paths.model))
+                else:
+                    export(where, self.reference, self.tokenizer, target, dtype)
                 say(f"done: {target} can be served")
             else:
                 say(f"stopped after step {step} of {self.settings.steps}; started again it goes on from there")

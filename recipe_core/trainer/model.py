@@ -56,6 +56,10 @@ class Part(nn.Module):
         """Parameters by the names they have in a checkpoint."""
         return ((name.removeprefix("inner."), parameter) for name, parameter in self.named_parameters())
 
+    def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those that a step changes."""
+        return ((name, parameter) for name, parameter in self.named() if parameter.requires_grad)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states or logits of ``x``."""
         given = {"input_ids": x} if self.first else {"inputs_embeds": x}
@@ -123,9 +127,9 @@ def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> 
                 module.get_buffer(key).copy_(buffer)
         drawn |= {f"{name}.{key}": parameter.detach() for key, parameter in fresh.named_parameters(recurse=False)}
         if sum(each.nbytes for each in drawn.values()) > _AT_ONCE_BYTES:
-            _put(part, drawn)
+            put(part, drawn)
             drawn = {}
-    _put(part, drawn)
+    put(part, drawn)
 
 
 def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.device) -> None:
@@ -134,14 +138,25 @@ def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.devic
     Raises:
         TrainError: when a file is missing or names tensors otherwise than the model does.
     """
+    fill_random(part, reference, 0, device)
+    named = {name for name, _ in reference.named_parameters()}
+    for name, tensor in stored_tensors(folder, {name for name, _ in part.named()} & named):
+        put(part, {name: tensor.to(device, torch.float32)})
+
+
+def stored_tensors(folder: str, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the folder's safetensors, in one order on every rank (some distribute together).
+
+    Raises:
+        TrainError: when some are not there.
+    """
     from safetensors import safe_open
 
-    fill_random(part, reference, 0, device)
-    wanted = {name for name, _ in part.named()}
+    wanted = set(names)
     for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
-            for name in sorted(wanted & set(stored.keys())):  # in one order on every rank: some distribute together
-                _put(part, {name: stored.get_tensor(name).to(device, torch.float32)})
+            for name in sorted(wanted & set(stored.keys())):
+                yield name, stored.get_tensor(name)
                 wanted.discard(name)
     if wanted:
         raise TrainError(
@@ -149,7 +164,7 @@ def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.devic
         )
 
 
-def _put(part: Part, whole: dict[str, torch.Tensor]) -> None:
+def put(part: Part, whole: dict[str, torch.Tensor]) -> None:
     """Copy the share of each rank of tensors that every rank has whole."""
     if whole:
         set_model_state_dict(part.inner, dict(whole), options=StateDictOptions(full_state_dict=True, strict=False))

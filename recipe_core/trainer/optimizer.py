@@ -31,7 +31,7 @@ def learning_rate(o: Optimizer, step: int, steps: int) -> float:
 
 def make_optimizer(o: Optimizer, part: Part) -> torch.optim.Optimizer:
     """Matrices decay, norms and biases do not. The states are there from the start, so that a checkpoint can be read into them."""
-    parameters = [parameter for _, parameter in part.named()]
+    parameters = [parameter for _, parameter in part.learning()]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": o.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from .errors import TrainError
+from .lora import adapt, narrow
 from .mesh import World
 from .model import Part
 from .settings import Settings
@@ -27,10 +28,14 @@ _HEADS = 2
 
 def lay_out(part: Part, settings: Settings, world: World) -> Part:
     """Everything the settings ask for; the parameters stay on the meta device."""
+    half = HALF.get(settings.precision)
+    if settings.lora:
+        narrow(part, half)
     if settings.split.tp > 1:
         _tensor_parallel(part, world.mesh["tp"], sequence=settings.split.sequence_parallel)
+    if settings.lora:
+        adapt(part, settings.lora)
     _recompute(part, settings.recompute)
-    half = HALF.get(settings.precision)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=half is not None)
     shard = partial(fully_shard, mesh=world.data_mesh, mp_policy=policy)
     for modules, reshard in gathered_units(part, reshard=settings.split.zero_stage == 3):

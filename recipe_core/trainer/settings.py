@@ -73,6 +73,14 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Adapters beside frozen weights: their rank, and ``alpha`` (alpha / rank times what they give is added)."""
+
+    rank: int
+    alpha: float
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """Every so many steps, keeping the newest."""
 
@@ -105,6 +113,7 @@ class Settings:
     seed: int = 0
     elastic: bool = False
     optimizer: Optimizer = Optimizer()
+    lora: Lora | None = None
     checkpoints: Checkpoints = Checkpoints()
     figures: Figures = Figures()
 

@@ -5,7 +5,9 @@ Eager 16-bit layers with flash attention keep, by saved-tensors hooks on Llama l
     8h + 4 n d + 4 k d + 4n + 8f   (+ 8h where norms are not fused and run in fp32)
 
 bytes a token: both norms' inputs and outputs, q and what attention gives, k and v, the log-sum of each head, and gate, up, their product
-and the activation. Tensor parallelism cuts all but 8h, sequence parallelism those too (Korthikanti et al., arXiv:2205.05198, section 4).
+and the activation. Compiled layers keep 6f of the 8f: torch's partitioner makes the activation again (counted in the forward graph of
+``min_cut_rematerialization_partition``, torch 2.13). Tensor parallelism cuts all but 8h, sequence parallelism those too (Korthikanti et
+al., arXiv:2205.05198, section 4).
 """
 
 from __future__ import annotations
@@ -68,8 +70,10 @@ def mlp_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
     nothing = np.zeros(len(cases))
     if layer.mlp is None:
         return nothing
-    if not isinstance(layer.mlp, MoeMlp):  # fused: gate and up, and their product in 8 bits
-        return (2.5 if setting.fused else 4.0) * BYTES * layer.mlp.intermediate * (1.0 if layer.mlp.gated else 0.5) / cases.tp
+    if not isinstance(layer.mlp, MoeMlp):
+        gated, one_kernel = layer.mlp.gated, setting.framework.fused_gate and layer.mlp.gated
+        values = 2.5 if setting.fused else 3.0 if one_kernel else 4.0  # fused: gate and up, and their product in 8 bits
+        return values * BYTES * layer.mlp.intermediate * (1.0 if gated else 0.5) / cases.tp
     m = layer.mlp
     rows = m.top_k * np.where(cases.ep > 1, setting.figures.imbalance.value, 1.0)  # a rank with every expert has its own tokens' rows
     out: Float = rows * (4 * m.expert_hidden(setting.model.hidden) + 8 * m.intermediate) / cases.tp

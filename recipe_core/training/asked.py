@@ -117,6 +117,7 @@ def training_setting(asked: Asked, engine: str | None = None, precision: Precisi
         flash=w.attention == "flash",
         fused_loss=w.fused_loss,
         lora_rank=w.lora_rank,
+        lora_alpha=w.lora_alpha or 2.0 * w.lora_rank,
         figures=figures(),
         document_tokens=w.document_tokens,
         packed=w.packed,
@@ -154,7 +155,8 @@ def stated_columns(c: CandidateRequest) -> dict[str, int]:
 def shared_columns(asked: Asked) -> dict[str, int]:
     """Columns that all splits of a request have in common."""
     w, c = asked.workload, asked.cluster
-    return {"sequence_length": w.sequence_length, "global_batch": w.global_batch, "per_node": c.per_node, "nodes": c.nodes}
+    lengths = {"sequence_length": w.sequence_length, "global_batch": w.global_batch, "fused_loss": int(bool(w.fused_loss))}
+    return lengths | {"per_node": c.per_node, "nodes": c.nodes}
 
 
 def budget(asked: Asked, n: int) -> Float:

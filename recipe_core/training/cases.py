@@ -40,8 +40,9 @@ class TrainingSetting:
     optimizer_name: str
     optimizer: Optimizer
     flash: bool
-    fused_loss: bool
+    fused_loss: bool | None
     lora_rank: int
+    lora_alpha: float
     figures: Figures
     document_tokens: int | None = None
     packed: bool = True
@@ -61,7 +62,8 @@ class TrainingSetting:
     @property
     def states(self) -> States:
         """Bytes a parameter at the setting's precision and dtype of gradients (those of 16 bits are added in place)."""
-        usual = (self.precision == "fp16" and self.framework.states_fp16) or self.framework.states
+        own = {"fp16": self.framework.states_fp16, "fp8": self.framework.states_fp8}
+        usual = own.get(self.precision) or self.framework.states
         if self.gradient_dtype is None:
             return usual
         wide = 4.0 if self.gradient_dtype == "fp32" else 2.0
@@ -92,7 +94,7 @@ class TrainingCases:
     within tp × cp × dp. shard: ranks over which states are divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master,
     2 gradients too, 3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload: positions in `RECOMPUTE`,
     `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that are recomputed (0: all). sync_step: 1 where replicas exchange
-    gradients once a step.
+    gradients once a step. fused_loss: 1 where logits are made piece by piece.
     """
 
     tp: Int
@@ -110,6 +112,7 @@ class TrainingCases:
     offload: Int
     sync_step: Int
     sequence_parallel: Int
+    fused_loss: Int
     sequence_length: Int
     global_batch: Int
     per_node: Int
@@ -175,7 +178,7 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
     the schedule is the one that ``virtual_stages`` needs.
     """
     defaults: dict[str, Any] = dict.fromkeys(("tp", "pp", "virtual_stages", "cp", "ep", "dp", "micro_batch", "sequence_parallel"), 1)
-    nothing = dict.fromkeys(("zero_stage", "recompute", "recompute_layers", "offload", "sync_step"), 0)
+    nothing = dict.fromkeys(("zero_stage", "recompute", "recompute_layers", "offload", "sync_step", "fused_loss"), 0)
     given = defaults | nothing | columns
     given.setdefault("schedule", np.where(np.asarray(given["virtual_stages"]) > 1, SCHEDULES.index("interleaved"), 0))
     given.setdefault("shard", np.asarray(given["dp"]) * np.asarray(given["cp"]))

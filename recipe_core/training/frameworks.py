@@ -47,22 +47,29 @@ class States(_Data):
 class Framework(_Data):
     """What one framework does.
 
-    ``states_fp16``: states in fp16 with loss scaling, where they differ. ``sharding``: ``fsdp`` gathers units layer by layer from shards of
-    everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces gradients once a step. ``stages``: how layers are dealt to a
-    pipeline (module `stages`). ``fused_in_8_bit``: products in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8 bits
-    and neither fp32 norms, gathered inputs nor gradients before they are added. ``gathered_input_bytes``: what tensor parallelism adds to
-    each value of the hidden state that a layer keeps. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it takes alone
-    (above 1 it is slower beside products). ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
-    ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of its forward pass.
+    ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8 bits, where they differ. ``sharding``:
+    ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces
+    gradients once a step. ``stages``: how layers are dealt to a pipeline (module `stages`). ``fused_in_8_bit``: products in 8 bits
+    bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32 norms, gathered inputs nor gradients before
+    they are added. ``casts_by_operator``: no kernel scales and casts what goes into them at once. ``fused_gate``: a gate's activation
+    and its product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make logits, loss and their
+    gradients piece by piece. ``gathered_input_bytes``: what tensor parallelism adds to each value of the hidden state that a layer
+    keeps. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside products).
+    ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic. ``selective_keeps`` and
+    ``selective_recomputes``: shares of a layer's activations and of its forward pass.
     """
 
     title: str
     states: States
     states_fp16: States | None = None
+    states_fp8: States | None = None
     sharding: Literal["fsdp", "optimizer"]
     stages: Literal["even", "cost"] = "even"
     fused_norm: bool
+    fused_gate: bool
+    loss_in_pieces: bool
     fused_in_8_bit: bool
+    casts_by_operator: bool
     gathered_input_bytes: Number
     elementwise_passes: Number
     launch_s: Number
@@ -94,6 +101,7 @@ class Figures(_Data):
     sustained: dict[str, Number]
     sustained_fp8: dict[str, Number]
     quantize_passes: Number
+    quantize_passes_by_operator: Number
     step_s: Number
     pipeline_exposed: Number
     straggler: Number

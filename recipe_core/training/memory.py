@@ -199,7 +199,8 @@ def _offload(cases: TrainingCases, states: dict[str, Float]) -> tuple[dict[str, 
 def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """How many values the last stage has at once."""
     _, _, last = stage_layers(setting, cases)
-    return last * (cases.tokens * setting.model.vocabulary / cases.tp)[:, None] / (LOSS_CHUNKS if setting.fused_loss else 1.0)
+    pieces = np.where(cases.fused_loss > 0, LOSS_CHUNKS, 1.0)
+    return last * (cases.tokens * setting.model.vocabulary / cases.tp / pieces)[:, None]
 
 
 def _moving(setting: TrainingSetting, cases: TrainingCases, whole: Held, gradients: Float, logits: Float) -> dict[str, Float]:

@@ -12,10 +12,11 @@ from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.split import Refusal
 from recipe_core.training.cases import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.training.choices import decided
 from recipe_core.training.elastic import elastic_nodes
 from recipe_core.training.frameworks import training_data
 from recipe_core.training.loading import waiting_s
-from recipe_core.training.memory import PARTS, Memory, held, memory
+from recipe_core.training.memory import LOSS_CHUNKS, PARTS, Memory, held
 from recipe_core.training.rules import host_rule, memory_rule, rules
 from recipe_core.training.run import Failures, Run, run
 from recipe_core.training.schedule import step_parts
@@ -107,6 +108,8 @@ class TrainingEstimates:
                 f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, and measured runs needed "
                 f"{band.low:.2f} to {band.high:.2f} times their estimates"
             )
+        if self.cases.fused_loss[i] and self.setting.fused_loss is None:
+            out.append(f"fused_loss: logits made at once would not fit, so the loss is made in {LOSS_CHUNKS:.0f} pieces")
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
             out.append(
@@ -194,7 +197,7 @@ def training_estimate(
     setting: TrainingSetting, cases: TrainingCases, tokens: Float, failures: Failures, notes: tuple[str, ...] = ()
 ) -> TrainingEstimates:
     """Memory, step time and run of every case, and why some cannot run; figures of infeasible cases mean nothing."""
-    mem = memory(setting, cases)
+    cases, mem = decided(setting, cases)
     parts = step_parts(setting, cases)
     parts["data_loading"] = waiting_s(cases, setting.loading, add(parts.values()))
     step_s = add(parts.values())

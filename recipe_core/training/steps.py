@@ -52,7 +52,7 @@ def _sum(a: Parts, b: Parts) -> Parts:
 
 def _product(setting: TrainingSetting, rows: Float, inputs: Float | float, outputs: Float | float, dtype: str | None = None) -> Float:
     """A product of ``rows × inputs`` with ``inputs × outputs`` weights, and casting what goes in where it runs in 8 bits."""
-    device, figures = setting.cluster.device, setting.figures
+    device = setting.cluster.device
     used = dtype or setting.precision
     peaks = device.peak_flops_per_s
     half = "bf16" if "bf16" in peaks else "fp16"
@@ -61,7 +61,9 @@ def _product(setting: TrainingSetting, rows: Float, inputs: Float | float, outpu
     moved = (1.0 if narrow else BYTES) * (inputs * outputs + rows * inputs) + BYTES * rows * outputs
     seconds = operator_s(device, "gemm", used if not narrow else half, 2 * rows * inputs * outputs / faster, moved) / setting.pace(used)
     if narrow:
-        cast = figures.quantize_passes.value * 1.5 * BYTES * rows * inputs
+        figures = setting.figures
+        passes = figures.quantize_passes_by_operator if setting.framework.casts_by_operator else figures.quantize_passes
+        cast = passes.value * 1.5 * BYTES * rows * inputs
         seconds = seconds + operator_s(device, "elementwise", half, rows * inputs, cast, 1.0)
     return seconds
 

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 from recipe_core.trainer.data import Sequences, documents
 from recipe_core.trainer.errors import TrainError
+from recipe_core.trainer.lora import adapt, narrow
 from recipe_core.trainer.main import main
 from recipe_core.trainer.mesh import degrees
 from recipe_core.trainer.metrics import Metrics, Row, prometheus, read_rows
@@ -87,6 +88,27 @@ def test_units_are_torchtitans(tmp_path: Path, tied: bool, ends: list[tuple[str,
     units = [(tuple(names[module] for module in unit), reshards) for unit, reshards in gathered_units(part, reshard=True)]
     layers = [((str(index),), True) for index in range(4)]
     assert units == [*((unit, True) for unit in ends[:-1]), *layers, (ends[-1], False)]
+
+
+def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_path: Path) -> None:
+    import torch
+
+    from recipe_core.request import PlanRequest
+    from recipe_core.training.plan import chosen_training
+
+    chosen = load_settings(write(tmp_path, settings(lora={"rank": 4, "alpha": 8})))
+    part = Part(build(read_config(chosen, None), chosen), 0, 1)
+    narrow(part, torch.bfloat16)
+    assert chosen.lora is not None
+    adapt(part, chosen.lora)
+    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 1, "micro_batch": 1}
+    work = {"kind": "training", "method": "lora", "lora_rank": 4, "sequence_length": 32, "global_batch": 1}
+    asked = {"model": CONFIG, "hardware": {"device": "cpu", "per_node": 1}, "workload": work, "candidate": split}
+    estimated = chosen_training(PlanRequest.parse(asked))[0].memory.parts["optimizer"][0, 0] / 8
+    learning = [parameter for _, parameter in part.learning()]
+    assert sum(parameter.numel() for parameter in learning) == estimated
+    assert {parameter.dtype for parameter in learning} == {torch.float32}
+    assert {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad} == {torch.bfloat16}
 
 
 def token_file(folder: Path, count: int) -> Path:

@@ -31,7 +31,7 @@ def trainer_refusals(job: Job, title: str, optimizers: tuple[str, ...]) -> Itera
     yield No(some, "candidate.recompute", f"{title} recomputes whole layers or none.", "Use none or full.")
     other = setting.optimizer_name not in optimizers
     yield No(other, "workload.optimizer", f"{title} is launched with {' or '.join(optimizers)}.", "Use adamw.")
-    yield No(setting.fused_loss, "workload.fused_loss", f"{title} is launched with logits made at once.", "Leave fused_loss out.")
+    yield No(job.fused_loss, "workload.fused_loss", f"{title} is launched with logits made at once.", "Leave fused_loss out.")
 
 
 def launch(job: Job) -> Launch:

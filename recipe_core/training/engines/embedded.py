@@ -36,7 +36,9 @@ def refusals(job: Job) -> Iterator[No]:
     yield No(unknown, "candidate.schedule", f"the embedded trainer has no {job.schedule} schedule.", f"Use {', '.join(SCHEDULES)}.")
     other = setting.optimizer_name not in OPTIMIZERS
     yield No(other, "workload.optimizer", f"the embedded trainer has no {setting.optimizer_name}.", f"Use {' or '.join(OPTIMIZERS)}.")
-    yield No(setting.fused_loss, "workload.fused_loss", "the embedded trainer makes logits at once.", "Leave fused_loss out.")
+    yield No(job.fused_loss, "workload.fused_loss", "the embedded trainer makes logits at once.", "Leave fused_loss out.")
+    bare = setting.method == "lora" and not job.has_home
+    yield No(bare, "model", "adapters are trained beside weights, and a config has none.", "Give the model's folder or id.")
     yield fsdp(job)
     yield from _pipeline(job)
     yield from _tensor(job)
@@ -115,6 +117,8 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "weights": "pretrained" if job.from_weights else "random",
         "tokenizer": "model" if job.has_home else "data",
     }
+    if setting.method == "lora":
+        more["lora"] = {"rank": setting.lora_rank, "alpha": setting.lora_alpha}
     return {
         "schema_version": 1,
         "name": f"{short_name(setting.model.name)} on {job.dims.devices} x {device.title}",

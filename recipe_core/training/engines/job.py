@@ -46,6 +46,7 @@ class Job:
     recompute_layers: int
     offload: str
     sync_step: bool
+    fused_loss: bool
     steps: int | None
     checkpoint_steps: int
     flops_per_token: float
@@ -116,10 +117,11 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         sequence_parallel=bool(c.sequence_parallel[row]) and dims.tp > 1,
         offload=OFFLOADS[c.offload[row]],
         sync_step=bool(c.sync_step[row]),
+        fused_loss=bool(c.fused_loss[row]),
         steps=steps,
         checkpoint_steps=max(1, min(round(every), steps or 1)) if math.isfinite(every) else 1,
         flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
-        hyper=usual(setting.model.parameters, steps or 1, finetune=setting.method != "pretrain"),
+        hyper=usual(setting.model.parameters, steps or 1, finetune=setting.method not in ("pretrain", "lora")),
         fewest_nodes=lambda: fewest_nodes(estimates, row),
     )
 
@@ -146,6 +148,9 @@ class No:
     hint: str
 
 
+_INSTEAD = {"qlora": "Use lora, whose frozen weights have 16 bits.", "dpo": "Use finetune or lora."}
+
+
 def common(job: Job) -> Iterator[No]:
     """What no framework can do."""
     yield No(job.steps is None, "workload.tokens", "a run needs an end.", "State the budget: tokens.")
@@ -153,8 +158,16 @@ def common(job: Job) -> Iterator[No]:
     yield No(uneven, "candidate", f"{job.dims.devices} devices do not fill nodes of {job.per_node}.", "Use whole nodes.")
     yield _invariant(job)
     s = job.setting
-    other = s.method not in ("pretrain", "finetune")
-    yield No(other, "workload.method", f"{s.method} is estimated, not launched by this version.", "Use finetune or pretrain.")
+    yield No(
+        s.method in ("qlora", "dpo"),
+        "workload.method",
+        f"{s.method} is estimated, not launched by this version.",
+        _INSTEAD.get(s.method, ""),
+    )
+    apart = s.method == "lora" and s.engine != "torch"
+    yield No(
+        apart, "candidate.engine", f"{s.framework.title} is not launched with adapters; the embedded trainer is.", "Use engine: torch."
+    )
     ends = s.document_tokens is not None
     reason = "attention that ends with documents, and padding, are estimated, not launched by this version."
     yield No(ends, "workload.document_tokens", reason, "Leave it out.")
@@ -163,7 +176,7 @@ def common(job: Job) -> Iterator[No]:
     away = job.offload != "none" and (s.engine, job.offload) != ("deepspeed", "optimizer")
     yield No(away, "candidate.offload", f"{s.framework.title} is not launched with offload: {job.offload}.", "Use deepspeed and optimizer.")
     usual = "bf16" if s.framework.states.reduced < 4 else "fp32"
-    wide = s.gradient_dtype not in (None, usual)
+    wide = s.gradient_dtype not in (None, usual) and s.engine != "megatron"
     yield No(wide, "workload.gradient_dtype", f"{s.framework.title} is launched with {usual} gradients.", f"Use {usual}.")
 
 

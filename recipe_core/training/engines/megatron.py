@@ -23,7 +23,9 @@ def refusals(job: Job) -> Iterator[No]:
     other = setting.optimizer_name not in _OPTIMIZERS
     yield No(other, "workload.optimizer", f"Megatron-LM is launched with {' or '.join(_OPTIMIZERS)}.", "Use adamw.")
     yield No(job.from_weights, "workload.method", "Megatron-LM reads checkpoints of its own format only.", "Convert one, or use torch.")
-    yield No(setting.fused_loss, "workload.fused_loss", "Megatron-LM makes logits at once.", "Leave fused_loss out.")
+    yield No(job.fused_loss, "workload.fused_loss", "Megatron-LM makes logits at once.", "Leave fused_loss out.")
+    mixed = setting.precision == "fp16" and setting.gradient_dtype == "bf16"
+    yield No(mixed, "workload.gradient_dtype", "Megatron-LM keeps gradients of fp16 in fp16 or fp32.", "Leave it out.")
     runtime = setting.cluster.device.runtime
     yield No(runtime not in ("cuda", "rocm"), "hardware.device", "Megatron-LM needs GPUs.", "Use torch.")
     yield from _degrees(job)
@@ -185,6 +187,9 @@ def _run(job: Job) -> dict[str, Any]:
     }
     if setting.precision == "fp8":
         out["fp8_format"] = "hybrid"
+    narrow = setting.states.reduced < 4
+    if narrow != (setting.precision == "fp16"):  # otherwise than it keeps them itself
+        out["grad_reduce_in_bf16" if narrow else "accumulate_allreduce_grads_in_fp32"] = True
     if job.recompute == "full":
         out |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     elif job.recompute == "selective":

@@ -140,7 +140,7 @@ def settings(job: Job) -> dict[str, Any]:
         "lr-scheduler.decay-type": "cosine",
         "lr-scheduler.decay-ratio": 1.0 - h.warmup_steps / (job.steps or 1),
         "lr-scheduler.min-lr-factor": h.least_rate_share,
-        "loss.num-chunks": 8 if job.setting.fused_loss else 1,
+        "loss.num-chunks": 8 if job.fused_loss else 1,
         "dataloader.dataset": "c4_test",  # the one that reads a folder: rows of text
         "dataloader.dataset-path": "${root}/data",
         "metrics.log-freq": 1,
