@@ -1,4 +1,4 @@
-"""Splits by their degrees: the best of each tp × pp, and all of them along parallel axes."""
+"""Splits by their degrees: the best of each tp × pp."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import plotly.graph_objects as go
 from recipe_core.board import Board
 from recipe_core.charts.style import palette
 from recipe_core.units import significant
-
-LINES = 1000
-"""Splits drawn along parallel axes, the best ranked."""
 
 
 def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
@@ -76,34 +73,3 @@ def _said(board: Board, measure: str, row: int | None, degree: dict[str, Any], t
         return f"{board.label(row)}<br>{board.measures[measure].title} {board.text(measure, row)}"
     refused = np.flatnonzero((degree["tp"] == tp) & (degree["pp"] == pp))
     return board.kind(board.codes(int(refused[0]))) if len(refused) else "no such split of these devices"
-
-
-def parallel(board: Board, measures: tuple[str, ...], *, dark: bool = False) -> go.Figure:
-    """All splits along their degrees and measures; drag along an axis to keep a part of it."""
-    colours = palette(dark)
-    rows = board.ranked[:LINES]
-    rows = rows[np.all([np.isfinite(board.raw(name)[rows]) for name in measures], axis=0)]
-    dimensions: list[dict[str, Any]] = []
-    for name in ("tp", "pp", "dp", "ep", "cp"):
-        values = board.degree(name)[rows]
-        levels = np.unique(values)
-        if len(levels) > 1:
-            place = np.searchsorted(levels, values)
-            ticks = list(range(len(levels)))
-            dimensions.append({"label": name, "values": place, "tickvals": ticks, "ticktext": [str(level) for level in levels]})
-    dimensions += [{"label": board.measures[name].head, "values": board.values(name, rows)} for name in measures]
-    figure = go.Figure(
-        go.Parcoords(
-            dimensions=dimensions,
-            line={
-                "color": board.values(measures[0], rows),
-                "colorscale": "Cividis",
-                "reversescale": not board.measures[measures[0]].more_is_better,
-            },
-            labelfont={"color": colours.ink},
-            tickfont={"color": colours.ink},
-            rangefont={"color": "rgba(0,0,0,0)"},
-        )
-    )
-    figure.update_layout(height=420, margin={"l": 50, "r": 40, "t": 50, "b": 20})
-    return figure
