@@ -74,7 +74,7 @@ def nothing_fits(found: Board) -> None:
     none = "The only split does not fit." if len(found) == 1 else f"None of {len(found):,} splits fits."
     st.error(f"**{none}** {common.escape(nearest)}", icon=":material/block:")
     with st.container(horizontal=True):
-        for n, remedy in enumerate(common.remedies(found)):
+        for n, remedy in enumerate(common.remedies()):
             label = common.escape(f"{change_label(remedy.changes)}: then {remedy.split} fits")
             st.button(label, key=f"remedy-{n}", icon=":material/build:", on_click=common.apply, args=(remedy.changes,))
 

@@ -182,6 +182,19 @@ def test_a_box_over_an_axis_lists_the_splits_that_pass(page: Any, address: str) 
     page.get_by_role("tabpanel").filter(visible=True).locator("[data-testid=stDataFrame] canvas").first.wait_for()
 
 
+def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(page: Any, address: str) -> None:
+    limits = "objective.limits.tpot_ms=400&objective.limits.percentile=95"
+    slow = f"model=Qwen%2FQwen3-30B-A3B&hardware.nodes=8&workload.concurrency=2048&{limits}"
+    page.goto(f"{address}/objective?{slow}")
+    page.get_by_text("splits are simulated").wait_for()
+    page.get_by_role("button", name="Judge by means instead").click()
+    wait_for_query(page, "objective.limits.percentile", None)
+    settled(page, QUESTIONS["objective"])
+    assert query(page)["objective.limits.tpot_ms"] == "400"
+    assert page.get_by_text("splits fit").count()
+    assert not page.get_by_text("splits are simulated").count()
+
+
 def test_a_command_is_checked(page: Any, address: str) -> None:
     page.goto(f"{address}/check")
     settled(page, PAGES["check"])
