@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import streamlit as st
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
-from recipe_core.api import create_api
 from recipe_core.resources import root
-from recipe_core.serve import folders_allowed
+from recipe_core.serve import Later, folders_allowed, load_pages
 
 log = logging.getLogger("recipe_builder")
 
@@ -37,9 +40,24 @@ def first_page(request: Request) -> RedirectResponse:
     return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
+def make_api() -> ASGIApp:
+    """The API; its libraries are not needed by the pages."""
+    from recipe_core.api import create_api
+
+    return create_api(folders=folders_allowed())
+
+
+@asynccontextmanager
+async def loading(_: st.App) -> AsyncIterator[None]:
+    """Load what the first page needs while the server already answers."""
+    threading.Thread(target=load_pages, name="loading", daemon=True).start()
+    yield
+
+
 app = st.App(
     root("pages") / "_entry.py",
-    routes=[Mount("/api/v1", app=create_api(folders=folders_allowed())), Route("/model", first_page)],
+    routes=[Mount("/api/v1", app=Later(make_api)), Route("/model", first_page)],
+    lifespan=loading,
     on_script_error=say_sorry,
 )
 

@@ -6,8 +6,13 @@ import importlib.util
 import os
 import socket
 import sys
+import threading
 import tomllib
+from collections.abc import Callable
 from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recipe_core.errors import InputError
 from recipe_core.resources import root
@@ -23,6 +28,31 @@ def folders_allowed() -> bool:
     (another ASGI server, a proxy in front), it cannot know who is asking, so it reads no paths.
     """
     return os.environ.get(FOLDERS) == "1"
+
+
+class Later:
+    """An ASGI app that is made when it is first asked: the first page does not wait for it."""
+
+    def __init__(self, make: Callable[[], ASGIApp]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._app: ASGIApp | None = None
+
+    def _made(self) -> ASGIApp:
+        with self._lock:
+            if self._app is None:
+                self._app = self._make()
+            return self._app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does."""
+        app = await run_in_threadpool(self._made)
+        await app(scope, receive, send)
+
+
+def load_pages() -> None:
+    """Import what pages draw with. A server does so while the first browser still loads its own part, which takes as long."""
+    for name in ("recipe_core.board", "recipe_core.tables", "recipe_core.charts", "recipe_core.slos"):
+        importlib.import_module(name)
 
 
 def serve(host: str, port: int) -> None:

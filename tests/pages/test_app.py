@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+from recipe_core.api import create_api
 from recipe_core.resources import root
-from recipe_core.serve import FOLDERS, folders_allowed
+from recipe_core.serve import FOLDERS, Later, folders_allowed
 
 LOAD = """
 import importlib.util, sys
@@ -32,6 +35,24 @@ def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.Mon
     if value is not None:
         monkeypatch.setenv(FOLDERS, value)
     assert folders_allowed() is allowed
+
+
+def test_the_server_starts_without_what_only_its_answers_need() -> None:
+    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'recipe_core.api', 'recipe_core.board'} & set(sys.modules)))"
+    assert run(script).stdout.strip() == "[]"
+
+
+def test_the_api_is_made_once_when_it_is_first_asked() -> None:
+    made: list[FastAPI] = []
+
+    def make() -> FastAPI:
+        made.append(create_api(folders=False))
+        return made[-1]
+
+    client = TestClient(Later(make))
+    assert not made
+    assert [client.get("/models").status_code for _ in range(2)] == [200, 200]
+    assert len(made) == 1
 
 
 def test_an_unexpected_error_is_one_sentence_and_its_id_is_in_the_log() -> None:
