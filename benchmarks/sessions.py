@@ -27,6 +27,8 @@ from playwright.async_api import Browser, Page, async_playwright
 LIMIT_S = 1.0
 THINK_S = 3.0
 PATIENCE_MS = 180_000
+POLL_MS = 20
+"""How often a page is asked; at every frame, as Playwright does by itself, would have it draw frames for the asking."""
 MODELS = (
     "meta-llama/Llama-3.1-70B-Instruct",
     "Qwen/Qwen3-32B",
@@ -60,7 +62,7 @@ async def clicked(page: Page, place: Any, predicate: str, argument: str) -> floa
     box = await place.bounding_box()
     start = time.perf_counter()
     await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    await page.wait_for_function(predicate, arg=argument)
+    await page.wait_for_function(predicate, arg=argument, polling=POLL_MS)
     return time.perf_counter() - start
 
 
@@ -126,7 +128,7 @@ class Run:
         page.set_default_timeout(PATIENCE_MS)
         start = time.perf_counter()
         await page.goto(f"{self.server.base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}")
-        await page.wait_for_function(HEADING, arg=QUESTIONS["Compare"], polling=50)
+        await page.wait_for_function(HEADING, arg=QUESTIONS["Compare"], polling=POLL_MS)
         self.opened.append(time.perf_counter() - start)
         if await self.together.wait() == 0:
             self.before = await self.used()

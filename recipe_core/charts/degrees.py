@@ -19,7 +19,7 @@ def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
     best = _best_cells(board, measure, degree)
     tps, pps = (sorted({int(value) for value in degree[name][board.feasible | _common(board)]}) for name in ("tp", "pp"))
     z = [[_value(board, measure, best.get((tp, pp))) for tp in tps] for pp in pps]
-    text = [["✕" if value is None else significant(value) for value in line] for line in z]
+    text = [["" if value is None else significant(value) for value in line] for line in z]
     said = [[_said(board, measure, best.get((tp, pp)), degree, tp, pp) for tp in tps] for pp in pps]
     figure = go.Figure(
         go.Heatmap(
@@ -38,10 +38,16 @@ def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
             colorbar={"title": {"text": quantity.unit}, "thickness": 12},
         )
     )
-    for line, pp in zip(z, pps, strict=True):
-        for value, tp in zip(line, tps, strict=True):
-            if value is None:
-                figure.add_annotation(x=f"tp {tp}", y=f"pp {pp}", text="✕", showarrow=False, font={"color": colours.muted})
+    empty = [(x, y) for y, line in enumerate(z) for x, value in enumerate(line) if value is None]
+    figure.add_scatter(
+        x=[f"tp {tps[x]}" for x, _ in empty],
+        y=[f"pp {pps[y]}" for _, y in empty],
+        mode="text",
+        text=["✕"] * len(empty),
+        textfont={"color": colours.muted},
+        hoverinfo="skip",  # what is pointed at is the cell
+        showlegend=False,
+    )
     figure.update_layout(height=130 + 40 * len(pps), margin={"l": 10, "r": 10, "t": 10, "b": 10})
     figure.update_xaxes(title=None, type="category", showgrid=False)
     figure.update_yaxes(title=None, type="category", autorange="reversed", showgrid=False)
