@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import streamlit as st
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
 
 from recipe_core.resources import root
 from recipe_core.serve import Later, folders_allowed, load_pages
@@ -40,24 +40,38 @@ def first_page(request: Request) -> RedirectResponse:
     return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
-def make_api() -> ASGIApp:
+def make_api() -> Starlette:
     """The API; its libraries are not needed by the pages."""
     from recipe_core.api import create_api
 
     return create_api(folders=folders_allowed())
 
 
+def make_mcp() -> Starlette:
+    """The agents' door, likewise."""
+    from recipe_core.mcp import create_mcp, http_app
+
+    return http_app(create_mcp(folders=folders_allowed()), local=folders_allowed())
+
+
+api, agents = Later(make_api), Later(make_mcp)
+
+
 @asynccontextmanager
-async def loading(_: st.App) -> AsyncIterator[None]:
-    """Load what the first page needs while the server already answers."""
+async def lifespan(_: st.App) -> AsyncIterator[None]:
+    """Load what the first page needs while the server already answers; at the end, end what was made since."""
     threading.Thread(target=load_pages, name="loading", daemon=True).start()
-    yield
+    try:
+        yield
+    finally:
+        await api.close()
+        await agents.close()
 
 
 app = st.App(
     root("pages") / "_entry.py",
-    routes=[Mount("/api/v1", app=Later(make_api)), Route("/model", first_page)],
-    lifespan=loading,
+    lifespan=lifespan,
+    routes=[Mount("/api/v1", app=api), Route("/mcp", agents), Route("/model", first_page)],
     on_script_error=say_sorry,
 )
 

@@ -10,7 +10,7 @@ from recipe_core.commands.judge import check_command
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.errors import RecipeError
 from recipe_core.figures import MEMORY
-from recipe_core.hardware.catalog import device, device_names
+from recipe_core.hardware.catalog import device_names
 from recipe_core.labels import change_label, degrees
 from recipe_core.request import ServingWorkload
 from recipe_core.serve import folders_allowed
@@ -65,14 +65,7 @@ def ask() -> str:
     )
     chip, per_node, nodes, go = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
     with chip:
-        common.edit(
-            st.selectbox,
-            "On",
-            "hardware.device",
-            read=lambda name: device(name).name,
-            options=device_names(),
-            format_func=lambda name: device(name).title,
-        )
+        common.pick_device(st.selectbox, "On", device_names(), lambda chip: chip.title)
     with per_node:
         common.edit(st.number_input, "Devices per node", "hardware.per_node", min_value=1, max_value=1 << 20, step=1)
     with nodes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,8 @@ import streamlit as st
 from recipe_core import edits, fixes, keys, progress, query
 from recipe_core.board import Board, board_of, shared_candidate
 from recipe_core.errors import RecipeError
+from recipe_core.hardware.catalog import device, is_own
+from recipe_core.hardware.profile import Device
 from recipe_core.labels import split_name
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
@@ -118,6 +120,22 @@ def edit(
         {"value": None} if optional and widget == st.number_input else {}
     )  # an emptied field stays empty instead of falling to its minimum
     widget(label, key=key, on_change=commit, **empty, **options)
+
+
+def pick_device(widget: Callable[..., Any], label: str, names: Sequence[str], title: Callable[[Device], str], **options: Any) -> None:
+    """Draw a widget on the device: shipped ones by name, and beside them the request's where that is a profile of one's own."""
+    now = request().hardware.device
+    chosen = device(now)
+    edit(
+        widget,
+        label,
+        "hardware.device",
+        read=lambda _: chosen.name,
+        write=lambda name: now if name == chosen.name else name,
+        options=[*names, *([chosen.name] if is_own(chosen) else [])],
+        format_func=lambda name: title(chosen if name == chosen.name else device(name)),
+        **options,
+    )
 
 
 def choose(widget: Callable[..., Any], label: str, key: str, now: Any, changes: Callable[[Any], Mapping[str, Any]], **options: Any) -> None:

@@ -213,7 +213,8 @@ def doors(bundle: Bundle, request: PlanRequest) -> None:
     here = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
     base, name, at = here.rsplit("/", 1)[0], bundle.recipe.name, bundle.recipe.parameters
     body = request.to_json()
-    yaml, plain, link, cli, curl, python = st.tabs(["Request (YAML)", "JSON", "Link", "Command line", "curl", "Python"])
+    names = ["Request (YAML)", "JSON", "Link", "Command line", "curl", "Python", "MCP"]
+    yaml, plain, link, cli, curl, python, agent = st.tabs(names)
     with yaml:
         parts.code(to_yaml(body))
     with plain:
@@ -230,6 +231,11 @@ def doors(bundle: Bundle, request: PlanRequest) -> None:
     with python:
         st.caption("The same by Python's standard library:")
         parts.code(snippets.python(base, request, at, name))
+    with agent:
+        st.caption("Agents ask by the Model Context Protocol: this server, or a program of their own. What a client is configured with:")
+        parts.code(snippets.agent(base))
+        st.caption("The call that builds this bundle; the answer lists its files and names the resource that is the zip:")
+        parts.code(snippets.tool_call(request, at))
 
 
 def show(bundle: Bundle, request: PlanRequest) -> None:

@@ -1,10 +1,11 @@
 import common
+import own_device
 import parts
 import price
 import streamlit as st
 
 from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import cluster, device, device_names, fabric, fabric_names
+from recipe_core.hardware.catalog import cluster, device, device_names, fabric, fabric_names, is_own
 from recipe_core.hardware.detect import detect
 from recipe_core.hardware.profile import Device, Source
 from recipe_core.request import HardwareRequest
@@ -29,9 +30,11 @@ by_vendor = {vendor: [name for name in device_names() if device(name).vendor == 
 by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 
 
-def short(name: str) -> str:
+def short(chip: Device) -> str:
     """A device as its profile calls it, without its vendor and what it is like."""
-    said = device(name).title.split(",")[0].split("(")[0]
+    if is_own(chip):
+        return chip.name
+    said = chip.title.split(",")[0].split("(")[0]
     return said.removeprefix("NVIDIA ").removeprefix("AMD ").removeprefix("Intel ").removeprefix("GeForce ").strip()
 
 
@@ -53,16 +56,7 @@ def devices() -> None:
         format_func=VENDORS.get,
         required=True,
     )
-    common.edit(
-        st.pills,
-        "Device",
-        "hardware.device",
-        read=lambda _: chosen.name,
-        options=by_vendor[chosen.vendor],
-        format_func=short,
-        required=True,
-        wrap=True,
-    )
+    common.pick_device(st.pills, "Device", by_vendor[chosen.vendor], short, required=True, wrap=True)
 
 
 def counts() -> None:
@@ -99,6 +93,8 @@ def known() -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.badge(VENDORS[chosen.vendor], color=COLOURS[chosen.vendor])
             st.badge(found.level, color=colour, icon=icon)
+            if is_own(chosen):
+                st.badge("your profile", color="violet", icon=":material/upload_file:")
         st.markdown(f"**{common.escape(chosen.title)}**")
         st.caption(found.said)
         joined = cluster(request.hardware)
@@ -106,6 +102,7 @@ def known() -> None:
         rows = {
             "Engines": ", ".join(found.engines) or "none",
             "Published runs": f"{found.runs:,} come with the package" if found.runs else "none",
+            **({"Known as": device(chosen.known_as).title} if chosen.known_as else {}),
             "In a node": joined.fabric.title,
             "Between nodes": joined.network.title,
             "Price": f"{cost} ({joined.price_basis})" if joined.price_basis else cost,
@@ -136,7 +133,7 @@ def beside() -> None:
     st.caption("Other clusters are judged together with this one; every chart then shows which split is whose.")
     for n, other in enumerate(others):
         left, per_node, nodes, remove = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
-        left.markdown(f"**{common.escape(short(other.device))}** · {common.escape(hardware_name(other))}")
+        left.markdown(f"**{common.escape(short(device(other.device)))}** · {common.escape(hardware_name(other))}")
         for place, field, label in ((per_node, "per_node", "Devices per node"), (nodes, "nodes", "Nodes")):
             with place:
                 common.choose(
@@ -242,6 +239,7 @@ with left:
 with right:
     known()
 cards()
+own_device.draw(chosen, short(chosen))
 if not common.training():
     beside()
 here()

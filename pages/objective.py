@@ -189,6 +189,12 @@ def engines() -> None:
     common.edit(
         st.toggle, "Also splits whose ranks share a cache (cp)", "options.context_parallel", help="Where there are more ranks than KV heads"
     )
+    common.edit(
+        st.toggle,
+        "Also prefill pools (prompts computed on devices of their own)",
+        "options.disaggregated",
+        help="Any split in each pool, in as many copies as there are devices; not for static batches",
+    )
 
 
 def aim() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import common
 import streamlit as st
 
 from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import cluster, device, offers
+from recipe_core.hardware.catalog import cluster, device
+from recipe_core.hardware.prices import offers_of
+from recipe_core.hardware.profile import Commitment
 from recipe_core.owning import Owning
 from recipe_core.units import usd
 
@@ -25,13 +29,15 @@ OWNED = {
 
 
 def price_changes(mode: str) -> dict[str, object]:
-    """From one way of saying the price to another; a price of one's own starts at the present one."""
+    """From one way of saying the price to another; a price of one's own starts at the present one, and keeps what it is for."""
     st.session_state["price_mode"] = mode
     if mode == "offer":
-        return {"hardware.usd_per_device_hour": None}
+        return {"hardware.usd_per_device_hour": None, "hardware.commitment": None}
     if mode == "owned":
-        return {"hardware.usd_per_device_hour": owned_price()}
-    return {"hardware.usd_per_device_hour": cluster(common.request().hardware).usd_per_device_hour or 1.0}
+        return {"hardware.usd_per_device_hour": owned_price(), "hardware.commitment": None}
+    now = cluster(common.request().hardware)
+    kind = None if now.commitment == "on-demand" else now.commitment
+    return {"hardware.usd_per_device_hour": now.usd_per_device_hour or 1.0, "hardware.commitment": kind}
 
 
 def owning() -> Owning:
@@ -69,41 +75,65 @@ def draw() -> None:
     if mode == "offer":
         offer_list()
     elif mode == "stated":
+        stated_price()
+    else:
+        own_hardware()
+    if note := cluster(common.request().hardware).price_note:
+        st.caption(f":material/info: {common.escape(note)}")
+
+
+def stated_price() -> None:
+    """A price of one's own, and what it is for."""
+    price, kind, term = st.columns([2, 3, 2], vertical_alignment="bottom")
+    with price:
         common.edit(
             st.number_input, "My price ($ per device and hour)", "hardware.usd_per_device_hour", min_value=0.001, step=0.1, format="%.3f"
         )
-    else:
-        own_hardware()
+    with kind:
+        common.edit(st.segmented_control, "It is", "hardware.commitment", options=list(get_args(Commitment)), optional=True)
+    if common.request().hardware.commitment == "reserved":
+        with term:
+            common.edit(st.number_input, "Term (months)", "hardware.term_months", min_value=1, max_value=120, step=1, optional=True)
 
 
 def offer_list() -> None:
     """Offers for the device, cheapest first, by what one commits to."""
-    named = device(common.request().hardware.device).name
-    prices = {offer.name: offer for offer in offers() if offer.device == named}
-    kinds = list(dict.fromkeys(offer.commitment for offer in prices.values()))
-    kept = list(prices)
-    if len(kinds) > 1:
-        kind = st.pills("Commitment", kinds, key="commitment", persist_state="session", help="None chosen: all")
-        kept = [name for name, offer in prices.items() if kind in (None, offer.commitment) or name == common.request().hardware.offer]
-
-    first = next((offer for offer in prices.values() if offer.commitment == "on-demand"), None)
-    cheapest = f"Cheapest on demand: {usd(first.usd_per_device_hour)} per hour · {first.name}" if first else NO_OFFER
+    asked = common.request().hardware
+    every = offers_of(device(asked.device))
+    kinds = [kind for kind in get_args(Commitment) if kind == "on-demand" or any(offer.commitment == kind for offer in every)]
+    named = next((offer for offer in every if offer.name == asked.offer), None)
+    kind = named.commitment if named else asked.commitment or "on-demand"
+    common.choose(
+        st.segmented_control,
+        "Commitment",
+        "_commitment",
+        kind,
+        lambda chosen: {"hardware.commitment": None if chosen == "on-demand" else chosen},
+        options=kinds,
+        required=True,
+        help="On demand: by the hour. Spot: until the provider takes it back. Reserved: paid for a term, used or not",
+    )
+    prices = {offer.name: offer for offer in every if offer.commitment == kind}
 
     def label(name: str) -> str:
         if name == CHEAPEST:
-            return cheapest
+            first = next(iter(prices.values()), None)
+            return f"Cheapest {kind}: {usd(first.usd_per_device_hour)} per hour · {first.name}" if first else NO_OFFER
         offer = prices[name]
-        return f"{usd(offer.usd_per_device_hour)} per hour · {offer.name} · {offer.commitment} · {offer.date}"
+        return f"{usd(offer.usd_per_device_hour)} per hour · {offer.name} · {offer.terms} · {offer.date}"
 
     common.choose(
         st.selectbox,
         "Offer",
         "_price",
-        common.request().hardware.offer or CHEAPEST,
-        lambda name: {"hardware.offer": name or None},
-        options=[CHEAPEST, *kept],
+        asked.offer or CHEAPEST,
+        lambda name: {"hardware.offer": name} if name else {"hardware.commitment": None if kind == "on-demand" else kind},
+        options=[CHEAPEST, *prices],
         format_func=label,
     )
+    for offer in [named or next(iter(prices.values()), None)]:
+        if offer is not None and offer.note:
+            st.caption(common.escape(offer.note))
 
 
 def own_hardware() -> None:

@@ -25,9 +25,10 @@ LISTED = 50
 
 
 def is_stated() -> bool:
-    """Whether the request states a split, or a part of one, that no key names."""
+    """Whether the request states a split, or a part of one, that no key of this plan names."""
     candidate = common.request().candidate
-    if candidate is None or (candidate.prefill is None and common.chosen_key()):
+    planned = candidate is not None and (candidate.prefill is None or common.request().options.disaggregated)
+    if candidate is None or (planned and common.chosen_key()):
         return False
     return bool(set(candidate.model_dump(exclude_none=True)) - (set(SHARED) if common.training() else set()))
 

@@ -14,16 +14,10 @@ import numpy as np
 from recipe_core.board.measure import days
 from recipe_core.board.serving import ServingBoard
 from recipe_core.board.training import TrainingBoard
+from recipe_core.estimate.cache import cached_tokens, kv_token_bytes, state_bytes
 from recipe_core.estimate.cases import Cases, Setting
-from recipe_core.estimate.memory import (
-    cached_tokens,
-    kv_token_bytes,
-    layer_weight_bytes,
-    stage_columns,
-    stage_layers,
-    state_bytes,
-    vocabulary_bytes,
-)
+from recipe_core.estimate.memory import stage_columns
+from recipe_core.estimate.weights import layer_weight_bytes, stage_layers, vocabulary_bytes
 from recipe_core.figures import MEMORY
 from recipe_core.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
 from recipe_core.model.spec import CompressedAttention

@@ -37,8 +37,8 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     """The request with dotted fields changed (None takes one out) and what depends on them kept consistent.
 
     Another kind of workload starts from its usual one and drops what only the old kind has; a new mode brings its usual load; a new device
-    drops the links and the price of the old one and keeps a full node full; an offer and a stated price replace each other; a longer prompt
-    or answer stretches the longest context.
+    drops the links and the price of the old one and keeps a full node full; an offer and a stated price replace each other, and an offer
+    and a commitment; a longer prompt or answer stretches the longest context.
 
     Raises:
         RecipeError: when the changed request is not valid; the message names the field.
@@ -52,7 +52,11 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     if "hardware.device" in changes and changes["hardware.device"] != request.hardware.device:
         _swap_device(named, request.hardware, changes)
     if changes.get("hardware.offer") is not None:
-        named["hardware.usd_per_device_hour"] = None
+        named |= dict.fromkeys(("hardware.usd_per_device_hour", "hardware.commitment", "hardware.term_months"))
+    if "hardware.commitment" in changes:
+        named["hardware.offer"] = changes.get("hardware.offer")
+        if changes["hardware.commitment"] != "reserved":
+            named["hardware.term_months"] = None
     if changes.get("hardware.usd_per_device_hour") is not None:
         named["hardware.offer"] = None
     longest, prompt, answer = (named.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens"))
@@ -97,7 +101,7 @@ def _swap_load(named: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _swap_device(named: dict[str, Any], old: HardwareRequest, changes: Mapping[str, Any]) -> None:
-    for name in ("fabric", "network", "offer", "usd_per_device_hour"):
+    for name in ("fabric", "network", "offer", "usd_per_device_hour", "commitment", "term_months"):
         named[f"hardware.{name}"] = changes.get(f"hardware.{name}")
     if "hardware.per_node" not in changes:
         full, new_full = device(old.device).node.devices, device(named["hardware.device"]).node.devices

@@ -14,7 +14,7 @@ from recipe_core.board import Board, ServingBoard, TrainingBoard
 from recipe_core.candidates import one_split, resolve
 from recipe_core.edits import change
 from recipe_core.errors import RecipeError
-from recipe_core.labels import degrees, training_split
+from recipe_core.labels import serving_split, training_split
 from recipe_core.limits import LIMITS
 from recipe_core.plan import judged
 from recipe_core.request import CandidateRequest, PlanRequest
@@ -57,7 +57,7 @@ class Remedy:
 def remedies(board: Board) -> list[Remedy]:
     """Where nothing fits: a few changes after which something does."""
     if isinstance(board, ServingBoard):
-        return [Remedy(found.changes, degrees(found.candidate)) for found in advice.remedies(board.table)]
+        return [Remedy(found.changes, serving_split(found.candidate)) for found in advice.remedies(board.table)]
     if isinstance(board, TrainingBoard):
         return [Remedy({found.field: found.value}, training_split(found.candidate)) for found in board.table.remedies]
     return []

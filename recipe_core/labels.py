@@ -14,6 +14,16 @@ def degrees(candidate: Mapping[str, Any]) -> str:
     return " · ".join(f"{name} {candidate[name]}" for name in shown if name == "tp" or (candidate.get(name) or 1) > 1)
 
 
+def serving_split(candidate: Mapping[str, Any]) -> str:
+    """Degrees with copies and the prefill pool where there are any: ``2 × (tp 4), prompts on 3 × tp 2``."""
+    copies, pool = candidate.get("replicas") or 1, candidate.get("prefill")
+    whole = f"{copies} × ({degrees(candidate)})" if copies > 1 else degrees(candidate)
+    if not pool:
+        return whole
+    number = pool.get("replicas") or 1
+    return f"{whole}, prompts on {f'{number} × ' if number > 1 else ''}{degrees(pool)}"
+
+
 def training_split(candidate: Mapping[str, Any]) -> str:
     """``dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute``: degrees above one, and what the states and activations do."""
     c = candidate
@@ -28,11 +38,13 @@ def training_split(candidate: Mapping[str, Any]) -> str:
 
 def split_name(candidate: Mapping[str, Any]) -> str:
     """A candidate of serving or of training in a few characters."""
-    return training_split(candidate) if candidate.get("micro_batch") is not None else degrees(candidate)
+    return training_split(candidate) if candidate.get("micro_batch") is not None else serving_split(candidate)
 
 
 def short_name(candidate: Mapping[str, Any]) -> str:
-    """The degrees alone."""
+    """The degrees alone; of two pools those of the decoding one first: ``tp 4 + 2 × tp 2``."""
+    if candidate.get("prefill"):
+        return serving_split(candidate).replace(", prompts on ", " + ")
     return " · ".join(part for part in split_name(candidate).split(" · ") if part.split()[0] in ("tp", "pp", "dp", "ep", "cp", "one"))
 
 

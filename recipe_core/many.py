@@ -11,15 +11,17 @@ from recipe_core.candidates import Resolved, one_split, resolve
 from recipe_core.errors import RecipeError
 from recipe_core.estimate import Cases, Setting
 from recipe_core.estimate.cases import stack
+from recipe_core.hardware.catalog import is_own
 from recipe_core.plan import chosen_plan, judged
 from recipe_core.request import CandidateRequest, PlanRequest
 from recipe_core.training.plan import estimate_training_many, is_training
 
 
-def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
+def estimate_many(values: Iterable[Any], *, files: bool = False) -> list[dict[str, Any]]:
     """One estimate a request, in order; a bad request answers its error in its place.
 
-    Requests that share model, device, engine, mode and dtypes are estimated together, as columns.
+    Requests that share model, device, engine, mode and dtypes are estimated together, as columns. ``files`` is that of
+    ``PlanRequest.parse``.
     """
     answers: dict[int, dict[str, Any]] = {}
     training: list[tuple[int, PlanRequest]] = []
@@ -28,7 +30,7 @@ def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
         try:
             if isinstance(value, RecipeError):  # a line that was no document
                 raise value
-            request = PlanRequest.parse(value)
+            request = PlanRequest.parse(value, files=files)
             if is_training(request):
                 training.append((n, request))
                 continue
@@ -52,7 +54,7 @@ def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
 def setting_key(found: Resolved, chosen: Setting) -> str:
     """What requests must share to be columns of one estimate: all of the setting (not the counts) and the limits."""
     c, workload = chosen.cluster, found.workload
-    hardware = [c.device.name, c.fabric.name, c.network.name, c.usd_per_device_hour, c.price_basis]
+    hardware = [c.device.digest if is_own(c.device) else c.device.name, c.fabric.name, c.network.name, c.usd_per_device_hour, c.price_basis]
     limits = found.request.objective.limits.model_dump(mode="json") | {"spread": (workload.input_spread, workload.output_spread)}
     candidate = found.request.candidate
     pools = candidate is not None and candidate.prefill is not None  # either all columns of an estimate have two pools or none

@@ -51,6 +51,8 @@ TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=
 """The run that a link means which says ``workload.kind=training`` and nothing more about it."""
 
 _BESIDE = ("v", "pins")
+WHOLE = ("model", "hardware.device")
+"""Fields that are a name or a whole document (a config, a profile), which is one value."""
 _PLAIN = re.compile(r"[\w.\-]+")
 
 _PARTS: dict[str, type[BaseModel]] = {
@@ -96,15 +98,16 @@ def to_query(request: PlanRequest) -> dict[str, str]:
 
 
 def flat(request: PlanRequest) -> dict[str, Any]:
-    """Dotted names of everything a request states, defaults included; the model (perhaps a whole config) is one value."""
+    """Dotted names of everything a request states, defaults included; a model or a device that is a whole document is one value."""
     return {"model": request.model} | leaves(request.model_dump(exclude={"model"}, exclude_none=True))
 
 
 def leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted names."""
+    """Nested mappings as one with dotted names, but for those that are one value."""
     out: dict[str, Any] = {}
     for name, item in value.items():
-        out |= leaves(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {f"{prefix}{name}": item}
+        nested = isinstance(item, Mapping) and f"{prefix}{name}" not in WHOLE
+        out |= leaves(item, f"{prefix}{name}.") if nested else {f"{prefix}{name}": item}
     return out
 
 
@@ -131,7 +134,7 @@ def _defaults(kind: Any, mode: Any) -> dict[str, Any]:
 
 
 def _encode(name: str, value: Any) -> str:
-    if name == "model":
+    if name in WHOLE:
         readable = isinstance(value, str) and not value.startswith(("{", '"'))
         return value if readable else json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
     if isinstance(value, bool):
@@ -149,8 +152,8 @@ def _encode(name: str, value: Any) -> str:
 
 
 def _decode(name: str, text: str) -> Any:
-    if name == "model" and text.startswith(("{", '"')):
-        return parse_json(text, "the model")
+    if name in WHOLE and text.startswith(("{", '"')):
+        return parse_json(text, f"the {name.rpartition('.')[2]}")
     if name in _LISTS:
         return parse_json(text, name) if text.startswith("[") else [item for item in text.split(",") if item]
     return text
@@ -224,7 +227,9 @@ def checked(named: Mapping[str, Any]) -> PlanRequest:
         try:
             known(value)
         except InputError as error:
-            raise InputError(error.message, field=field, hint=error.hint) from None
+            inside = (error.field or "").removeprefix("hardware.device.")  # of a profile: which of its fields
+            said = f"{inside} {error.message}" if inside and inside != error.field else error.message
+            raise InputError(said, field=field, hint=error.hint) from None
     return request
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from recipe_core.errors import InputError
+from recipe_core.hardware.own import with_profiles
+from recipe_core.hardware.profile import Commitment
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 30)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -28,20 +30,38 @@ class _Part(BaseModel):
 
 
 class HardwareRequest(_Part):
-    """Devices on offer: ``per_node`` of one kind in each of ``nodes``. Links come from the profile unless named."""
+    """Devices on offer: ``per_node`` of one kind in each of ``nodes``. Links come from the profile unless named.
 
-    device: Text
+    ``device``: a shipped one by its name, or a whole profile of one's own. The price of an hour is that of ``offer``, or one's own
+    (``usd_per_device_hour``), or the cheapest offer of a ``commitment`` (on demand): ``reserved`` may have a term, and says of one's own
+    price that it is paid whether the devices are used or not.
+    """
+
+    device: Text | dict[str, Any]
     per_node: Count = 8
     nodes: Count = 1
     fabric: Text | None = None
     network: Text | None = None
     offer: Text | None = None
     usd_per_device_hour: Positive | None = None
+    commitment: Commitment | None = None
+    term_months: Annotated[int, Field(ge=1, le=120)] | None = None
+
+    @model_validator(mode="after")
+    def _term(self) -> Self:
+        if self.term_months is not None and self.commitment != "reserved":
+            raise ValueError("term_months goes with commitment: reserved")
+        return self
 
     @property
     def devices(self) -> int:
         """All devices of the cluster."""
         return self.per_node * self.nodes
+
+    @property
+    def device_name(self) -> str:
+        """What the device is called."""
+        return self.device if isinstance(self.device, str) else str(self.device.get("name", "own device"))
 
 
 class Speculative(_Part):
@@ -303,15 +323,19 @@ class PlanRequest(_Part):
         return value
 
     @classmethod
-    def parse(cls, value: Any) -> PlanRequest:
-        """The request in ``value`` (plain Python values); raises InputError naming the first wrong field and what it takes."""
+    def parse(cls, value: Any, *, files: bool = False) -> PlanRequest:
+        """The request in ``value`` (plain Python values); raises InputError naming the first wrong field and what it takes.
+
+        ``files``: a device may be the path of a profile, which is read into the request now, so that it is complete. Only where no
+        stranger asks.
+        """
         if not isinstance(value, Mapping):
             raise InputError(
                 f"a request is an object with model, hardware and workload, not {type(value).__name__}.",
                 hint="See docs/request.md for an example.",
             )
         try:
-            return cls.model_validate(value)
+            return cls.model_validate(with_profiles(value) if files else value)
         except ValidationError as error:
             raise _first(error, value) from None
 
@@ -325,7 +349,7 @@ def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
     """The first problem as one sentence: field, value, what is wrong, and the fix."""
     details = error.errors(include_url=False)
     problem = next((p for p in details if p["type"] == "extra_forbidden"), details[0])
-    path = [str(step) for step in problem["loc"] if step not in ("serving", "training", "str", "dict[any,any]", "dict[str,any]")]
+    path = [str(step) for step in problem["loc"] if step not in _NO_FIELD]
     message = problem["msg"].removeprefix("Value error, ")
     field = ".".join(path) or None
     hint = None
@@ -337,6 +361,9 @@ def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
     shown = "" if isinstance(given, Mapping | list | tuple | BaseModel) or problem["type"] == "extra_forbidden" else f" (got {given!r:.80})"
     return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field, hint=hint)
 
+
+_NO_FIELD = ("serving", "training", "str", "constrained-str", "dict[any,any]", "dict[str,any]")
+"""Steps of an error's place that name a choice of the schema."""
 
 _PARTS: dict[str, type[BaseModel]] = {
     "hardware": HardwareRequest,

@@ -85,7 +85,7 @@ def _where(table: PlanTable) -> tuple[Any, ...]:
     row = int(table.ranked[0])
     c, setting = table.candidate(row), table.setting(row)
     return (
-        setting.cluster.device.name,
+        setting.cluster.device.digest,
         setting.engine.name,
         *(c[name] for name in ("tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")),
     )

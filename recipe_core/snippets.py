@@ -1,4 +1,4 @@
-"""The same question through the other doors: a command line, curl, a Python program. Each gives the bundle that the page gives."""
+"""The same question through the other doors: a command line, curl, a Python program, an agent. Each gives the page's bundle."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -
     """A program of the standard library alone that stores the bundle."""
     values = pformat(body(request, parameters), sort_dicts=False, width=100)
     return _PYTHON.format(body=values, address=repr(f"{base}/api/v1/build"), file=repr(f"{name}.zip"))
+
+
+def agent(base: str) -> str:
+    """What a client of the Model Context Protocol is configured with: this server, and a program of its own (without a server)."""
+    servers = {"recipe-builder": {"type": "http", "url": f"{base}/mcp"}, "recipe-builder-local": {"command": "recipe", "args": ["mcp"]}}
+    return json.dumps({"mcpServers": servers}, indent=2)
+
+
+def tool_call(request: PlanRequest, parameters: Parameters) -> str:
+    """The message with which an agent asks for the bundle."""
+    call = {"name": "build", "arguments": {"recipe": body(request, parameters)}}
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}, indent=2, ensure_ascii=False)
 
 
 def command_line(parameters: Parameters, name: str) -> list[str]:

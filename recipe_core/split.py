@@ -6,8 +6,10 @@ experts (within tp × dp); with ep > 1 dp is data-parallel attention, otherwise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -30,11 +32,13 @@ class Refusal:
 ExpertSharing = Literal["all-ranks", "divisors", "none"]
 
 
-def enumerate_splits(devices: int, *, shares_experts: ExpertSharing, kv_heads: int | None = None) -> dict[str, Int]:
+@lru_cache(64)
+def enumerate_splits(devices: int, *, shares_experts: ExpertSharing, kv_heads: int | None = None) -> Mapping[str, Int]:
     """Every tp × pp × dp of at most ``devices`` ranks, also with experts shared by all tp × dp ranks, or by each divisor of them.
 
     With ``kv_heads`` also each tp that repeats KV heads with its cache shared by 2, 4, … of the ranks that would hold the same (cp).
-    Degrees are not restricted to powers of two: what a model's heads or layers do not allow is refused with the reason.
+    Degrees are not restricted to powers of two: what a model's heads or layers do not allow is refused with the reason. The columns are
+    kept between calls and cannot be written to.
     """
     grid = [(tp, pp, dp) for tp in _upto(devices) for pp in _upto(devices // tp) for dp in _upto(devices // (tp * pp))]
     rows = [
@@ -44,7 +48,8 @@ def enumerate_splits(devices: int, *, shares_experts: ExpertSharing, kv_heads: i
         for cp in (_halvings(tp // kv_heads) if kv_heads and tp % kv_heads == 0 else (1,))
     ]
     table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5)
-    return dict(zip(("tp", "pp", "dp", "ep", "cp"), table.T, strict=True))
+    table.setflags(write=False)
+    return MappingProxyType(dict(zip(("tp", "pp", "dp", "ep", "cp"), table.T, strict=True)))
 
 
 def _shared_by(ranks: int, way: ExpertSharing) -> set[int]:

@@ -20,7 +20,7 @@ def model_name(request: PlanRequest) -> str:
 
 def hardware_name(hardware: HardwareRequest) -> str:
     """``16 × h100-sxm in 2 nodes``."""
-    return f"{hardware.devices:,} × {hardware.device}" + (f" in {hardware.nodes:,} nodes" if hardware.nodes > 1 else "")
+    return f"{hardware.devices:,} × {hardware.device_name}" + (f" in {hardware.nodes:,} nodes" if hardware.nodes > 1 else "")
 
 
 def load_name(workload: ServingWorkload) -> str:

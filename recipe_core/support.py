@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.hardware.catalog import roofline
+from recipe_core.hardware.catalog import is_own, roofline
 from recipe_core.hardware.profile import Device
 from recipe_core.measured import published_runs
 
@@ -19,11 +19,18 @@ SAID: dict[Level, str] = {
     "computed": "No operator timings of this device are known: its rates count with usual efficiencies, so the bands are wider.",
     "unsupported": "No engine here runs on this device: splits are listed and refused.",
 }
+OWN_SAID = SAID | {
+    "calibrated": "Your profile has operator figures that were fitted or measured; no published run is on exactly this device.",
+    "computed": "Your profile has no measured operator figures: its rates count with usual efficiencies, so the bands are wider.",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """``level`` with what it means; the engines that run on the device; how many published runs on it come with the package."""
+    """``level`` with what it means; the engines that run on the device; how many published runs on it come with the package.
+
+    A profile of one's own is calibrated at best: runs on the shipped device that it is based on say less of it.
+    """
 
     level: Level
     said: str
@@ -42,4 +49,4 @@ def support(profile: Device) -> Support:
     fitted = roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
     runs = _runs()[profile.name]
     level: Level = "unsupported" if not engines else "computed" if not fitted else "measured" if runs else "calibrated"
-    return Support(level, SAID[level], engines, runs)
+    return Support(level, (OWN_SAID if is_own(profile) else SAID)[level], engines, runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 from recipe_core.advice import nearest, remedies
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.catalog import dtypes, fabric
-from recipe_core.hardware.profile import Device, Offer
+from recipe_core.hardware.prices import offers_of
+from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import CatalogEntry
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, LinearAttention, ModelSpec, MoeMlp
 from recipe_core.plan import PlanTable
@@ -67,9 +67,9 @@ def _kind(attention: Attention | None) -> str:
     return "mha" if attention.heads == attention.kv_heads else "gqa"
 
 
-def hardware_view(device: Device, offers: Iterable[Offer]) -> dict[str, Any]:
+def hardware_view(device: Device) -> dict[str, Any]:
     """A device's profile with its links, what each weight format means on it, and the price offers for it."""
-    mine = [offer.model_dump(exclude_none=True) for offer in offers if offer.device == device.name]
+    mine = [offer.model_dump(exclude_none=True) for offer in offers_of(device)]
     links = {
         name: fabric(name).model_dump(exclude_none=True) for name in (device.node.fabric, *device.node.alternatives, device.node.network)
     }
@@ -108,14 +108,14 @@ LISTED, REFUSED_LISTED = 1000, 5000
 """Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
 
 
-def plan_view(table: PlanTable, top: int | None = None) -> dict[str, Any]:
-    """Ranked candidates (the first ``top``), refused splits with their reasons, and the nearest when none is feasible."""
+def plan_view(table: PlanTable, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
+    """Ranked candidates (the first ``top``), the first ``refused`` with their reasons, and the nearest when none is feasible."""
     ranked = [_ranked(table, rank, row) for rank, row in enumerate(map(int, table.ranked[: LISTED if top is None else top]), 1)]
     rows = np.flatnonzero(~table.columns["feasible"])
-    said = islice((reasons for block in table.blocks for reasons in block.sentences() if reasons), REFUSED_LISTED)
-    refused = [_split(table, int(row)) | {"reasons": reasons} for row, reasons in zip(rows, said, strict=False)]
+    said = islice((reasons for block in table.blocks for reasons in block.sentences() if reasons), refused)
+    listed = [_split(table, int(row)) | {"reasons": reasons} for row, reasons in zip(rows, said, strict=False)]
     counts = {"candidates": len(table), "feasible": len(table.ranked), "refused": len(rows), "tied_with_best": table.tied}
-    return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest_view(table), "counts": counts}
+    return {"schema_version": 1, "candidates": ranked, "refused": listed, "nearest": nearest_view(table), "counts": counts}
 
 
 def _split(table: PlanTable, row: int) -> dict[str, Any]:

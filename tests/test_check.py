@@ -155,6 +155,16 @@ def test_several_nodes():
     assert check(command, Ground.of(hardware="h100-sxm", gpus=8, nodes=3))["ok"] is False
 
 
+@pytest.mark.parametrize("hardware", ["h200-sxm:16", "mi300x:32"])
+def test_more_devices_than_a_node_holds_are_several_nodes(hardware):
+    answer = check("vllm serve moonshotai/Kimi-K2-Instruct -tp 16", Ground.of(hardware=hardware))
+    assert answer["hardware"]["per_node"] == 8
+    assert answer["hardware"]["nodes"] * 8 == int(hardware.partition(":")[2])
+    assert found(answer, "nodes")
+    assert answer["ok"] is True
+    assert check("vllm serve Qwen/Qwen3-8B", Ground.of(hardware="gb200:72"))["hardware"]["nodes"] == 1
+
+
 def test_what_is_left_open_is_chosen():
     answer = check("vllm serve Qwen/Qwen3-32B --tensor-parallel-size $TP")
     assert answer["ok"] is True

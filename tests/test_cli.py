@@ -154,6 +154,33 @@ def test_a_signed_bundle_for_two_kinds_of_devices(request_file, tmp_path):
     assert {"field": "device.vendor", "before": "nvidia", "after": "amd"} in rows
 
 
+def test_a_profile_of_ones_own_from_template_to_bundle(request_file, tmp_path):
+    """A device named by the path of its profile; the bundle does not need the file any more."""
+    profile, bundle = tmp_path / "mine.yaml", str(tmp_path / "b.zip")
+    text = recipe("hardware", "h100-sxm", "--template").stdout
+    profile.write_text(text.replace("value: 85520809984.0", "value: 64e9"))
+    assert json.loads(recipe("hardware", str(profile), "--json").stdout)["memory_bytes"]["value"] == 64e9
+    assert recipe("build", request_file(device=str(profile)), "-o", bundle, "--for", f"{profile}:4").returncode == 0
+    command = ("--command", "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 4096", "--hardware", f"{profile}:2", "--json")
+    assert json.loads(recipe("check", *command).stdout)["hardware"]["device"]["name"] == "my-h100-sxm"
+    lines = tmp_path / "many.jsonl"
+    lines.write_text(json.dumps(request_values(device=str(profile))) + "\n" + json.dumps(request_values(device="none.yaml")))
+    first, second = map(json.loads, recipe("estimate", str(lines)).stdout.splitlines())
+    assert first["feasible"]
+    assert "cannot read" in second["error"]["message"]
+    profile.write_text("name: [")
+    bad = recipe("plan", request_file(device=str(profile)))
+    assert bad.returncode == 2
+    assert "not valid YAML" in bad.stderr
+    profile.unlink()
+    checked = json.loads(recipe("check", bundle, "--json").stdout)
+    assert checked["ok"]
+    assert not checked["warnings"]
+    gone = recipe("plan", request_file(device=str(profile)))
+    assert gone.returncode == 2
+    assert "hardware.device: cannot read" in gone.stderr
+
+
 def test_a_lock_says_what_is_not_as_it_was(request_file, tmp_path):
     bundle = str(tmp_path / "b.zip")
     recipe("build", request_file(), "-o", bundle)
@@ -273,6 +300,7 @@ def test_the_surface_is_frozen():
         "status",
         "down",
         "serve",
+        "mcp",
     ]
 
 
@@ -287,7 +315,7 @@ def test_the_options_are_frozen():
     ground = {"--hardware", "--gpus", "--nodes", "--input-tokens", "--output-tokens", "--concurrency"}
     found = {name: words - {"--json"} for name, words in options.items()}
     assert {name: words for name, words in found.items() if words} == {
-        "hardware": {"--detect"},
+        "hardware": {"--detect", "--template"},
         "plan": {"--all", "--sensitivity", "--top"},
         "estimate": {"--trace"},
         "check": ground | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recipe_core.estimate.memory import context_bytes, in_flight_bytes
+from recipe_core.estimate.cache import context_bytes, in_flight_bytes
 from recipe_core.estimate.operators import Step, step_parts
 from recipe_core.estimate.pages import packing
 from recipe_core.model.catalog import catalog_model

@@ -12,7 +12,8 @@ from recipe_core.errors import HardwareError
 from recipe_core.estimate import estimate
 from recipe_core.estimate.cost import Cost, at_work, busy, cost
 from recipe_core.estimate.operators import Step, step_parts, total
-from recipe_core.hardware.catalog import cluster, device, offers
+from recipe_core.hardware.catalog import cluster, device
+from recipe_core.hardware.prices import offers
 from recipe_core.plan import chosen_plan, plan
 from recipe_core.request import HardwareRequest
 from tests.conftest import make_request, request_values
@@ -183,3 +184,12 @@ def test_each_pool_pays_and_draws_for_its_own():
     found = estimate_of(per_node=8, workload={"input_tokens": 8192, "output_tokens": 64, "concurrency": 4}, candidate=candidate)
     assert found["cost"]["prefill_share"] == pytest.approx(4 / 6)
     assert 6 * 70 < found["energy"]["watts"] < found["energy"]["watts_limit"] == 6 * 700
+
+
+def test_a_spot_price_is_noted_and_named_as_the_basis():
+    found = estimate_of(candidate=ONE | {"tp": 2}, hardware={"commitment": "spot"})
+    assert "spot" in found["basis"]["usd_per_hour"]
+    assert any("takes the devices back" in note for note in found["notes"])
+    usual = estimate_of(candidate=ONE | {"tp": 2})
+    assert found["cost"]["usd_per_hour"] < usual["cost"]["usd_per_hour"]
+    assert not any("price" in note for note in usual["notes"])

@@ -27,6 +27,16 @@ def test_a_new_device_leaves_the_old_ones_offer_and_fills_its_node() -> None:
     assert change(change(here, {"hardware.per_node": 2}), {"hardware.device": "mi300x"}).hardware.per_node == 2
 
 
+def test_an_offer_and_a_commitment_replace_each_other() -> None:
+    spot = change(change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"}), {"hardware.commitment": "spot"})
+    assert (spot.hardware.offer, spot.hardware.commitment) == (None, "spot")
+    named = change(spot, {"hardware.offer": "lambda-h100-sxm"})
+    assert (named.hardware.offer, named.hardware.commitment) == ("lambda-h100-sxm", None)
+    own = change(spot, {"hardware.usd_per_device_hour": 1.0, "hardware.commitment": "reserved", "hardware.term_months": 12})
+    assert change(own, {"hardware.commitment": "spot"}).hardware.term_months is None
+    assert change(own, {"hardware.device": "mi300x"}).hardware == HardwareRequest(device="mi300x")
+
+
 def test_an_offer_and_a_price_replace_each_other() -> None:
     own = change(change(DEFAULT, {"hardware.offer": "lambda-h100-sxm"}), {"hardware.usd_per_device_hour": 2.0})
     assert (own.hardware.offer, own.hardware.usd_per_device_hour) == (None, 2.0)
@@ -82,6 +92,8 @@ def test_taking_a_split_of_another_cluster_swaps_the_clusters() -> None:
     [
         "vllm.bf16.auto.tp4.pp1.dp2.ep1",
         "sglang.fp8-block.fp8.tp8.pp1.dp1.ep1.cp2.on3",
+        "vllm.bf16.auto.tp4.pp1.dp1.ep1.x1.pre2.tp2.pp1.dp1.ep1",
+        "sglang.fp8.auto.tp8.pp1.dp1.ep8.cp2.x3.pre12.tp1.pp2.dp4.ep4.on1",
         "torchtitan.bf16.tp2.pp4.v2.cp1.ep1.dp4.z1.mb2.full",
         "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp16.z3.mb1.none.s8",
     ],
@@ -91,6 +103,16 @@ def test_a_key_is_read_back(key: str) -> None:
     assert candidate is not None
     assert split_key(candidate, cluster_of(key)) == key
     assert key_of(candidate) == key.split(".on")[0]
+
+
+def test_a_taken_split_keeps_its_prefill_pool() -> None:
+    request = change(DEFAULT, {"options.disaggregated": True})
+    key = "vllm.bf16.bf16.tp2.pp1.dp1.ep1.x2.pre4.tp1.pp1.dp1.ep1"
+    candidate = change(request, taken(request, key)).candidate
+    assert candidate is not None
+    assert candidate.prefill is not None
+    assert (candidate.tp, candidate.replicas, candidate.prefill.replicas, candidate.prefill.tp) == (2, 2, 4, 1)
+    assert key_of(candidate.model_dump()) == key
 
 
 def test_a_candidate_that_leaves_something_open_has_no_key() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.estimate.memory import stage_layers
+from recipe_core.estimate.weights import stage_layers
 from recipe_core.hardware.catalog import device
 from recipe_core.many import estimate_many
 from recipe_core.model.catalog import catalog_model

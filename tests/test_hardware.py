@@ -4,7 +4,8 @@ import pytest
 
 from recipe_core.documents import read_document
 from recipe_core.errors import HardwareError
-from recipe_core.hardware.catalog import cluster, device, device_names, dtypes, fabric, fabric_names, offers, priors, roofline
+from recipe_core.hardware.catalog import cluster, device, device_names, dtypes, fabric, fabric_names, priors, roofline
+from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import Device, Fabric, Figure
 from recipe_core.plan import plan
 from recipe_core.request import HardwareRequest, PlanRequest
@@ -90,7 +91,7 @@ def test_fp8_encodings_differ_between_amd_generations():
 
 @pytest.mark.parametrize("name", device_names())
 def test_the_view_shows_links_formats_and_sources(name):
-    shown = hardware_view(device(name), offers())
+    shown = hardware_view(device(name))
     node = device(name).node
     assert set(shown["links"]) == {node.fabric, node.network, *node.alternatives}
     assert shown["dtype_support"]
@@ -202,6 +203,47 @@ def test_the_price_is_stated_named_or_the_cheapest():
     assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == min(offer.usd_per_device_hour for offer in on_demand)
     named = cluster(HardwareRequest(device="h100-sxm", offer=on_demand[-1].name))
     assert named.usd_per_device_hour == on_demand[-1].usd_per_device_hour
+
+
+def test_a_commitment_is_the_cheapest_offer_of_its_kind():
+    prices = {kind: cluster(HardwareRequest(device="h100-sxm", commitment=kind)) for kind in ("on-demand", "spot", "reserved")}
+    assert prices["on-demand"].usd_per_device_hour == cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour
+    for kind, found in prices.items():
+        mine = [offer for offer in offers_of(device("h100-sxm")) if offer.commitment == kind]
+        assert found.usd_per_device_hour == min(offer.usd_per_device_hour for offer in mine)
+        assert f"{mine[0].name}, {kind}, {mine[0].date}" == found.price_basis
+    assert prices["spot"].usd_per_device_hour < prices["reserved"].usd_per_device_hour < prices["on-demand"].usd_per_device_hour
+    assert [found.price_note is None for found in prices.values()] == [True, False, False]
+    own = cluster(HardwareRequest(device="mi300x", usd_per_device_hour=1.1, commitment="reserved", term_months=36))
+    assert own.price_basis == "stated in the request, reserved for 36 months"
+
+
+def test_a_spot_price_is_below_the_same_providers_on_demand_price():
+    found = {offer.name: offer.usd_per_device_hour for offer in offers()}
+    spot = {offer.name: offer.usd_per_device_hour for offer in offers() if offer.commitment != "on-demand"}
+    assert spot
+    for name, price in spot.items():
+        usual = found.get(name.removesuffix("-spot").removesuffix("-reserved"))
+        assert usual is None or 0.2 * usual < price < usual
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "says"),
+    [
+        ({"device": "mi355x", "commitment": "spot"}, "hardware.commitment", "usd_per_device_hour"),
+        ({"device": "h100-sxm", "commitment": "reserved", "term_months": 7}, "hardware.commitment", "reserved for 7 months"),
+        ({"device": "h100-sxm", "offer": "gcp-h100-sxm-spot", "commitment": "reserved"}, "hardware.commitment", "is not what"),
+    ],
+)
+def test_a_commitment_that_nobody_offers_is_named(fields, field, says):
+    with pytest.raises(HardwareError, match=says) as caught:
+        cluster(HardwareRequest(**fields))
+    assert caught.value.field == field
+
+
+def test_a_term_is_that_of_a_reservation():
+    with pytest.raises(ValueError, match="commitment: reserved"):
+        HardwareRequest(device="h100-sxm", commitment="spot", term_months=12)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def test_the_issue_models_are_there():
 
 def test_names_are_found_whatever_their_case_and_by_alias():
     assert load_model("QWEN/qwen3-8b").name == "Qwen/Qwen3-8B"
-    assert load_model("meta-llama/Meta-Llama-3.1-8B").name == "meta-llama/Llama-3.1-8B-Instruct"
+    assert load_model("meta-llama/meta-llama-3.1-8b").name == "meta-llama/Meta-Llama-3.1-8B"  # what is served is what was asked for
+    assert load_model("meta-llama/Meta-Llama-3.1-8B").digest == load_model("meta-llama/Llama-3.1-8B-Instruct").digest
 
 
 def test_mla_is_read_from_its_fields():

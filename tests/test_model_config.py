@@ -94,6 +94,30 @@ def test_window_layers_may_have_heads_of_their_own():
     ]
 
 
+def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
+    layer = catalog_model("databricks/dbrx-instruct").layers[0]
+    assert isinstance(layer.attention, GroupedAttention)
+    assert layer.attention.kv_heads == 8
+    assert layer.mlp == MoeMlp(experts=16, top_k=4, intermediate=10752)
+    mpt = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 8}
+    alone = read_config(mpt | {"attn_config": {"alibi": True}}, "x").layers[0]
+    shared = read_config(mpt | {"attn_config": {"attn_type": "multiquery_attention"}}, "x").layers[0]
+    assert [half.kv_heads for half in (alone.attention, shared.attention) if half] == [4, 1]
+    assert alone.mlp == DenseMlp(256, gated=False)
+    above = read_config({**tiny_config, "attn_config": {"num_key_value_heads": 1}}, "x")
+    assert above.layers == read_config(tiny_config, "x").layers
+
+
+def test_a_dense_block_may_run_beside_the_experts():
+    grok = catalog_model("xai-org/grok-2").layers[0].mlp
+    assert isinstance(grok, MoeMlp)
+    assert (grok.intermediate, grok.shared_intermediate, grok.gated) == (16384, 32768, True)
+    arctic = catalog_model("Snowflake/snowflake-arctic-instruct")
+    assert {(mlp.experts, mlp.shared_intermediate) for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)} == {(128, 7168)}
+    every_second = read_config(dict(arctic.config) | {"moe_layer_frequency": 2}, "x")
+    assert [isinstance(layer.mlp, MoeMlp) for layer in every_second.layers[:4]] == [False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("stated", "scaling", "context"),
     [
@@ -134,6 +158,7 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         ({"compress_ratios": [4, 128, 0, 0]}, "is missing"),
         ({"layer_types": ["compressed_sparse_attention"] * 4, "o_groups": 3, "o_lora_rank": 8}, "3 output groups do not divide"),
         ({"o_groups": 2, "o_lora_rank": 8}, "full layers beside compressed ones"),
+        ({"attn_config": [8]}, "not an object"),
         ({"engram_vocab_size": 1000}, "DeepSeek-V4.1"),
         ({"type_vocab_size": 2}, "encoder"),
         ({"logit_scale_init_value": 2.6}, "contrastive"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recipe_core import listing
+from recipe_core import labels, listing
 from recipe_core.bundle import bundle_of
 from recipe_core.edits import change
 from recipe_core.query import from_query
@@ -55,7 +55,7 @@ def test_pools_are_said() -> None:
     assert overview.facts(made)["Split"] == "tp 4, prompts on tp 4"
     assert "Prefill pool" in overview.memory(made)
     more = made.candidate | {"replicas": 2, "prefill": made.candidate["prefill"] | {"replicas": 3}}
-    assert overview.pools(more) == "2 × (tp 4), prompts on 3 × tp 4"
+    assert labels.split_name(more) == "2 × (tp 4), prompts on 3 × tp 4"
     assert overview.stated(CandidateRequest(tp=2)) == "tp 2"
     assert overview.stated(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
 

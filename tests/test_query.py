@@ -56,10 +56,16 @@ candidates = some(
     memory_fraction=st.floats(0.01, 1),
     eager=st.booleans(),
 )
-prices = st.one_of(st.just({}), st.fixed_dictionaries({"usd_per_device_hour": numbers}))
+commitments = st.sampled_from([{}, {"commitment": "spot"}, {"commitment": "reserved"}, {"commitment": "reserved", "term_months": 12}])
+prices = st.one_of(st.just({}), st.builds(lambda price, kind: {"usd_per_device_hour": price, **kind}, numbers, commitments))
+ours = {
+    "name": "ours",
+    "based_on": "h100-sxm",
+    "tdp_watts": {"value": 500, "source": "sheet", "status": "measured", "note": 'a "cap" & more'},
+}
 hardware = st.builds(
     lambda device, per_node, nodes, price: {"device": device, "per_node": per_node, "nodes": nodes, **price},
-    st.sampled_from(["h100-sxm", "mi300x", "l40s"]),
+    st.sampled_from(["h100-sxm", "mi300x", "l40s", ours]),
     st.integers(1, 8),  # what the smallest of their fabrics joins
     counts,
     prices,

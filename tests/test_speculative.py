@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from recipe_core.errors import InputError
-from recipe_core.estimate.memory import draft_layer, draft_projection
 from recipe_core.estimate.speculative import tokens_per_step
+from recipe_core.estimate.weights import draft_layer, draft_projection
 from recipe_core.many import estimate_many
 from recipe_core.model.catalog import catalog_model
 from recipe_core.plan import chosen_plan, plan

@@ -16,10 +16,10 @@ SPLIT = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 64, "zero_stage": 3, "m
 SHAPE = {"sequence_length": 8192, "per_node": 8, "nodes": 8}
 
 
-def answer(candidate: dict[str, Any] | None = None, **workload: Any) -> dict[str, Any]:
+def answer(candidate: dict[str, Any] | None = None, hardware: dict[str, Any] | None = None, **workload: Any) -> dict[str, Any]:
     """The estimate of Llama 3.1 8B on 64 H100."""
     asked = {"kind": "training", "sequence_length": 8192, "global_batch": 256} | workload
-    value = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm", "nodes": 8}, "workload": asked}
+    value = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm", "nodes": 8} | (hardware or {}), "workload": asked}
     estimates, row = chosen_training(PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})}))
     return estimates.row(row)
 
@@ -67,6 +67,20 @@ def test_going_on_with_fewer_nodes_beats_waiting_for_a_repair() -> None:
     often = {"device_mtbf_hours": 500.0, "repair_s": 36_000.0}
     rigid, elastic, spare = (answer(**(often | more))["run"]["goodput"] for more in ({}, {"min_nodes": 1}, {"repair_s": 0.0}))
     assert rigid < elastic < spare
+
+
+def test_spot_capacity_asks_how_long_it_is_kept() -> None:
+    """Nodes of 8 devices that are kept for 12 hours: one of 8 goes every 1.5 hours."""
+    usual, spot = answer(tokens=1e10), answer(hardware={"commitment": "spot"}, tokens=1e10)
+    assert spot["run"]["goodput"] == usual["run"]["goodput"]
+    assert spot["cost"]["usd"] < usual["cost"]["usd"]
+    assert any("device_mtbf_hours" in note and "8 times" in note for note in spot["notes"])
+    said = answer(hardware={"commitment": "spot"}, tokens=1e10, device_mtbf_hours=8 * 12.0)
+    assert said["run"]["mtbf_s"] == pytest.approx(1.5 * 3600)
+    assert said["run"]["goodput"] < spot["run"]["goodput"]
+    assert said["cost"]["usd"] > spot["cost"]["usd"]
+    assert not any("spot" in note for note in said["notes"])
+    assert any("whole term" in note for note in answer(hardware={"commitment": "reserved"})["notes"])
 
 
 def test_offload_frees_the_optimizers_memory_and_costs_time() -> None:

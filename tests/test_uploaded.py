@@ -58,4 +58,5 @@ def test_checkpoints_of_one_model_are_found_and_distilled_ones_are_not() -> None
     llama = variants("meta-llama/Llama-3.1-70B-Instruct")
     assert "deepseek-ai/DeepSeek-R1-Distill-Llama-70B" in catalog_ids()
     assert not any("Distill" in name or "3.3" in name for name in llama)
+    assert "Qwen/Qwen3-8B-Base" not in variants("Qwen/Qwen3-8B")  # the same shape for shorter texts
     assert variants("somebody/else") == {}

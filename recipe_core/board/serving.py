@@ -14,7 +14,7 @@ from recipe_core.board.measure import SERVING
 from recipe_core.estimate.cases import Bool, Float, Int
 from recipe_core.figures import MEMORY
 from recipe_core.keys import SPLIT_FIELDS, cluster_of, split_key, split_of
-from recipe_core.labels import REFUSALS, degrees
+from recipe_core.labels import REFUSALS, serving_split
 from recipe_core.limits import LIMITS
 from recipe_core.plan import PlanTable
 from recipe_core.request import PlanRequest
@@ -116,12 +116,19 @@ class ServingBoard(Board):
         if wanted is None or "kv_dtype" not in wanted:
             return None
         same = [self.columns[name] == wanted.get(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")]
+        same.append(self._pooled == ("prefill" in wanted))
         cluster = cluster_of(key)
         return next((int(row) for row in np.flatnonzero(np.all(same, axis=0)) if self._is(int(row), wanted, cluster)), None)
 
     def _is(self, row: int, wanted: Mapping[str, Any], cluster: int) -> bool:
         candidate = self.candidate(row)
-        return all(candidate[name] == wanted[name] for name in SPLIT_FIELDS) and self.cluster(row) == cluster
+        pools = all(candidate.get(name) == wanted.get(name) for name in ("replicas", "prefill"))
+        return pools and all(candidate[name] == wanted[name] for name in SPLIT_FIELDS) and self.cluster(row) == cluster
+
+    @cached_property
+    def _pooled(self) -> Bool:
+        """Rows with a prefill pool of their own."""
+        return np.concatenate([block.cases.disaggregated for block in self.table.blocks])
 
     @cached_property
     def _differ(self) -> dict[str, bool]:
@@ -136,7 +143,7 @@ class ServingBoard(Board):
         return {name: len(found) > 1 for name, found in values.items()}
 
     def label(self, row: int) -> str:
-        """The degrees; device, engine and formats where the plan has several."""
+        """The degrees of the pools; device, engine and formats where the plan has several."""
         candidate, setting = self.candidate(row), self.table.setting(row)
         extra = {
             "device": f"{setting.cluster.per_node * setting.cluster.nodes} × {setting.cluster.device.name}",
@@ -144,7 +151,7 @@ class ServingBoard(Board):
             "weight_dtype": candidate["weight_dtype"],
             "kv_dtype": f"{candidate['kv_dtype']} cache",
         }
-        return " · ".join([degrees(candidate), *(text for name, text in extra.items() if self._differ[name])])
+        return " · ".join([serving_split(candidate), *(text for name, text in extra.items() if self._differ[name])])
 
     def reasons(self, row: int) -> list[str]:
         """Why a row is refused."""

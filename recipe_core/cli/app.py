@@ -72,6 +72,18 @@ def read_request(source: str) -> Any:
     return read_document(Path(source), field="request")
 
 
+def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
+    """A device that is named by the path of its profile (``mine.yaml``, ``mine.yaml:8``), read."""
+    from recipe_core.hardware.own import is_path, read_profile
+
+    path, _, count = (hardware or "").partition(":")
+    if not is_path(path):
+        return {}
+    if count and (not count.isdecimal() or gpus not in (None, int(count))):
+        raise InputError(f"{hardware!r} is not a profile:count, or contradicts --gpus.", field="hardware", hint="For example mine.yaml:8.")
+    return {"hardware": read_profile(path)} | ({"gpus": int(count)} if count else {})
+
+
 def read_key(path: Path | None, field: str) -> bytes | None:
     """A PEM file."""
     return read_text(path, field=field, limit=64 << 10).encode() if path else None

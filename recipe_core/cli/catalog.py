@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recipe_core.cli.app import Json, Name, app, emit, working
 from recipe_core.documents import finite
 from recipe_core.errors import InputError
+
+if TYPE_CHECKING:
+    from recipe_core.hardware.profile import Device
 
 
 def _listing(name: str | None, as_json: bool, names: list[str], show: Callable[[str], dict[str, Any]], line: Callable[[str], str]) -> None:
@@ -55,15 +58,27 @@ def models(name: Name = None, as_json: Json = False) -> None:
 def hardware(
     name: Name = None,
     detect: Annotated[bool, typer.Option("--detect", help="Read this machine instead of the catalog.")] = False,
+    as_template: Annotated[bool, typer.Option("--template", help="A profile to start from, based on NAME, as YAML.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The device profiles, each figure with its source."""
+    """The device profiles, each figure with its source; NAME may also be the path of a profile of your own."""
     if detect:
         _detect(name, as_json)
         return
-    from recipe_core.hardware.catalog import device, device_names, offers
+    from recipe_core.hardware.catalog import device, device_names
+    from recipe_core.hardware.own import is_path, read_profile
+    from recipe_core.hardware.uploaded import template
     from recipe_core.units import gib
     from recipe_core.views import hardware_view
+
+    def named(each: str) -> Device:
+        return device(read_profile(each) if is_path(each) else each)
+
+    if as_template:
+        if name is None:
+            raise InputError("--template starts from a device.", field="hardware", hint="Name one: recipe hardware h100-sxm --template.")
+        typer.echo(template(named(name)), nl=False)
+        return
 
     def line(each: str) -> str:
         d = device(each)
@@ -71,7 +86,7 @@ def hardware(
             f"{each:16} {d.vendor:7} {gib(d.usable_memory_bytes):>10}  {d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s  {d.title}"
         )
 
-    _listing(name, as_json, device_names(), lambda each: hardware_view(device(each), offers()), line)
+    _listing(name, as_json, device_names(), lambda each: hardware_view(named(each)), line)
 
 
 def _detect(name: str | None, as_json: bool) -> None:

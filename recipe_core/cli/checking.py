@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from recipe_core.cli.app import Json, app, emit, read_key, read_lines, read_request, working
+from recipe_core.cli.app import Json, app, emit, own_device, read_key, read_lines, read_request, working
 from recipe_core.documents import to_json
 from recipe_core.errors import InputError
 
@@ -47,7 +47,7 @@ def check(
         "model": model,
         "acceptance": acceptance,
     }
-    ground = {name: value for name, value in ground.items() if value is not None}
+    ground = {name: value for name, value in ground.items() if value is not None} | own_device(hardware, gpus)
     if command is not None:
         _check_command(command, ground, as_json)
     elif folder is not None:
@@ -67,7 +67,7 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
     from recipe_core.request import PlanRequest
     from recipe_core.terminal import check_text
 
-    answer = check_request(PlanRequest.parse(read_request(source)))
+    answer = check_request(PlanRequest.parse(read_request(source), files=True))
     emit(answer) if as_json else typer.echo(check_text(answer))
     raise typer.Exit(0 if answer["ok"] else 1)
 
@@ -103,7 +103,7 @@ def _check_lines(path: Path, ground: dict[str, Any]) -> None:
 
     values = read_lines(path)
     with working(f"Judging {len(values):,} lines …"):
-        answers = list(check_values(values, ground))
+        answers = list(check_values(values, ground, files=True))
     for answer in answers:
         typer.echo(to_json(answer, indent=None))
 

@@ -56,7 +56,15 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on; others than loopback let strangers in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
 ) -> None:
-    """The web builder and the JSON API."""
+    """The web builder, the JSON API and MCP."""
     from recipe_core.serve import serve as run
 
     run(host, port)
+
+
+@app.command()
+def mcp() -> None:
+    """The Model Context Protocol on standard input and output: what an agent on this machine starts."""
+    from recipe_core.mcp import create_mcp
+
+    create_mcp(folders=True).run("stdio")

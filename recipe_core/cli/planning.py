@@ -28,7 +28,7 @@ def plan_command(
     from recipe_core.terminal import plan_text
     from recipe_core.views import plan_view
 
-    asked = PlanRequest.parse(read_request(request))
+    asked = PlanRequest.parse(read_request(request), files=True)
     if asked.workload.kind == "training":
         _training_plan(asked, top, everything, flips, as_json)
     with working("Judging every split …"):
@@ -90,7 +90,7 @@ def estimate(
             raise InputError("--trace takes one request, not a .jsonl file.", field="trace", hint="Trace its lines one by one.")
         _each_line(Path(request))
         return
-    asked = PlanRequest.parse(read_request(request))
+    asked = PlanRequest.parse(read_request(request), files=True)
     if asked.workload.kind == "training":
         _training_estimate(asked, traced, as_json)
     with working("Estimating …"):
@@ -138,6 +138,6 @@ def _each_line(path: Path) -> None:
 
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):
-        answers = estimate_many(values)
+        answers = estimate_many(values, files=True)
     for answer in answers:
         typer.echo(to_json(answer, indent=None))

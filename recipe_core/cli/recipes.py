@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recipe_core.cli.app import Bundle, Json, RequestFile, app, emit, read_key, read_request, working
+from recipe_core.cli.app import Bundle, Json, RequestFile, app, emit, own_device, read_key, read_request, working
 from recipe_core.documents import parse_json, read_document, read_text, to_yaml, write_whole
 from recipe_core.errors import BundleError, InputError
 
@@ -48,7 +48,7 @@ def build(
     from recipe_core.request import PlanRequest
     from recipe_core.terminal import build_text
 
-    asked = passing_on(PlanRequest.parse(read_request(request)), _pairs(options, "option"), _pairs(env, "env"))
+    asked = passing_on(PlanRequest.parse(read_request(request), files=True), _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
         variants=read_variants(read_document(variants, field="variants")) if variants else (),
@@ -56,7 +56,7 @@ def build(
     with working("Building …"):
         recipe = make_recipe(asked, additions)
         if elsewhere:
-            recipe = with_variants(recipe, asked, additions, [hardware_named(each, "for") for each in elsewhere])
+            recipe = with_variants(recipe, asked, additions, [hardware_named(each, "for", files=True) for each in elsewhere])
         if measured:
             recipe = with_claims(recipe, [parse_json(read_text(each, field="measured"), str(each)) for each in measured])
         write_bundle(recipe, output, read_key(key, "sign"))
@@ -104,7 +104,7 @@ def resolve_command(
     from recipe_core.terminal import resolved_text
     from recipe_core.verify import read_bundle
 
-    recipe, there = read_bundle(bundle).recipe, hardware_named(hardware)
+    recipe, there = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
     found = resolve(recipe, machine_of(there, recipe))
     if output is not None:
         with working("Building …"):
@@ -133,7 +133,7 @@ def _recipe(path: Path) -> Any:
 
     if path.is_dir() or path.suffix == ".zip":
         return read_bundle(path).recipe
-    return make_recipe(PlanRequest.parse(read_document(path, field="request")))
+    return make_recipe(PlanRequest.parse(read_document(path, field="request"), files=True))
 
 
 @app.command("convert")
@@ -160,7 +160,7 @@ def convert_command(
         raise InputError("is needed: the device that the server runs on.", field="hardware", hint="For example --hardware h100-sxm:8.")
     stated = {"gpus": gpus, "nodes": nodes, "input_tokens": input_tokens, "output_tokens": output_tokens, "concurrency": concurrency}
     with working("Converting …"):
-        found = convert(published, Ground.of(hardware=named, **stated))
+        found = convert(published, Ground.of(**{"hardware": named, **stated, **own_device(named, gpus)}))
         if output is not None:
             write_bundle(found.recipe, output)
     emit(found.to_json()) if as_json else typer.echo(conversion_text(found, output))

@@ -116,18 +116,21 @@ def check_items(items: list[Item | tuple[str, RecipeError]], usual: dict[str, An
     Items that start no known engine have no verdict; with ``every`` each item has exactly one: on its first server, or an error.
     """
     answers: dict[int, list[dict[str, Any]]] = {}
-    groups: defaultdict[Ground, list[int]] = defaultdict(list)
+    grounds: dict[str, Ground] = {}
+    groups: defaultdict[str, list[int]] = defaultdict(list)
     for n, each in enumerate(items):
         if not isinstance(each, Item):
             answers[n] = [each[1].to_json()]
             continue
         try:
-            groups[Ground.of(**usual | each.ground)].append(n)
+            ground = Ground.of(**usual | each.ground)
+            grounds[key := ground.model_dump_json()] = ground
+            groups[key].append(n)
         except RecipeError as error:
             answers[n] = [error.to_json()]
-    for ground, members in groups.items():
+    for key, members in groups.items():
         commands = [each.command for n in members if isinstance(each := items[n], Item)]
-        answers |= dict(zip(members, check_commands(commands, ground), strict=True))
+        answers |= dict(zip(members, check_commands(commands, grounds[key]), strict=True))
     for n, each in enumerate(items):
         source = each.source if isinstance(each, Item) else each[0]
         found = answers[n]
@@ -147,12 +150,15 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run."""
+def check_values(values: list[Any], usual: dict[str, Any], *, files: bool = False) -> Iterator[dict[str, Any]]:
+    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run.
+
+    ``files`` is that of ``PlanRequest.parse``.
+    """
     is_command = [isinstance(value, dict) and ("command" in value or "argv" in value) for value in values]
     items = [_item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if is_command[n - 1]]
     verdicts = check_items(items, usual, every=True)
-    estimates = iter(estimate_many(value for n, value in enumerate(values) if not is_command[n]))
+    estimates = iter(estimate_many((value for n, value in enumerate(values) if not is_command[n]), files=files))
     for each in is_command:
         if each:
             yield next(verdicts)

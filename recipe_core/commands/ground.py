@@ -16,14 +16,14 @@ DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
 class Ground(BaseModel):
     """What commands are judged on: devices, load, goal.
 
-    ``hardware``: a device, or ``device:count``; ``gpus`` in each of ``nodes`` (default: the device's usual node, and as many nodes as the
-    command needs). Lengths in tokens; those left out are 1,024 and 256, or shorter where the command's context is. ``model`` stands in
-    for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
+    ``hardware``: a device, ``device:count``, or a whole profile; ``gpus`` in each of ``nodes`` (default: the device's usual node, and as
+    many nodes as the command needs). Lengths in tokens; those left out are 1,024 and 256, or shorter where the command's context is.
+    ``model`` stands in for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    hardware: Text
+    hardware: Text | dict[str, Any]
     gpus: Count | None = None
     nodes: Count | None = None
     input_tokens: Tokens | None = None
@@ -43,6 +43,9 @@ class Ground(BaseModel):
             field = str(first["loc"][0])
             known = f"Known here: {', '.join(cls.model_fields)}." if first["type"] == "extra_forbidden" else None
             raise InputError(f"{first['msg'][0].lower()}{first['msg'][1:]}.", field=field, hint=known) from None
+        if not isinstance(ground.hardware, str):
+            device(ground.hardware)
+            return ground
         count = ground.hardware.partition(":")[2]
         if ":" in ground.hardware and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
             raise InputError(f"{ground.hardware!r} is not a device or device:count.", field="hardware", hint="For example h100-sxm:8.")
@@ -52,12 +55,12 @@ class Ground(BaseModel):
         return ground
 
     @property
-    def device(self) -> str:
-        """The device's name."""
-        return self.hardware.partition(":")[0]
+    def device(self) -> str | dict[str, Any]:
+        """The device as a request names it."""
+        return self.hardware.partition(":")[0] if isinstance(self.hardware, str) else self.hardware
 
     @property
     def per_node(self) -> int | None:
         """Devices in a node, where that is said."""
-        count = self.hardware.partition(":")[2]
+        count = self.hardware.partition(":")[2] if isinstance(self.hardware, str) else ""
         return int(count) if count else self.gpus

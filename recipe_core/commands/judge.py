@@ -24,7 +24,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.errors import InputError, ModelError, RecipeError
 from recipe_core.estimate import Cases, Setting
 from recipe_core.estimate.cases import stack
-from recipe_core.hardware.catalog import device
+from recipe_core.hardware.catalog import device, fabric
 from recipe_core.many import setting_key
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
@@ -243,11 +243,14 @@ def _looked_up(case: Case, request: dict[str, Any], models: _Models) -> Resolved
 
 
 def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
-    usual = device(ground.device).node.devices
-    used, per_node = case.meant.devices, ground.per_node or usual
+    node = device(ground.device).node
+    used, per_node = case.meant.devices, ground.per_node or node.devices
     nodes = ground.nodes or case.meant.nodes or 1
-    if ground.nodes is None and case.meant.nodes is None and ground.per_node is None and used and used > per_node:
+    if nodes == 1 and not fabric(node.fabric).joins(per_node) and per_node % node.devices == 0:
+        nodes, per_node = per_node // node.devices, node.devices  # sixteen of what no node holds more than eight of
+    elif ground.nodes is None and case.meant.nodes is None and ground.per_node is None and used and used > per_node:
         nodes = -(-used // per_node)
+    if nodes != (ground.nodes or case.meant.nodes or 1):
         case.say("note", "nodes", f"judged on {nodes} nodes of {per_node} devices.", "Say what there is with --gpus and --nodes.")
     if ground.nodes and case.meant.nodes and ground.nodes != case.meant.nodes:
         case.say("error", "nodes", f"the command is for {case.meant.nodes} nodes; there are {ground.nodes}.")

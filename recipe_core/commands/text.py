@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe_core.request import HardwareRequest
 from recipe_core.terminal import estimate_text, split_text
 from recipe_core.units import duration, rate
 
@@ -14,8 +15,8 @@ def verdict_text(answer: dict[str, Any]) -> str:
     head = f"{answer['verdict']}: {answer['model'] or 'a model that is not named'} with {engine['name']} {engine['version']}"
     if answer["ok"] is None:
         return "\n".join([head, *_findings(answer)])
-    hardware = answer["hardware"]
-    there = f"{hardware['per_node'] * hardware['nodes']} × {hardware['device']}"
+    hardware = HardwareRequest.model_validate(answer["hardware"])
+    there = f"{hardware.devices} × {hardware.device_name}"
     parts = [f"{head} on {there}", *(f"  why: {reason}" for reason in answer["reasons"]), *_findings(answer, refused=False)]
     if answer["estimate"]["feasible"]:
         parts.append(estimate_text(answer["candidate"], answer["estimate"]))

@@ -21,13 +21,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recipe_core.estimate.cache import Counted, context_bytes
 from recipe_core.estimate.cases import Cases, Float, Setting
-from recipe_core.estimate.memory import Counted, Memory, context_bytes, draft_layer, memory
+from recipe_core.estimate.memory import Memory, memory
 from recipe_core.estimate.network import send_s
 from recipe_core.estimate.operators import Parts, Step, total
 from recipe_core.estimate.serving import Serving, active_replicas, resident_limit
 from recipe_core.estimate.speculative import engine_step, tokens_per_step
 from recipe_core.estimate.steady import decode_step, prompt_chunks, prompts_a_step, request_overhead_s
+from recipe_core.estimate.weights import draft_layer
 
 BISECTIONS = 30
 

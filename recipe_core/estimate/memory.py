@@ -15,15 +15,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from recipe_core.estimate.cases import Cases, Float, Int, Setting, add
-from recipe_core.estimate.pages import Packing, packing
-from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, ModelSpec, MoeMlp, Tensor
-
-Counted = tuple[tuple[Layer, int | Float], ...]
-"""Layers and how often each is there."""
-
-VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a multiple of this
+from recipe_core.estimate.cache import Counted, context_bytes, in_flight_bytes, kv_token_bytes, packed_blocks, state_bytes
+from recipe_core.estimate.cases import Cases, Float, Setting, add
+from recipe_core.estimate.weights import draft_layer, draft_weight_bytes, layer_weight_bytes, stage_layers, vocabulary_bytes
+from recipe_core.model.spec import CompressedAttention, MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,185 +50,6 @@ class Memory:
     def shortfall_bytes(self) -> Float:
         """How much is missing for the engine to start; zero or less when it starts."""
         return self.start_bytes - self.usable_bytes
-
-
-def stage_layers(layers: int, stages: int) -> list[tuple[int, int]]:
-    """First and past-the-last layer of each pipeline stage, by vLLM's rule.
-
-    A remainder goes one layer each to the stages before the last, from the back, so that the head's stage stays lightest.
-    Source: ``get_pp_indices`` in vLLM's ``distributed/utils.py``.
-    """
-    sizes = [layers // stages] * stages
-    for i in range(2, layers % stages + 2):
-        sizes[-i] += 1
-    ends = np.cumsum(sizes)
-    return [(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
-
-
-def padded_vocabulary(vocabulary: int) -> int:
-    """Rows of the embedding as engines allocate it."""
-    return -(-vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
-
-
-def expert_ranks(cases: Cases) -> Float:
-    """Ranks over which one copy of the experts is cut: tp, or all of tp × dp where experts are shared."""
-    return np.where(cases.shares_experts, cases.tp * cases.dp, cases.tp).astype(float)
-
-
-def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
-    """Share of a layer's tensor that one rank (the fullest) holds."""
-    tp = cases.tp.astype(np.float64)
-    if tensor.shard == "replicated":
-        return np.ones_like(tp)
-    if tensor.shard == "kv_heads":
-        return 1 / np.minimum(tp, layer.attention.kv_heads if layer.attention else 1)
-    if tensor.shard == "experts" and isinstance(layer.mlp, MoeMlp):
-        ep = cases.ep.astype(np.float64)
-        whole_experts = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts
-        return np.where(cases.shares_experts, whole_experts * ep / expert_ranks(cases), 1 / tp)
-    share: Float = 1 / tp
-    return share
-
-
-def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
-    """Weights of one layer on one rank, with what the engine's kernels pad them by."""
-    return add(_tensor_bytes(setting, layer, tensor, cases) for tensor in layer.tensors(setting.model.hidden))
-
-
-def draft_layer(model: ModelSpec) -> Layer:
-    """The layer that a draft has: the model's last whole one, which multi-token prediction and EAGLE heads repeat."""
-    whole = [layer for layer in model.layers if layer.attention is not None and layer.mlp is not None]
-    return (whole or model.layers)[-1]
-
-
-def draft_projection(model: ModelSpec) -> int:
-    """Weights that join a draft layer's two inputs, the last hidden state and the embedding of the token after it."""
-    return 2 * model.hidden * model.hidden
-
-
-def draft_weight_bytes(setting: Setting, cases: Cases) -> Float:
-    """Weights of all draft layers on one rank; embedding and head are the model's. The projection is held whole."""
-    one = layer_weight_bytes(setting, draft_layer(setting.model), cases)
-    return cases.draft_layers * (one + draft_projection(setting.model) * setting.stored_bytes("unquantized"))
-
-
-def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
-    """A tensor of one layer on one rank."""
-    share = _share(tensor, layer, cases)
-    plain = tensor.numel * setting.stored_bytes(tensor.role) * share
-    if tensor.role == "experts" and isinstance(layer.mlp, MoeMlp):
-        return plain * _tile_growth(setting, layer.mlp, cases)
-    return plain + _row_padding_bytes(setting, tensor, share)
-
-
-def _tile_growth(setting: Setting, mlp: MoeMlp, cases: Cases) -> Float:
-    """Factor by which a rank's experts grow where the kernel rounds their widths up to whole tiles."""
-    device = setting.cluster.device
-    tiles = setting.engine.memory.tiles(setting.stored_dtype("experts"), device.runtime, device.architecture)
-    if tiles is None:
-        return np.ones(len(cases))
-    hidden, width = mlp.expert_hidden(setting.model.hidden), mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp)
-    taller, wider = (np.ceil(size / tile) * tile / size for size, tile in ((hidden, tiles.hidden), (width, tiles.intermediate)))
-    growth: Float = taller * wider
-    return growth
-
-
-def _row_padding_bytes(setting: Setting, tensor: Tensor, share: Float) -> Float:
-    """Bytes appended to the rows of an fp8 tensor of which a rank holds ``share``.
-
-    A row holds the inputs: a rank that cuts outputs has fewer rows, one that cuts inputs has shorter ones.
-    """
-    rule, quantization = setting.engine.memory.row_padding, setting.model.quantization
-    padding = np.zeros_like(share)
-    if rule is None or quantization is None or setting.weight_dtype != quantization.dtype:
-        return padding
-    stored = setting.stored_dtype(tensor.role) == quantization.dtype and quantization.scheme in rule.schemes
-    if not stored or setting.cluster.device.runtime not in rule.runtimes:
-        return padding
-    for matrix in tensor.matrices:
-        rows = matrix.outputs * (1.0 if matrix.cuts_inputs else share)
-        row_bytes = matrix.inputs * (share if matrix.cuts_inputs else 1.0)  # an fp8 value is one byte
-        padding = padding + np.where(row_bytes % rule.multiple_bytes == 0, rows * rule.added_bytes, 0.0)
-    return padding
-
-
-def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
-    """The embedding (or the head) on one rank."""
-    model = setting.model
-    rows_bytes = padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes("head")
-    return np.asarray(rows_bytes / cases.tp, dtype=np.float64)
-
-
-def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
-    """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; a latent or compressed past never is."""
-    if attention is None or attention.kv_values_per_head == 0:
-        return np.zeros(len(tp))
-    if isinstance(attention, CompressedAttention):
-        return np.full(len(tp), attention.token_bytes(bytes_per_value(setting.kv_dtype)))
-    heads = np.ceil(attention.kv_heads / np.minimum(tp, attention.kv_heads))
-    index = attention.index_bytes_per_token if isinstance(attention, LatentAttention) else 0.0
-    return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
-
-
-def state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
-    """Bytes per request and layer on one rank that do not grow with the context: states, the window beside a compressed past."""
-    if attention is None or attention.state_values == 0:
-        return np.zeros(len(tp))
-    if isinstance(attention, CompressedAttention):
-        return np.full(len(tp), attention.sequence_bytes(bytes_per_value(setting.kv_dtype)))
-    return attention.state_values * (attention.state_bytes_per_value or setting.activation_bytes) / tp
-
-
-def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
-    """Tokens a layer keeps of a request: all, or its window (and the block that slides out), in whole blocks."""
-    kept = np.ceil(context / block_tokens) * block_tokens
-    window = layer.attention.window if layer.attention is not None else None
-    if window is None:
-        return kept
-    return np.minimum(kept, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
-
-
-def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
-    """Cache and state of one request with ``context`` tokens over the given layers on one rank."""
-    tp, packed = cases.tp, _packed(setting, layers)
-    parts = [
-        n
-        * (
-            kv_token_bytes(setting, layer.attention, tp) * cached_tokens(layer, context, cases.block_tokens) / cases.cp
-            + state_bytes(setting, layer.attention, tp)
-        )
-        for layer, n in layers
-        if packed is None or not _in_blocks(layer, n)
-    ]
-    if packed is not None:
-        parts.append(packed.request_bytes(context))
-    return add(parts) if parts else np.zeros(len(cases))
-
-
-def _in_blocks(layer: Layer, count: int | Float) -> bool:
-    """Whether a layer's cache is packed with others' (draft layers, of which cases differ in number, are counted by themselves)."""
-    return isinstance(layer.attention, CompressedAttention) and isinstance(count, int)
-
-
-def _packed(setting: Setting, layers: Counted) -> Packing | None:
-    """How the compressed caches among these layers are kept; None where there are none."""
-    found: dict[CompressedAttention, int] = {}
-    for layer, n in layers:
-        if isinstance(layer.attention, CompressedAttention) and isinstance(n, int):
-            found[layer.attention] = found.get(layer.attention, 0) + n
-    return packing(tuple(found.items()), bytes_per_value(setting.kv_dtype)) if found else None
-
-
-def in_flight_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
-    """What the tokens of a step still being computed add to the windows of a compressed cache, once for all requests together.
-
-    vLLM frees what slides out of a window when a step is done, and overlaps steps: one per pipeline stage and one more.
-    Source: ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``. Other engines and other caches: nothing is counted.
-    """
-    packed = _packed(setting, layers)
-    if packed is None or not setting.engine.memory.needs_longest:
-        return np.zeros(len(cases))
-    return packed.request_bytes(context, (cases.pp + 1) * cases.max_batched_tokens) - packed.request_bytes(context)
 
 
 def activation_bytes(setting: Setting, cases: Cases) -> Float:
@@ -417,7 +233,7 @@ def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
 
 def _context_limits(setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float) -> tuple[Float, Float]:
     """Longest request (tokens) of which the pool holds one, and ``sequences``: windows and states cost a constant, other caches grow."""
-    if _packed(setting, layers) is not None:
+    if packed_blocks(setting, layers) is not None:
         one, several = _longest_packed(setting, layers, cases, pool, np.stack([np.ones(len(cases)), sequences]))
         return one, several
     unbounded = [(layer, n) for layer, n in layers if layer.attention is not None and layer.attention.window is None]

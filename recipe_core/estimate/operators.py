@@ -13,11 +13,12 @@ from functools import reduce
 
 import numpy as np
 
+from recipe_core.estimate.cache import kv_token_bytes, state_bytes
 from recipe_core.estimate.cases import Cases, Float, Setting, add
-from recipe_core.estimate.memory import expert_ranks, kv_token_bytes, padded_vocabulary, state_bytes
 from recipe_core.estimate.network import Group, all_gather_s, all_reduce_s, dispatch_s, group, send_s
 from recipe_core.estimate.roofline import experts_s, operator_s
 from recipe_core.estimate.routing import crowding, distinct_experts
+from recipe_core.estimate.weights import expert_ranks, padded_vocabulary
 from recipe_core.model.compressed import STATE_VALUE_BYTES
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer, LinearAttention, Mlp, MoeMlp, Role

@@ -98,7 +98,8 @@ class Estimates:
 
     def notes(self, i: int) -> list[str]:
         """What to know about a case that runs."""
-        return [*self.setting.model.notes, *_notes(self, i)]
+        price = self.setting.cluster.price_note
+        return [*self.setting.model.notes, *_notes(self, i), *([price] if price else [])]
 
     def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> dict[str, Any]:
         """Case ``i`` as JSON values, ``explained`` with its times by cause too.

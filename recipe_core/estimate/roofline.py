@@ -12,6 +12,9 @@ from recipe_core.model.dtypes import compute_dtype
 SIXTEEN_BIT = ("attention_decode", "mla_decode")
 """Families whose ``stored_dtype`` is that of a cache, which is multiplied in 16 bit whatever it is stored in."""
 
+_TINY = 1e-300
+"""In place of zero where one is divided by, or has its logarithm taken."""
+
 SORT_TOKENS = 64
 """Tokens at which half of ``sort_s`` is reached; of 16, 32 and 64 the one that fits most measured layers best."""
 
@@ -46,10 +49,19 @@ def _busy(device: Device, family: Family, stored_dtype: str, flops: Float, moved
     shape = roofline(device, family, stored_dtype, dtype)
     compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)  # type: ignore[index]
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
-    longer, rounded = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
-    rounded /= np.maximum(longer, 1e-300)  # in place: this is where most of an estimate's time goes
-    rounded **= shape.smoothing
-    rounded += 1
-    rounded **= 1 / shape.smoothing
-    rounded *= longer
-    return rounded, shape
+    if shape.smoothing == 1:
+        return compute_s + memory_s, shape
+    longer_s = np.maximum(compute_s, memory_s)
+    # longer · (1 + (shorter / longer)^r)^(1/r) in place and by binary logarithms, which take less time than powers do:
+    # this is where most of an estimate's time goes
+    corner = np.minimum(compute_s, memory_s)
+    corner /= np.maximum(longer_s, _TINY)
+    np.log2(np.maximum(corner, _TINY, out=corner), out=corner)
+    corner *= shape.smoothing
+    np.exp2(corner, out=corner)
+    corner += 1
+    np.log2(corner, out=corner)
+    corner *= 1 / shape.smoothing
+    np.exp2(corner, out=corner)
+    corner *= longer_s
+    return corner, shape

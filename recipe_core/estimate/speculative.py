@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from recipe_core.estimate.cases import Cases, Float, Setting
-from recipe_core.estimate.memory import draft_layer, draft_projection
 from recipe_core.estimate.operators import Parts, Step, side_by_side, step_parts, total
 from recipe_core.estimate.roofline import operator_s
+from recipe_core.estimate.weights import draft_layer, draft_projection
 
 
 def tokens_per_step(draft_tokens: Float, acceptance: Float) -> Float:

@@ -1,93 +1,144 @@
-"""Finding devices, fabrics and price offers in ``hw_profiles/``, and putting them together as a cluster."""
+"""Finding devices and fabrics in ``hw_profiles/``, and putting them together with a price as a cluster."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from recipe_core.documents import read_document
 from recipe_core.errors import HardwareError, unknown
-from recipe_core.hardware.profile import Device, DtypeFile, DtypeSupport, Fabric, Family, Offer, OfferFile, Priors, Roofline
+from recipe_core.hardware import own
+from recipe_core.hardware.data import named, read
+from recipe_core.hardware.prices import PRICE_NOTES, price_of
+from recipe_core.hardware.profile import Commitment, Device, DtypeFile, DtypeSupport, Fabric, Family, Priors, Roofline
 from recipe_core.request import HardwareRequest
 from recipe_core.resources import root
 
-Model = TypeVar("Model", bound=BaseModel)
 SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every device
 
 
-def _read(path: Path, schema: type[Model]) -> Model:
-    try:
-        return schema.model_validate(read_document(path))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise HardwareError(f"{path.name}: {where}: {first['msg']}.", field="hardware", hint="Correct the profile.") from None
-
-
-def _named(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+@cache
+def _files() -> dict[str, Path]:
+    """Files of shipped devices by name, sorted."""
+    return {name: path for name, path in named(root("hw_profiles")).items() if name not in SHARED}
 
 
 def device_names() -> list[str]:
     """The devices there are profiles of, sorted."""
-    return [name for name in _named(root("hw_profiles")) if name not in SHARED]
+    return list(_files())
+
+
+def device(wanted: str | Mapping[str, Any]) -> Device:
+    """The profile of a device: a shipped one by its name or an alias, or a profile of the user's own as plain values.
+
+    Raises:
+        HardwareError: naming close names when there is none, or the field of a profile that is wrong.
+    """
+    return _shipped(wanted) if isinstance(wanted, str) else _own(own.canonical(wanted))
+
+
+@lru_cache(maxsize=256)
+def _own(text: str) -> Device:
+    """A profile that is not shipped, by its content."""
+    given = json.loads(text)
+    base = given.get(own.BASE)
+    if base is not None:
+        given = own.merged(_base(base, own.BASE), given)
+    profile = own.validated(given)
+    if not is_own(profile) or profile.name in _aliases():
+        hint = f"Give it a name of its own, such as my-{profile.name}."
+        raise HardwareError(f"{profile.name!r} is a device that is shipped.", field=f"{own.FIELD}.name", hint=hint)
+    _check_links(profile)
+    return profile if profile.known_as is None else profile.model_copy(update={"known_as": _known_as(profile)})
+
+
+def _base(name: Any, field: str) -> Device:
+    """The shipped device that a profile of one's own names."""
+    try:
+        return _shipped(str(name))
+    except HardwareError as error:
+        raise HardwareError(error.message, field=f"{own.FIELD}.{field}", hint=error.hint) from None
+
+
+def _known_as(profile: Device) -> str:
+    """The name of the shipped device as which a profile is known; raises where that is another kind of device."""
+    shipped = _base(profile.known_as, "known_as")
+    if shipped.runtime != profile.runtime:
+        message = f"{shipped.name} runs {shipped.runtime}, this device {profile.runtime}."
+        raise HardwareError(message, field=f"{own.FIELD}.known_as", hint="Name a device of the same vendor, or leave it out.")
+    return shipped.name
+
+
+def _check_links(profile: Device) -> None:
+    """Raise where a profile of one's own names a link that is not known, or at the wrong place."""
+    node = profile.node
+    inside, between = ("fabric", "scale-up", (node.fabric,)), ("network", "scale-out", (node.network,))
+    for field, kind, names in (inside, ("alternatives", "scale-up", node.alternatives), between):
+        where = f"{own.FIELD}.node.{field}"
+        for name in names:
+            if fabric(name, where).kind != kind:
+                known = ", ".join(each for each in fabric_names() if fabric(each).kind == kind)
+                raise HardwareError(f"{name!r} is no {kind} link.", field=where, hint=f"Known: {known}.")
+
+
+def is_own(profile: Device) -> bool:
+    """Whether a profile is the user's, not one that is shipped."""
+    return profile.name not in _files()
+
+
+def plain(profile: Device) -> dict[str, Any]:
+    """A profile as plain values, complete: what a recipe keeps of a device that is not shipped."""
+    return profile.model_dump(mode="json", exclude_none=True)
 
 
 @cache
-def device(name: str) -> Device:
-    """The profile of a device by its name or an alias; raises HardwareError naming close ones when there is none."""
-    files = _named(root("hw_profiles"))
+def _shipped(name: str) -> Device:
+    if own.is_path(name):
+        hint = "The command line reads paths, the library with PlanRequest.parse(…, files=True); elsewhere give the profile itself."
+        raise HardwareError(f"{name[:200]!r} is a path, and none is read here.", field=own.FIELD, hint=hint)
+    files = _files()
     wanted = name.casefold()
     if wanted not in device_names():
         wanted = _aliases().get(wanted, wanted)
     if wanted not in device_names():
         message, hint = unknown("device", name, device_names())
-        raise HardwareError(message, field="hardware.device", hint=hint)
-    return _read(files[wanted], Device)
+        raise HardwareError(message, field=own.FIELD, hint=hint)
+    return read(files[wanted], Device)
 
 
 @cache
 def _aliases() -> dict[str, str]:
-    return {alias.casefold(): name for name in device_names() for alias in device(name).aliases}
+    return {alias.casefold(): name for name in device_names() for alias in _shipped(name).aliases}
 
 
 def fabric_names() -> list[str]:
     """The link technologies there are profiles of, sorted."""
-    return list(_named(root("hw_profiles") / "fabrics"))
+    return list(named(root("hw_profiles") / "fabrics"))
 
 
 @cache
 def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
     """The profile of a link technology; raises HardwareError when there is none."""
-    files = _named(root("hw_profiles") / "fabrics")
+    files = named(root("hw_profiles") / "fabrics")
     if name not in files:
         message, hint = unknown("fabric", name, list(files))
         raise HardwareError(message, field=field, hint=hint)
-    return _read(files[name], Fabric)
-
-
-@cache
-def offers() -> tuple[Offer, ...]:
-    """All price offers, cheapest first."""
-    files = _named(root("hw_profiles") / "offers").values()
-    found = [offer for path in files for offer in _read(path, OfferFile).offers]
-    return tuple(sorted(found, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
+    return read(files[name], Fabric)
 
 
 @cache
 def priors() -> Priors:
     """Roofline figures for devices without their own."""
-    return _read(root("hw_profiles") / "priors.yaml", Priors)
+    return read(root("hw_profiles") / "priors.yaml", Priors)
 
 
 @cache
 def dtypes() -> DtypeFile:
     """What silicon and engines make of each weight format, by architecture."""
-    return _read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
+    return read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
 
 
 @cache
@@ -114,7 +165,7 @@ def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
 class Cluster:
     """Devices in nodes, what joins them, and what an hour of one costs (None: unknown).
 
-    ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node.
+    ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node. ``commitment``: what the price is for.
     """
 
     device: Device
@@ -124,6 +175,7 @@ class Cluster:
     network: Fabric
     usd_per_device_hour: float | None
     price_basis: str | None
+    commitment: Commitment | None = None
     beyond: Fabric | None = None
     asked: HardwareRequest | None = None
 
@@ -131,6 +183,11 @@ class Cluster:
     def devices(self) -> int:
         """All devices."""
         return self.per_node * self.nodes
+
+    @property
+    def price_note(self) -> str | None:
+        """What to know of the price beside the figure; None where there is nothing."""
+        return PRICE_NOTES.get(self.commitment) if self.commitment else None
 
     @property
     def rack_scale(self) -> bool:
@@ -151,7 +208,7 @@ def cluster(request: HardwareRequest) -> Cluster:
             f"{inside.name!r} joins nodes, not devices in a node.", field="hardware.fabric", hint="Give it as network instead."
         )
     _check_domain(request, inside)
-    price, basis = _price(request, profile)
+    price, basis, commitment = price_of(request, profile)
     return Cluster(
         device=profile,
         per_node=request.per_node,
@@ -160,6 +217,7 @@ def cluster(request: HardwareRequest) -> Cluster:
         network=fabric(request.network or profile.node.network, "hardware.network"),
         usd_per_device_hour=price,
         price_basis=basis,
+        commitment=commitment,
         asked=request,
         beyond=fabric(inside.beyond) if inside.beyond and inside.domain and request.per_node > inside.domain else None,
     )
@@ -167,7 +225,7 @@ def cluster(request: HardwareRequest) -> Cluster:
 
 def _check_domain(request: HardwareRequest, inside: Fabric) -> None:
     """Raise where a node holds more devices than one domain of its fabric and nothing is known to join the domains."""
-    if inside.domain is None or request.per_node <= inside.domain or inside.spans_nodes or inside.beyond:
+    if inside.domain is None or inside.joins(request.per_node):
         return
     nodes = -(-request.per_node // inside.domain)
     raise HardwareError(
@@ -175,20 +233,3 @@ def _check_domain(request: HardwareRequest, inside: Fabric) -> None:
         field="hardware.per_node",
         hint=f"Say per_node: {-(-request.per_node // nodes)} with nodes: {nodes * request.nodes}, or name another fabric.",
     )
-
-
-def _price(request: HardwareRequest, profile: Device) -> tuple[float | None, str | None]:
-    """The stated price, the named offer, or the cheapest on-demand offer for the device."""
-    if request.usd_per_device_hour is not None:
-        if request.offer is not None:
-            raise HardwareError("give either an offer or a price per device hour, not both.", field="hardware.offer")
-        return request.usd_per_device_hour, "stated in the request"
-    matching = [offer for offer in offers() if offer.device == profile.name]
-    if request.offer is not None:
-        chosen = next((offer for offer in matching if offer.name == request.offer), None)
-        if chosen is None:
-            message, hint = unknown(f"offer for {profile.name}", request.offer, [offer.name for offer in matching])
-            raise HardwareError(message, field="hardware.offer", hint=hint)
-    else:
-        chosen = next((offer for offer in matching if offer.commitment == "on-demand"), None)
-    return (chosen.usd_per_device_hour, f"{chosen.name}, {chosen.date}") if chosen else (None, None)

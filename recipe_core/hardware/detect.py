@@ -206,7 +206,7 @@ def describe(found: Found) -> str:
     return "\n".join([*lines, "", to_yaml(found.request).rstrip() if found.request else _REFUSED])
 
 
-_REFUSED = "No request can name this device yet: complete the profile that --json prints and put it into hw_profiles/."
+_REFUSED = "No request can name this device yet: complete the profile that --json prints and give its file as hardware.device."
 
 
 def _shown(figure: dict[str, Any] | None, show: Callable[[float], str]) -> str:

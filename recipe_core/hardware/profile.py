@@ -5,6 +5,7 @@ Units are SI and stand in the key. Memory is what the driver reports, not the ma
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,10 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
 Vendor = Literal["nvidia", "amd", "intel", "cpu"]
 Runtime = Literal["cuda", "rocm", "hpu", "cpu"]
+RUNTIMES: dict[Vendor, Runtime] = {"nvidia": "cuda", "amd": "rocm", "intel": "hpu", "cpu": "cpu"}
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 Family = Literal["gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "elementwise"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Commitment = Literal["on-demand", "spot", "reserved"]
+Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f<>{}`]*$")]
+"""One line of text that goes into files of many formats as it is: no markup, no templates."""
+Remark = Annotated[str, Field(max_length=1000)]
+Shared = Annotated[float, Field(ge=1e-4, le=1)]
 
 
 class _Data(BaseModel):
@@ -25,10 +32,10 @@ class _Data(BaseModel):
 class Source(_Data):
     """Where a figure was read: a document with its address and date, or the command that measured it."""
 
-    title: str
-    url: str | None = None
-    date: str | None = None
-    command: str | None = None
+    title: Annotated[str, Field(min_length=1, max_length=500)]
+    url: Annotated[str, Field(pattern=r"^https?://[^\s<>()\"'\\]+$", max_length=1000)] | None = None
+    date: Annotated[str, Field(max_length=40)] | None = None
+    command: Remark | None = None
 
 
 class Figure(_Data):
@@ -37,7 +44,7 @@ class Figure(_Data):
     value: Positive
     source: str
     status: Status
-    note: str | None = None
+    note: Remark | None = None
 
 
 class Roofline(_Data):
@@ -50,15 +57,15 @@ class Roofline(_Data):
     where there are many.
     """
 
-    compute_efficiency: Annotated[float, Field(gt=0, le=1)]
-    memory_efficiency: Annotated[float, Field(gt=0, le=1)]
+    compute_efficiency: Shared
+    memory_efficiency: Shared
     overhead_s: Annotated[float, Field(ge=0, lt=1)]
     smoothing: Annotated[float, Field(ge=1, le=20)]
-    row_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    row_efficiency: Shared | None = None
     sort_s: Annotated[float, Field(ge=0, lt=1)] = 0.0
     source: str
     status: Status
-    note: str | None = None
+    note: Remark | None = None
 
 
 class NodeSpec(_Data):
@@ -69,7 +76,7 @@ class NodeSpec(_Data):
 
     devices: Annotated[int, Field(ge=1, le=128)]
     fabric: Name
-    alternatives: tuple[Name, ...] = ()
+    alternatives: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
     network: Name
     host_memory_bytes: Figure | None = None
 
@@ -78,7 +85,7 @@ class Sourced(_Data):
     """A data file whose figures name entries of its own ``sources``."""
 
     schema_version: Literal[1]
-    sources: dict[str, Source]
+    sources: Annotated[dict[Annotated[str, Field(max_length=64)], Source], Field(max_length=64)]
 
     @model_validator(mode="after")
     def _sources_exist(self) -> Sourced:
@@ -93,21 +100,23 @@ class Device(Sourced):
 
     ``peak_flops_per_s`` are dense rates by compute dtype; a dtype that is absent is not multiplied natively.
     ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no process gets.
-    ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names drivers report.
+    ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names drivers report. ``known_as``: of a profile
+    that is not shipped, the shipped device as which clouds and clusters know it.
     """
 
     name: Name
-    title: str
+    title: Line
     vendor: Vendor
     runtime: Runtime
-    architecture: str
-    aliases: tuple[str, ...] = ()
+    architecture: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")]
+    aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
+    known_as: Name | None = None
     memory_bytes: Figure
     reserved_bytes: Figure | None = None
     memory_bandwidth_bytes_per_s: Figure
     peak_flops_per_s: dict[Dtype, Figure]
-    weight_dtypes: tuple[Dtype, ...]
-    kv_dtypes: tuple[Dtype, ...]
+    weight_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
+    kv_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     tdp_watts: Figure
     idle_watts: Figure | None = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = {}
@@ -118,10 +127,21 @@ class Device(Sourced):
         """Memory a process can allocate."""
         return self.memory_bytes.value - (self.reserved_bytes.value if self.reserved_bytes else 0.0)
 
+    @property
+    def digest(self) -> str:
+        """Hash of all that the profile says."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
     @model_validator(mode="after")
-    def _half_precision(self) -> Device:
+    def _makes_sense(self) -> Device:
         if not {"bf16", "fp16", "fp32"} & set(self.peak_flops_per_s):
             raise ValueError("peak_flops_per_s needs bf16, fp16 or fp32")
+        if RUNTIMES[self.vendor] != self.runtime:
+            raise ValueError(f"runtime {self.runtime} is not {self.vendor}'s, which is {RUNTIMES[self.vendor]}")
+        if self.usable_memory_bytes <= 0:
+            raise ValueError("reserved_bytes takes all of memory_bytes")
+        if self.idle_watts and self.idle_watts.value > self.tdp_watts.value:
+            raise ValueError("idle_watts is more than tdp_watts")
         return self
 
 
@@ -170,20 +190,45 @@ class Fabric(Sourced):
             raise ValueError("only a fabric with a domain has something beyond it")
         return self
 
+    def joins(self, devices: int) -> bool:
+        """Whether one node can hold so many devices: a domain bounds it, unless it reaches over nodes or something joins domains."""
+        return self.domain is None or devices <= self.domain or self.spans_nodes or self.beyond is not None
+
 
 class Offer(_Data):
-    """A price at which somebody rents a device out."""
+    """A price at which somebody rents a device out.
+
+    ``on-demand``: by the hour, as long as it is wanted; ``spot``: until the provider wants it back; ``reserved``: paid for
+    ``term_months``, used or not (None: the provider does not publish the term).
+    """
 
     name: Name
     device: Name
     usd_per_device_hour: Positive
-    commitment: Literal["on-demand", "spot", "reserved-1y", "reserved-3y"]
+    commitment: Commitment
+    term_months: Annotated[int, Field(ge=1, le=120)] | None = None
     devices_per_node: Annotated[int, Field(ge=1)] = 1
     instance: str | None = None
     region: str | None = None
     date: str
     source: str
     note: str | None = None
+
+    @property
+    def terms(self) -> str:
+        """What one commits to, in words."""
+        return terms(self.commitment, self.term_months)
+
+    @model_validator(mode="after")
+    def _term(self) -> Offer:
+        if self.term_months is not None and self.commitment != "reserved":
+            raise ValueError("only what is reserved has a term")
+        return self
+
+
+def terms(commitment: Commitment, term_months: int | None = None) -> str:
+    """``on-demand``, ``spot``, ``reserved for 12 months``."""
+    return f"{commitment} for {term_months} months" if term_months else commitment
 
 
 class OfferFile(Sourced):

@@ -20,6 +20,7 @@ from recipe_core.errors import ModelError, unknown
 from recipe_core.hardware.profile import Source
 from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config import read_config
+from recipe_core.model.derived import meanings
 from recipe_core.model.hub import hub_config
 from recipe_core.model.revision import split_revision
 from recipe_core.model.shape import shape_config
@@ -30,6 +31,11 @@ CHECKPOINT_TOLERANCE = 0.02
 """Files that hold more or less than this share of what is counted are worth a word (a vision tower, draft heads, other formats)."""
 
 FOLDER = Path(__file__).with_name("catalog")
+
+_ALIASES = re.compile(r"^aliases:\n((?:- .+\n)+)", re.MULTILINE)
+
+_LIKE_NOTHING = ("", "-hf", "-bf16")
+"""Endings that say nothing of a model, which names of its quantised copies leave out."""
 
 
 class PublishedCount(BaseModel):
@@ -50,7 +56,7 @@ class PublishedCount(BaseModel):
 
 
 class CatalogEntry(BaseModel):
-    """One file of the catalog; ``same_as`` borrows the architecture of another entry."""
+    """One file of the catalog; ``same_as`` borrows the architecture of another entry, ``aliases`` are other models that have all of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     id: str
@@ -92,16 +98,50 @@ def catalog_entry(model_id: str) -> CatalogEntry:
 
 @cache
 def _by_alias() -> dict[str, Path]:
-    entries = ((path, CatalogEntry.model_validate(read_document(path))) for path in _files().values())
-    return {alias.casefold(): path for path, entry in entries for alias in entry.aliases}
+    """Catalog files by casefolded alias; only the lines of that list are read, for parsing every file takes a second."""
+    lists = ((path, _ALIASES.search(path.read_text(encoding="utf-8"))) for path in _files().values())
+    return {line.removeprefix("- ").casefold(): path for path, found in lists if found for line in found[1].splitlines()}
 
 
 @cache
 def catalog_model(model_id: str) -> ModelSpec:
-    """A model of the catalog; raises ModelError when it is not there."""
+    """A model of the catalog, under the id or alias that was asked for; raises ModelError when it is not there."""
     entry = catalog_entry(model_id)
-    config = catalog_entry(entry.same_as).config if entry.same_as else {}
-    return read_config({**config, **entry.config}, entry.id)
+    name = next(name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold())
+    return read_config(_config(entry), name)
+
+
+def _config(entry: CatalogEntry) -> dict[str, Any]:
+    return {**(catalog_entry(entry.same_as).config if entry.same_as else {}), **entry.config}
+
+
+@cache
+def derived_model(model_id: str) -> ModelSpec | None:
+    """A model that the catalog has under another owner, or in another format, as the name says; None where it says no such thing."""
+    for name, convention in meanings(model_id):
+        ids = next((ids for ending in _LIKE_NOTHING if (ids := _by_name().get(f"{name}{ending}".casefold()))), ())
+        if len(ids) != 1:  # none, or models of two owners that are not the same
+            continue
+        base = catalog_model(ids[0])
+        config = _config(catalog_entry(ids[0]))
+        if convention is not None:
+            config = convention.applied(config, experts=base.is_moe)
+        model = read_config(config, model_id)
+        stored = f" with weights in {model.weight_dtype}" if convention else ""
+        note = f"Not in the catalog: read by its name as {base.name}{stored}. Give its config.json to be certain."
+        return replace(model, notes=(*model.notes, note))
+    return None
+
+
+@cache
+def _by_name() -> dict[str, tuple[str, ...]]:
+    """Ids by their names without owners, aliases too; one id of those that share an architecture and a format."""
+    out: dict[str, dict[tuple[str, str], str]] = {}
+    for entry in map(catalog_entry, catalog_ids()):
+        what = (entry.same_as or entry.id, str(entry.config.get("quantization_config")))
+        for each in (entry.id, *entry.aliases):
+            out.setdefault(each.rpartition("/")[2].casefold(), {}).setdefault(what, entry.id)
+    return {name: tuple(ids.values()) for name, ids in out.items()}
 
 
 def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> ModelSpec:
@@ -138,17 +178,22 @@ def _path(text: str) -> Path:
 
 
 def _named(model: str, *, online: bool) -> ModelSpec:
-    """A model of the catalog, else (for ``owner/name``) of the hub; the error says what was tried."""
+    """A model of the catalog, else (for ``owner/name``) of the hub, else what its name says; the error says what was tried."""
     model, revision = split_revision(model)
     try:
         return catalog_model(model)
     except ModelError as unlisted:
-        if not online or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
             raise
-        try:
-            return read_config(hub_config(model, revision), model)
-        except ModelError as error:
-            raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint} ({error.message})") from None
+        tried = ""
+        if online:
+            try:
+                return read_config(hub_config(model, revision), model)
+            except ModelError as error:
+                tried = f" ({error.message})"
+        if (named := derived_model(model)) is not None:
+            return named
+        raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint}{tried}") from None
 
 
 def read_folder(path: Path) -> ModelSpec:

@@ -28,6 +28,8 @@ _LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_HALVES = ("attn_config", "ffn_config")
+"""Objects that hold the fields of one half of every layer (MPT, DBRX)."""
 
 _NOT_MODELLED = {
     "engram_vocab_size": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
@@ -35,8 +37,6 @@ _NOT_MODELLED = {
     "laurel_rank": "low-rank residual blocks and alternating updates (Gemma 3n) are",
     "mamba_d_ssm": "attention and a state-space mixer side by side in one layer (Falcon-H1) are",
     "ssm_cfg": "state-space models in this format are",
-    "ffn_config": "feed-forward blocks described by ffn_config (DBRX) are",
-    "attn_config": "attention described by attn_config (MPT, DBRX) is",
     "type_vocab_size": "encoder models (BERT-like) are",
     "logit_scale_init_value": "contrastive image-text encoders (CLIP-like) are",
     "cross_attention_layers": "cross-attention layers (Llama 3.2 Vision) are",
@@ -65,12 +65,12 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     if not isinstance(config, Mapping):
         raise ModelError(f"a config.json is an object, not {type(config).__name__}.", field=field)
     notes: list[str] = []
-    read = Reader(_with_family(_text_part(config, notes)), field)
+    read = Reader(_with_family(_with_halves(_text_part(config, notes), field)), field)
     _refuse_unmodelled(read)
     hidden = read.whole(_HIDDEN, MAX_WIDTH)
     vocabulary = read.whole(_VOCABULARY, MAX_VOCABULARY)
     layers = _layers(read, hidden, _layer_count(read))
-    stored = quantized(_stored_as(config, read), layers, hidden, field, beside=read.has("enable_moe_block"))
+    stored = quantized(_stored_as(config, read), layers, hidden, field, beside=read.has("enable_moe_block", "residual_moe"))
     drafts = read.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
     notes += [*_visible_gaps(read, drafts), *stored.notes]
     return ModelSpec(
@@ -103,6 +103,13 @@ def _text_part(config: Config, notes: list[str]) -> Config:
     elif part is not config:
         notes.append("Only the language model (text_config) is counted.")
     return part
+
+
+def _with_halves(text: Config, field: str) -> Config:
+    """The fields with those of their attention and feed-forward objects beside them; ``multiquery_attention`` means one KV head."""
+    halves = [Reader(text, field).inside(name).config for name in _HALVES]
+    shared = {"kv_n_heads": 1} if halves[0].get("attn_type") == "multiquery_attention" else {}
+    return {**halves[0], **halves[1], **shared, **text}
 
 
 def _with_family(text: Config) -> Config:

@@ -18,6 +18,7 @@ KV_HEADS = (
     "multi_query_group_num",
     "num_query_groups",
     "n_kv_heads",
+    "kv_n_heads",
 )
 HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim")
 _RATIO_OF: dict[LayerWord, tuple[str, int]] = {

@@ -27,6 +27,8 @@ _SHARED_FFN = (
     "share_expert_dim",
 )
 _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+_EVERY = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "moe_layer_frequency")
+"""Which layers have experts, counted from one: every n-th."""
 _ROUTED = ("sparse", "moe", "hash_moe")  # a hash of the token chooses the experts of some layers; their weights are the same
 _TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast", "gelu", "quick_gelu", "xielu")
 
@@ -36,7 +38,7 @@ def mlp_layers(read: Reader, hidden: int, layers: int) -> list[Mlp]:
     gated = _gated(read)
     if not read.has(*EXPERTS) or read.whole(EXPERTS, MAX_EXPERTS) == 1:
         return _dense_layers(read, hidden, layers, gated)
-    moe = _experts(read, gated)
+    moe = _experts(read, hidden, gated)
     sparse = _sparse(read, layers)
     if all(sparse):
         return [moe] * layers
@@ -57,14 +59,21 @@ def _dense_layers(read: Reader, hidden: int, layers: int, gated: bool) -> list[M
     return [DenseMlp(2 * width if i >= layers - borrowing else width, gated) for i in range(layers)]
 
 
-def _experts(read: Reader, gated: bool) -> MoeMlp:
+def _experts(read: Reader, hidden: int, gated: bool) -> MoeMlp:
     experts, top_k = read.whole(EXPERTS, MAX_EXPERTS), read.whole(TOP_K, MAX_EXPERTS)
     if top_k > experts:
         raise read.error(TOP_K[0], f"{top_k} experts per token of {experts} is impossible.")
     width = read.whole((*_EXPERT_FFN, *FFN), MAX_WIDTH)
-    beside = read.whole(FFN, MAX_WIDTH) if read.has("enable_moe_block") else _shared_width(read, width)
+    beside = _beside(read, hidden, width)
     latent = read.whole(("moe_latent_size", "routed_expert_hidden_size"), MAX_WIDTH, default=0)
     return MoeMlp(experts, top_k, width, beside, gated, latent, read.has("expert_bias"))
+
+
+def _beside(read: Reader, hidden: int, expert: int) -> int:
+    """Width of what every token uses beside the routed experts: a dense block (Gemma 4, Grok-2; Arctic's is square) or shared experts."""
+    if read.has("enable_moe_block", "residual_moe"):
+        return read.whole(FFN, MAX_WIDTH)
+    return hidden if read.has("use_residual") else _shared_width(read, expert)
 
 
 def _gated(read: Reader) -> bool:
@@ -92,11 +101,11 @@ def _sparse(read: Reader, layers: int) -> list[bool]:
     if read.has("expert_layer_period"):
         period = read.whole(("expert_layer_period",), MAX_LAYERS)
         return [i % period == read.whole(("expert_layer_offset",), MAX_LAYERS, default=0, minimum=0) for i in range(layers)]
-    every = read.whole(("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", "moe_layer_interval"), MAX_LAYERS, default=1)
+    every = read.whole((*_EVERY, "moe_layer_freq"), MAX_LAYERS, default=1)
     first = read.whole(("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), MAX_LAYERS, default=0, minimum=0)
     last = read.whole(("moe_layer_end_index",), MAX_LAYERS, default=layers - 1, minimum=0) if _ends(read) else layers - 1
     dense_only = set(read.wholes("mlp_only_layers", MAX_LAYERS))
-    offset = 1 if read.has("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval") else 0
+    offset = 1 if read.has(*_EVERY) else 0
     return [first <= i <= last and (i + offset) % every == 0 and i not in dense_only for i in range(layers)]
 
 

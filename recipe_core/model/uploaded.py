@@ -8,11 +8,10 @@ from typing import Any
 from recipe_core.documents import parse_json
 from recipe_core.errors import ModelError
 from recipe_core.model.config import read_config
+from recipe_core.uploads import text_of
 
 MAX_BYTES = 1 << 20
 """The largest file that is read; configs have a few thousand bytes, those that list quantised modules up to some hundred thousand."""
-_WEIGHTS = (b"\x80", b"PK", b"GGUF", b"\x93NUMPY")
-"""What files of weights begin with: pickles, zips, GGUF, arrays."""
 
 
 def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
@@ -21,16 +20,7 @@ def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         ModelError: when it is too large, not text, not a JSON object or not a language model that can be read; says which.
     """
-    if len(data) > MAX_BYTES:
-        raise ModelError(
-            f"{name} has {len(data):,} bytes; at most {MAX_BYTES:,} are read.", field="model", hint="Give the config.json, not weights."
-        )
-    if data.startswith(_WEIGHTS) or b"\x00" in data[:1024]:
-        raise ModelError(f"{name} is not text.", field="model", hint="Give the model's config.json; weights are never read.")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ModelError(f"{name} is not UTF-8 text.", field="model", hint="Give the model's config.json.") from None
+    text = text_of(data, name, MAX_BYTES, "the model's config.json; weights are never read", ModelError, "model")
     config = parse_json(text, name)
     if not isinstance(config, Mapping):
         raise ModelError(f"{name} holds {type(config).__name__}, not an object.", field="model", hint="Give the model's config.json.")

@@ -8,15 +8,15 @@ from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model,
 def variants(model_id: str) -> dict[str, str]:
     """Ids of the catalog that hold the same model, each with its weights' format; the unquantised one first, nothing for other models.
 
-    The same model: the same architecture (``same_as``) and a name that contains the shortest such name in it: an FP8 copy does, a model
-    distilled into the same architecture does not.
+    The same model: the same architecture (``same_as``) and context, and a name that contains the shortest such name in it: an FP8 copy
+    does, a model distilled into the same architecture or made for longer texts does not.
     """
     if not in_catalog(model_id):
         return {}
-    own, root = _tail(catalog_entry(model_id).id), _root(model_id)
-    bases = [_tail(other) for other in catalog_ids() if _tail(other) in own and _root(other) == root]
-    base = min(bases, key=len)
-    same = [other for other in catalog_ids() if base in _tail(other) and _root(other) == root]
+    own, context = _tail(catalog_entry(model_id).id), catalog_model(model_id).max_context
+    alike = [other for other in catalog_ids() if _root(other) == _root(model_id) and catalog_model(other).max_context == context]
+    base = min((_tail(other) for other in alike if _tail(other) in own), key=len)
+    same = [other for other in alike if base in _tail(other)]
     return {other: catalog_model(other).weight_dtype for other in sorted(same, key=lambda other: (_tail(other) != base, _tail(other)))}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from recipe_core import __version__
 from recipe_core.confidential import refuse_secrets
 from recipe_core.engines.deployment import Launch
+from recipe_core.hardware.catalog import device, plain
 from recipe_core.model.catalog import in_catalog
 from recipe_core.recipe.claims import Claim, claim_of
 from recipe_core.recipe.decision import Decision, decide
@@ -18,7 +19,7 @@ from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.names import recipe_name
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
 from recipe_core.recipe.variants import Variant
-from recipe_core.request import PlanRequest
+from recipe_core.request import HardwareRequest, PlanRequest
 from recipe_core.targets.context import Parameters
 
 
@@ -42,6 +43,7 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
     additions = additions or Additions()
+    request = whole_profiles(request)
     decision = decide(request, folders=folders)
     started = decision.started()
     recipe = Recipe(
@@ -65,6 +67,19 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
+
+
+def whole_profiles(request: PlanRequest) -> PlanRequest:
+    """The request with every device that is not shipped by its complete profile: another version's base may have other figures."""
+    others = tuple(map(_whole_profile, request.options.hardware))
+    options = request.options.model_copy(update={"hardware": others})
+    return request.model_copy(update={"hardware": _whole_profile(request.hardware), "options": options})
+
+
+def _whole_profile(hardware: HardwareRequest) -> HardwareRequest:
+    if isinstance(hardware.device, str):
+        return hardware
+    return hardware.model_copy(update={"device": plain(device(hardware.device))})
 
 
 def _refuse_secrets(recipe: Recipe) -> None:
@@ -132,15 +147,15 @@ def _model_facts(decision: Decision) -> ModelFacts:
 
 
 def _device_facts(decision: Decision) -> DeviceFacts:
-    device = decision.cluster.device
+    profile = decision.cluster.device
     return DeviceFacts(
-        name=device.name,
-        title=device.title,
-        vendor=device.vendor,
-        runtime=device.runtime,
-        architecture=device.architecture,
-        names=device.aliases,
-        memory_bytes=int(device.memory_bytes.value),
+        name=profile.name,
+        title=profile.title,
+        vendor=profile.vendor,
+        runtime=profile.runtime,
+        architecture=profile.architecture,
+        names=profile.aliases,
+        memory_bytes=int(profile.memory_bytes.value),
         count=decision.gpus,
         per_node=min(decision.gpus, decision.cluster.per_node),
     )

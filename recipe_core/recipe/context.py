@@ -24,7 +24,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         launch=started,
         parameters=recipe.parameters,
         model=recipe.model.id,
-        device=profile.name,
+        device=profile.known_as or profile.name,
         vendor=profile.vendor,
         runtime=profile.runtime,
         architecture=profile.architecture,

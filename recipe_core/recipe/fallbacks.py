@@ -16,7 +16,8 @@ import numpy as np
 from recipe_core.engines.launch import launch
 from recipe_core.engines.spec import engine
 from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import Cluster, device, device_names, offers
+from recipe_core.hardware.catalog import Cluster, device, device_names
+from recipe_core.hardware.prices import offers
 from recipe_core.hardware.profile import Device
 from recipe_core.plan import PlanTable, plan
 from recipe_core.recipe.decision import TRIED, Decision, deployment_of
@@ -150,7 +151,7 @@ def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterato
 
 def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
     """The best on each other device of the request, else on the likeliest devices of each vendor, one a vendor."""
-    named = [each for each in asked.options.hardware if each.device != decision.cluster.device.name]
+    named = [each for each in asked.options.hardware if device(each.device) != decision.cluster.device]
     hardware = named or [hardware_of(other, decision.gpus) for other in likely_devices(decision.cluster.device)]
     if not hardware:
         return
@@ -166,7 +167,7 @@ def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterato
 
     def key(row: Any) -> str:
         there = table.setting(int(row)).cluster.device
-        return there.name if named else there.vendor
+        return there.digest if named else there.vendor
 
     for row in _starting(table, (row for row in table.ranked if key(row) not in seen)):
         seen.add(key(row))
@@ -236,7 +237,7 @@ def _trained(decision: Decision, kind: Any, changes: dict[str, Any], split: dict
     yield Fallback(
         kind=kind,
         changes=changes,
-        device=request.hardware.device,
+        device=estimates.setting.cluster.device.name,
         gpus=int(values["gpus"]),
         candidate=estimates.candidate(row),
         figures={name: _known(values[name]) for name in TRAINING_FIGURES},

@@ -56,8 +56,15 @@ class ModelLock(_Part):
     checkpoint: Checkpoint | None = None
 
 
+class DeviceLock(_Part):
+    """The profile that the estimate was made with: a shipped device's changes with its fits."""
+
+    name: str
+    profile_digest: str
+
+
 class Lock(_Part):
-    """Everything that is pinned. ``recipe_digest`` is over the recipe without its lock.
+    """Everything that is pinned. ``recipe_digest`` is over the recipe without its lock. ``device``: None in recipes of older forms.
 
     ``floors``: the oldest driver and runtime that the engine's version works with. ``seeds``: by what they seed.
     ``determinism``: options and variables that make a second run equal to the first; none where nothing promises that.
@@ -67,6 +74,7 @@ class Lock(_Part):
     engine: EngineLock
     image: ImageLock | None = None
     model: ModelLock
+    device: DeviceLock | None = None
     floors: dict[str, str] = {}
     seeds: dict[str, int] = {}
     determinism: dict[str, Any] = {}

@@ -59,6 +59,8 @@ def _data(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
     now = make_lock(decision, decision.started(), recipe, folders=False)
     yield _compared(f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version)
     yield _compared("model architecture", lock.model.architecture_digest, now.model.architecture_digest)
+    if lock.device and now.device:
+        yield _compared(f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest)
     if lock.image:
         yield _compared("image", _pinned(lock.image), _pinned(now.image) if now.image else None)
 

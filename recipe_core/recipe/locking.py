@@ -11,7 +11,7 @@ from recipe_core.errors import InputError
 from recipe_core.model.checkpoint import checkpoint_digest
 from recipe_core.model.revision import snapshot_of, split_revision
 from recipe_core.recipe.decision import Decision
-from recipe_core.recipe.lock import Checkpoint, EngineLock, ImageLock, Lock, ModelLock, pinned_packages
+from recipe_core.recipe.lock import Checkpoint, DeviceLock, EngineLock, ImageLock, Lock, ModelLock, pinned_packages
 from recipe_core.recipe.schema import Recipe
 from recipe_core.targets.context import Parameters
 
@@ -37,6 +37,7 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
         ),
         image=image_lock(decision, recipe.parameters),
         model=_model(decision, folders=folders),
+        device=DeviceLock(name=decision.cluster.device.name, profile_digest=decision.cluster.device.digest),
         floors=dict(decision.floors),
         determinism={name: value for name, value in {**launch.options, **recipe.environment}.items() if name in DETERMINISM and value},
         seeds=stated | ({"bench": BENCH_SEED} if launch.kind == "serving" else {}),

@@ -10,7 +10,7 @@ from typing import Any
 from recipe_core.board.measure import days, percent
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.figures import FigureRow, serving_rows, training_rows
-from recipe_core.labels import TRAINING_MEMORY, change_label, degrees, split_name
+from recipe_core.labels import TRAINING_MEMORY, change_label, split_name
 from recipe_core.recipe.layers import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request import CandidateRequest
@@ -57,23 +57,12 @@ class Origin:
         return SAID[self.layer]
 
 
-def pools(candidate: Mapping[str, Any]) -> str:
-    """A split with its prefill pool where it has one: ``tp 4, prompts on 2 × tp 2``."""
-    whole = split_name(candidate)
-    copies = candidate.get("replicas") or 1
-    whole = f"{copies} × ({whole})" if copies > 1 else whole
-    if not (prefill := candidate.get("prefill")):
-        return whole
-    number = prefill.get("replicas") or 1
-    return f"{whole}, prompts on {f'{number} × ' if number > 1 else ''}{degrees(prefill)}"
-
-
 def stated(candidate: CandidateRequest | None) -> str:
     """What a request says of its split: ``tp 4, prompts on tp 2``; a part of one leaves the rest open."""
     said = candidate.model_dump(exclude_none=True) if candidate else {}
     whole = {"tp", "pp", "dp"} <= set(said)
     return (
-        pools({"ep": 1} | said)
+        split_name({"ep": 1} | said)
         if whole
         else ", ".join(f"{name} {value}" for name, value in said.items() if name not in ("prefill", "speculative"))
     )
@@ -87,7 +76,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
     out = {
         "Model": f"{recipe.model.id} ({count(recipe.model.parameters)} parameters)",
         "Devices": f"{d.count} × {d.title}{nodes}",
-        "Split": pools(c),
+        "Split": split_name(c),
         "Formats": weights,
         "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
     }
@@ -176,7 +165,7 @@ def fallback_rows(recipe: Recipe) -> list[dict[str, str]]:
         {
             "Instead": _FALLBACKS[each.kind],
             "Devices": f"{each.gpus} × {each.device}",
-            "Split": pools(each.candidate),
+            "Split": split_name(each.candidate),
             "Change": "; ".join(_changes(recipe, each)),
             "Figures": ", ".join(_figures(each.figures)),
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 from recipe_core.errors import InputError
 from recipe_core.hardware.catalog import device
+from recipe_core.hardware.own import is_path, read_profile
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.extras import passing_on
@@ -36,15 +37,19 @@ class Resolved:
         return whole | self.settings.model_dump(mode="json")
 
 
-def hardware_named(text: str, field: str = "hardware") -> HardwareRequest:
-    """``mi300x:8`` as hardware: so many devices in usual nodes; without a number one usual node."""
+def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -> HardwareRequest:
+    """``mi300x:8`` as hardware: so many devices in usual nodes; without a number one usual node.
+
+    ``files``: the name may be the path of a profile (``mine.yaml:8``), which is read.
+    """
     name, colon, count = text.partition(":")
-    profile = device(name)
+    own = read_profile(name) if files and is_path(name) else None
+    profile = device(own or name)
     if colon and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
         raise InputError(f"{text!r} is not a device or device:count.", field=field, hint="For example mi300x:8.")
     total = int(count) if colon else profile.node.devices
     per_node = min(total, profile.node.devices)
-    return HardwareRequest(device=profile.name, per_node=per_node, nodes=math.ceil(total / per_node))
+    return HardwareRequest(device=own or profile.name, per_node=per_node, nodes=math.ceil(total / per_node))
 
 
 def machine_of(hardware: HardwareRequest, recipe: Recipe) -> Machine:

@@ -81,11 +81,11 @@ class Image:
 class Context:
     """A recipe as targets see it.
 
-    ``name`` is a DNS label. ``devices_per_node`` of ``device`` (a profile's name)
-    are used in each of ``launch.nodes`` nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm, cpu). ``image`` is None
-    where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and ``limits`` are the recipe's (for
-    thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle besides ``launch.files`` (a trainer's
-    program), by path. ``install``: the shell words that install the engine where there is no container.
+    ``name`` is a DNS label. ``devices_per_node`` of ``device`` (a profile's name, or that of the shipped device as which a profile of
+    one's own is known) are used in each of ``launch.nodes`` nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm,
+    cpu). ``image`` is None where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and ``limits`` are the
+    recipe's (for thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle besides ``launch.files`` (a
+    trainer's program), by path. ``install``: the shell words that install the engine where there is no container.
     """
 
     name: str

@@ -19,7 +19,8 @@ import numpy as np
 
 from recipe_core.errors import InputError, RecipeError
 from recipe_core.estimate.cases import WIDE, Cases, Setting
-from recipe_core.estimate.memory import memory, stage_layers
+from recipe_core.estimate.memory import memory
+from recipe_core.estimate.weights import stage_layers
 from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import ModelSpec

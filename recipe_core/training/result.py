@@ -112,7 +112,19 @@ class TrainingEstimates:
             out.append(
                 f"data loading binds: a step waits {duration(waits)} for its tokens; more workers, or faster storage, take that away"
             )
-        return out
+        return out + self._price()
+
+    def _price(self) -> list[str]:
+        """What to know of the price; of spot capacity also how to say that it is taken back, until that is said."""
+        cluster = self.setting.cluster
+        if cluster.price_note is None:
+            return []
+        if cluster.commitment != "spot":
+            return [cluster.price_note]
+        if self.failures.device_mtbf_s != training_data().run.device_mtbf_s.value:
+            return []
+        hint = f"device_mtbf_hours counts failing hardware only; say {cluster.per_node} times the hours for which a node is kept."
+        return [f"{cluster.price_note} {hint}"]
 
     def row(self, i: int) -> dict[str, Any]:
         """Case ``i`` as JSON values; infeasible ones keep their memory only."""

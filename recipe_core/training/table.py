@@ -138,19 +138,19 @@ class TrainingTable:
         reasons = ["; ".join(self.reasons(i)) for i in range(len(self))]
         return splits.assign(**self.columns, rank=rank, reasons=reasons)
 
-    def view(self, top: int | None = None) -> dict[str, Any]:
-        """The plan as the contract writes it."""
+    def view(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
+        """The plan as the contract writes it: the first ``top`` that can run, the first ``refused`` that cannot."""
         e = self.estimates
         ranked = [
             {"rank": rank, "candidate": e.candidate(i), "estimate": e.row(i)}
             for rank, i in enumerate(map(int, self.ranked[: LISTED if top is None else top]), 1)
         ]
         rows = np.flatnonzero(~self.columns["feasible"])
-        refused = [{"candidate": e.candidate(i), "reasons": self.reasons(i)} for i in map(int, rows[:REFUSED_LISTED])]
+        listed = [{"candidate": e.candidate(i), "reasons": self.reasons(i)} for i in map(int, rows[:refused])]
         near = self.nearest
         nearest: dict[str, Any] | None = None
         if near is not None:
             nearest = {"candidate": e.candidate(near), "estimate": e.row(near), "reasons": self.reasons(near)}
             nearest["remedies"] = [asdict(remedy) for remedy in self.remedies]
         counts = {"candidates": len(self), "feasible": len(self.ranked), "refused": len(rows)}
-        return {"schema_version": 1, "candidates": ranked, "refused": refused, "nearest": nearest, "counts": counts}
+        return {"schema_version": 1, "candidates": ranked, "refused": listed, "nearest": nearest, "counts": counts}

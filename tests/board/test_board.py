@@ -30,6 +30,11 @@ def training() -> Board:
     return board_of(change(DEFAULT, TRAINING))
 
 
+@cache
+def pooled() -> Board:
+    return board_of(change(DEFAULT, SERVING | {"options.disaggregated": True}))
+
+
 boards = pytest.mark.parametrize("make", [serving, training])
 
 
@@ -43,7 +48,7 @@ def test_every_measure_is_read_in_its_unit(make: Any) -> None:
             assert board.text(name, board.best()) != "unknown"
 
 
-@boards
+@pytest.mark.parametrize("make", [serving, training, pooled])
 def test_every_row_has_its_own_key_and_is_found_by_it(make: Any) -> None:
     board = make()
     keys = [board.key(row) for row in range(len(board))]
@@ -52,6 +57,15 @@ def test_every_row_has_its_own_key_and_is_found_by_it(make: Any) -> None:
     assert [board.row(keys[row]) for row in some] == list(some)
     assert board.row("nonsense") is None
     assert board.row("vllm.bf16.bf16.tp99.pp1.dp1.ep1") is None
+
+
+def test_pools_have_labels_of_their_own() -> None:
+    board = pooled()
+    labelled = [board.label(int(row)) for row in board.ranked]
+    assert len(set(labelled)) == len(labelled)
+    assert any("prompts on" in label for label in labelled)
+    some = next(int(row) for row in board.ranked if "prefill" in board.candidate(int(row)))
+    assert labels.short_name(board.candidate(some)) == board.label(some).replace(", prompts on ", " + ")
 
 
 def test_a_key_of_the_other_kind_names_no_row() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import subprocess
 import sys
@@ -13,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
 
-from tests.conftest import request_values
+from recipe_core import snippets
+from recipe_core.bundle import zip_bytes
+from recipe_core.recipe import Additions, make_recipe
+from recipe_core.targets import Parameters
+from tests.conftest import make_request, request_values
 from tests.e2e.ports import free_port
 
 
@@ -69,3 +76,19 @@ def test_a_local_server_reads_model_folders(server: str, tmp_path: Path, tiny_co
     )
     assert status == 200, answer
     assert answer["candidate"]["engine"] == "transformers"
+
+
+def test_agents_ask_on_the_same_port(server: str) -> None:
+    """With what the page tells them to be configured with, and to send."""
+    where = json.loads(snippets.agent(server))["mcpServers"]["recipe-builder"]["url"]
+    message = json.loads(snippets.tool_call(make_request(), Parameters(port=9000)))
+
+    async def asked() -> Any:
+        async with Client(where) as client:
+            answer = await client.call_tool(**message["params"])
+            return answer, await client.read_resource(answer.structured_content["zip"])
+
+    answer, found = asyncio.run(asked())
+    assert "MANIFEST.json" in answer.structured_content["files"]
+    recipe = make_recipe(make_request(), Additions(parameters=Parameters(port=9000)))
+    assert base64.b64decode(found.contents[0].blob) == zip_bytes(recipe)

@@ -220,6 +220,28 @@ def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_conf
     page.get_by_text("weights are never read").wait_for()
 
 
+def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(page: Any, address: str, tmp_path: Path) -> None:
+    page.goto(f"{address}/hardware")
+    settled(page, PAGES["hardware"])
+    page.get_by_text("A device of your own").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Start from").click()
+    text = download.value.path().read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("value: 85520809984.0", "value: 64e9"))
+    page.locator("input[type=file]").set_input_files(tmp_path / "mine.yaml")
+    page.get_by_text("8 × my-h100-sxm").first.wait_for()
+    page.get_by_text("59.6 GiB").first.wait_for()
+    page.wait_for_function("location.search.includes('based_on')")
+    (tmp_path / "weights.yaml").write_bytes(b"PK\x03\x04")
+    page.locator("input[type=file]").set_input_files(tmp_path / "weights.yaml")
+    page.get_by_text("is not text").wait_for()
+    page.reload()
+    settled(page, PAGES["hardware"])
+    page.get_by_text("59.6 GiB").first.wait_for()
+    page.go_back()
+    page.get_by_text("79.6 GiB").first.wait_for()
+
+
 @pytest.mark.parametrize("step", PAGES)
 def test_narrow_pages_do_not_scroll_sideways(open_page: Callable[..., Any], address: str, step: str) -> None:
     page = open_page(viewport={"width": 390, "height": 844})

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
 
-from recipe_core.api import create_api
 from recipe_core.resources import root
 from recipe_core.serve import FOLDERS, Later, folders_allowed
 
@@ -38,21 +41,35 @@ def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.Mon
 
 
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
-    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'recipe_core.api', 'recipe_core.board'} & set(sys.modules)))"
+    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.api', 'recipe_core.board'} & set(sys.modules)))"
     assert run(script).stdout.strip() == "[]"
 
 
-def test_the_api_is_made_once_when_it_is_first_asked() -> None:
-    made: list[FastAPI] = []
+def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed() -> None:
+    said: list[str] = []
 
-    def make() -> FastAPI:
-        made.append(create_api(folders=False))
-        return made[-1]
+    @asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        said.append("begun")
+        yield
+        said.append("ended")
 
-    client = TestClient(Later(make))
-    assert not made
-    assert [client.get("/models").status_code for _ in range(2)] == [200, 200]
-    assert len(made) == 1
+    def make() -> Starlette:
+        said.append("made")
+        return Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))], lifespan=life)
+
+    later = Later(make)
+
+    @asynccontextmanager
+    async def outer(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await later.close()
+
+    with TestClient(Starlette(routes=[Mount("/it", app=later)], lifespan=outer)) as client:
+        assert said == []
+        assert [client.get("/it/").text for _ in range(2)] == ["here", "here"]
+        assert said == ["made", "begun"]
+    assert said == ["made", "begun", "ended"]
 
 
 def test_an_unexpected_error_is_one_sentence_and_its_id_is_in_the_log() -> None:

@@ -53,6 +53,20 @@ def test_two_limits_that_refuse_all_are_loosened_together() -> None:
     assert app.success
 
 
+def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
+    asked = {"model": LLAMA_70B, "options.disaggregated": "true"}
+    table = opened("compare.py", **asked).dataframe[0].value
+    key = next(key for key in table["key"] if ".pre" in key)
+    app = opened("compare.py", pins=key, **asked)
+    assert "Pinned" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
+    assert "prompts on" in said(app)
+    app.button(key=f"take-{key}").click().run()
+    assert query_of(app)["candidate.prefill.tp"] == key.split(".pre")[1].split(".")[1].removeprefix("tp")
+    assert app.selectbox(key="_split").value == key
+    assert "prompts on" in app.table[0].value.to_string()
+    assert not app.warning
+
+
 def test_pins_of_a_link_are_drawn_ticked_and_removable() -> None:
     app = opened("compare.py", pins=TP8, **{"objective.limits.tpot_ms": "40"})
     drawn = figure(app, "frontier")

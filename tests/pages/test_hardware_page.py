@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from recipe_core.serve import FOLDERS
@@ -68,3 +70,95 @@ def test_links_between_devices_are_chosen() -> None:
     assert query_of(app)["hardware.network"] == "ethernet-100"
     app.selectbox(key="_network").select("").run()
     assert "hardware.network" not in query_of(app)
+
+
+OURS = """
+schema_version: 1
+name: my-h100
+based_on: h100-sxm
+memory_bytes: {value: 64e9, source: ours, status: measured}
+sources:
+  ours: {title: Our runs, date: 2026-11-20}
+"""
+
+
+def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
+    app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm", "hardware.per_node": "4"})
+    app.file_uploader(key="profile").set_value(("mine.yaml", OURS.encode(), "application/yaml")).run()
+    assert not app.exception
+    assert app.get_by_key("_hardware.device").value == "my-h100"
+    words = said(app)
+    assert "4 × my-h100" in words
+    assert "Your profile has operator figures" in words
+    assert "59.6 GiB" in [metric.value for metric in app.metric]
+    link = query_of(app)
+    assert "hardware.offer" not in link
+    assert json.loads(link["hardware.device"])["based_on"] == "h100-sxm"
+    again = opened("compare.py", **link)
+    assert "4 × my-h100" in said(again)
+    assert again.success
+    for page in ("model.py", "objective.py", "recipe.py"):
+        assert "4 × my-h100" in said(opened(page, **link)), page
+    assert "NVIDIA H100 SXM5 80 GB, own figures" in opened("check.py", **link).selectbox[0].options
+
+
+def test_a_listed_device_takes_the_place_of_ones_own() -> None:
+    app = opened("hardware.py")
+    app.text_area(key="paste-profile").set_value(OURS).run()
+    assert "8 × my-h100" in said(app)
+    app.number_input(key="_hardware.nodes").set_value(2).run()
+    assert "16 × my-h100 in 2 nodes" in said(app)
+    app.get_by_key("_hardware.device").set_value("h200-sxm").run()
+    assert query_of(app) == {"v": "1", "hardware.device": "h200-sxm", "hardware.nodes": "2"}
+    assert "my-h100" not in app.get_by_key("_hardware.device").options
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"PK\x03\x04", "is not text"),
+        (b"x" * (33 << 10), "at most"),
+        (b"!!python/object/apply:os.system [id]", "not valid YAML"),
+        (OURS.replace("64e9", "64").encode(), "hardware.device.memory_bytes.value"),
+        (OURS.replace("my-h100", "h100-sxm").encode(), "my-h100-sxm"),
+    ],
+)
+def test_a_bad_profile_is_refused_and_the_device_stays(data: bytes, words: str) -> None:
+    app = opened("hardware.py")
+    app.file_uploader(key="profile").set_value(("mine.yaml", data, "application/yaml")).run()
+    assert words in app.error[0].value.replace("\\", "")
+    assert query_of(app) == {"v": "1"}
+
+
+def test_a_link_names_no_path() -> None:
+    app = opened(**{"hardware.device": "/etc/mine.yaml"})
+    assert "none is read" in said(app)
+    assert query_of(app) == {"v": "1"}
+
+
+def test_a_commitment_brings_its_cheapest_offer() -> None:
+    app = opened("hardware.py")
+    app.get_by_key("_commitment").set_value("spot").run()
+    assert query_of(app)["hardware.commitment"] == "spot"
+    assert "takes the devices back" in said(app)
+    assert "spot" in app.table[0].value.to_string()
+    app.selectbox(key="_price").select("gcp-h100-sxm-spot").run()
+    assert query_of(app) == {"v": "1", "hardware.offer": "gcp-h100-sxm-spot"}
+    assert app.get_by_key("_commitment").value == "spot"
+    app.get_by_key("_commitment").set_value("reserved").run()
+    assert query_of(app) == {"v": "1", "hardware.commitment": "reserved"}
+    app.get_by_key("_commitment").set_value("on-demand").run()
+    assert query_of(app) == {"v": "1"}
+
+
+def test_a_price_of_ones_own_has_a_term() -> None:
+    app = opened("hardware.py")
+    app.get_by_key("_price_mode").set_value("stated").run()
+    app.get_by_key("_hardware.commitment").set_value("reserved").run()
+    app.number_input(key="_hardware.term_months").set_value(12).run()
+    assert query_of(app)["hardware.term_months"] == "12"
+    assert "reserved for 12 months" in app.table[0].value.to_string()
+    app.get_by_key("_hardware.commitment").set_value("spot").run()
+    assert "hardware.term_months" not in query_of(app)
+    app.get_by_key("_price_mode").set_value("offer").run()
+    assert query_of(app) == {"v": "1"}

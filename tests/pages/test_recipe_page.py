@@ -35,7 +35,9 @@ def test_the_recipe_can_be_another_split() -> None:
     app.selectbox(key="_split").select(TP8).run()
     assert query_of(app)["candidate.tp"] == "8"
     assert "--tensor-parallel-size 8" in codes(app)
-    assert "tp: 8" in codes(shown(app, "Other doors"))
+    doors = codes(shown(app, "Other doors"))
+    assert "tp: 8" in doors
+    assert '"method": "tools/call"' in doors
 
 
 def test_a_chosen_split_that_no_longer_fits_is_said() -> None:

@@ -1,0 +1,62 @@
+"""A device of one's own, by its profile: the part of the hardware page that takes one."""
+
+from __future__ import annotations
+
+import common
+import streamlit as st
+
+from recipe_core.errors import RecipeError
+from recipe_core.hardware.catalog import is_own
+from recipe_core.hardware.own import MAX_BYTES
+from recipe_core.hardware.profile import Device
+from recipe_core.hardware.uploaded import template, uploaded_profile
+
+EXAMPLE = """schema_version: 1
+name: my-h100
+based_on: h100-sxm
+tdp_watts: {value: 500, source: ours, status: measured}
+sources:
+  ours: {title: Our cluster at 500 W, date: 2026-11-20}"""
+
+
+def take_profile(data: bytes, name: str) -> None:
+    """Make a profile the request's device, or say why not."""
+    try:
+        common.apply({"hardware.device": uploaded_profile(data, name)})
+    except RecipeError as error:
+        st.session_state["refused"] = str(error)
+
+
+def uploaded() -> None:
+    """A file was chosen."""
+    file = st.session_state["profile"]
+    if file is not None:
+        take_profile(file.getvalue(), file.name)
+
+
+def pasted() -> None:
+    """A profile was pasted."""
+    text = st.session_state["paste-profile"]
+    if text and text.strip():
+        take_profile(text.encode(), "the pasted profile")
+
+
+def draw(chosen: Device, name: str) -> None:
+    """A device that is not listed, or a listed one as it was measured here; ``name``: what the present one is called."""
+    with st.expander("A device of your own, or your measurements of one? Give its profile", icon=":material/upload_file:"):
+        left, right = st.columns(2)
+        with left:
+            st.file_uploader("A profile (YAML)", type=["yaml", "yml"], key="profile", on_change=uploaded, max_upload_size=1)
+            st.caption(f"At most {MAX_BYTES >> 10} KiB. It travels in the link, the request and the bundle; nothing of it is kept here.")
+            st.download_button(
+                "Your profile as a file" if is_own(chosen) else f"Start from {name}",
+                lambda: template(chosen).encode(),
+                file_name=f"{chosen.name}.yaml" if is_own(chosen) else f"my-{chosen.name}.yaml",
+                mime="application/yaml",
+                on_click="ignore",
+                icon=":material/download:",
+                key="template",
+                help="All figures with their units; keep those that you measured, and say where they are from",
+            )
+        with right:
+            st.text_area("Or paste it", key="paste-profile", on_change=pasted, height=190, placeholder=EXAMPLE)

@@ -1,0 +1,192 @@
+"""The agents' door gives what the JSON API gives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import sys
+import zipfile
+import zlib
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.shared.exceptions import MCPError
+from mcp.types import BlobResourceContents, CallToolResult, TextContent, TextResourceContents
+from starlette.testclient import TestClient
+
+from recipe_core.answers import Answers, engines
+from recipe_core.documents import MAX_DOCUMENT_BYTES
+from recipe_core.errors import InputError
+from recipe_core.mcp import TOOLS, Tools, create_mcp, http_app, packed, unpacked
+from tests.conftest import request_values
+
+ASK = Answers(folders=False)
+
+
+def call(tool: str, /, *, server: Any = None, **arguments: Any) -> CallToolResult:
+    """What one tool answers to a real client."""
+
+    async def asked() -> CallToolResult:
+        async with Client(server or create_mcp(folders=False)) as client:
+            return await client.call_tool(tool, arguments)
+
+    return asyncio.run(asked())
+
+
+def read(uri: str) -> Any:
+    """The contents of one resource, as a real client gets them."""
+
+    async def asked() -> Any:
+        async with Client(create_mcp(folders=False)) as client:
+            return (await client.read_resource(uri)).contents[0]
+
+    return asyncio.run(asked())
+
+
+def said(answer: CallToolResult) -> dict[str, Any]:
+    """The error of an answer that is one."""
+    assert answer.is_error
+    assert isinstance(answer.content[0], TextContent)
+    text = answer.content[0].text
+    error: dict[str, Any] = json.loads(text[text.index("{") :])["error"]
+    return error
+
+
+def test_every_public_method_is_a_tool_that_says_what_it_does() -> None:
+    async def listed() -> Any:
+        async with Client(create_mcp(folders=False)) as client:
+            return (await client.list_tools()).tools
+
+    tools = asyncio.run(listed())
+    assert {tool.name for tool in tools} == set(TOOLS) == {name for name in vars(Tools) if not name.startswith("_")}
+    assert all(tool.description and tool.annotations.read_only_hint for tool in tools)
+    described = {tool.name: tool.input_schema["properties"] for tool in tools}
+    assert "PlanRequest" in described["plan"]["request"]["description"]
+
+
+CLUSTER = {"device": "h100-sxm", "per_node": 8, "nodes": 8}
+TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
+
+
+@pytest.mark.parametrize(
+    "request_body", [request_values(), request_values(hardware=CLUSTER) | {"workload": TRAINING}], ids=["serving", "training"]
+)
+def test_plan_and_estimate_are_those_of_the_api(request_body: dict[str, Any]) -> None:
+    plan = call("plan", request=request_body, top=2, refused=1).structured_content
+    whole = ASK.plan(request_body)
+    assert plan is not None
+    assert plan["candidates"] == whole["candidates"][:2]
+    assert plan["refused"] == whole["refused"][:1]
+    assert plan["counts"] == whole["counts"]
+    candidate = plan["candidates"][1]["candidate"]
+    stated = request_body | {"candidate": candidate}
+    assert call("estimate", request=stated).structured_content == ASK.estimate(stated)
+
+
+def test_a_command_is_checked_or_converted_and_never_run() -> None:
+    command = "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1"
+    body = {"command": command, "hardware": "h100-sxm:2"}
+    assert call("check", command=command, hardware="h100-sxm:2").structured_content == ASK.check(body)
+    found = call("check", command=command, hardware="h100-sxm", gpus=2, ground={"concurrency": 8}).structured_content
+    assert found == ASK.check({"command": command, "hardware": "h100-sxm", "gpus": 2, "concurrency": 8})
+    assert call("convert", command=command.split(), hardware="h100-sxm:2").structured_content == ASK.convert(
+        body | {"command": command.split()}
+    )
+    assert said(call("check", command="touch here; vllm", hardware="h100-sxm:2"))["field"] == "command"
+    assert said(call("check"))["message"] == "give either a request or a command."
+
+
+def test_a_bundle_is_described_and_read_as_a_resource() -> None:
+    body = {"request": request_values(), "parameters": {"port": 9000}}
+    answer = call("build", recipe=body, files=["recipe.yaml"]).structured_content
+    assert answer is not None
+    contents = read(answer["zip"])
+    assert isinstance(contents, BlobResourceContents)
+    data = base64.b64decode(contents.blob)
+    assert (answer["name"], data) == ASK.build(body)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert answer["files"] == {each.filename: each.file_size for each in archive.infolist()}
+        assert answer["texts"] == {"recipe.yaml": archive.read("recipe.yaml").decode()}
+    assert said(call("build", recipe=body, files=["../x"]))["field"] == "files"
+
+
+def test_recipes_are_resolved_and_compared() -> None:
+    body = {"request": request_values(), "for": ["mi300x:8"]}
+    recipe = call("recipe", recipe=body).structured_content
+    assert recipe == ASK.recipe(body)
+    found = call("resolve", recipe=recipe, hardware="mi300x:8").structured_content
+    assert found is not None
+    assert found["applied"] == ["mi300x-8"]
+    after = request_values(candidate={"tp": 4, "pp": 1, "dp": 2})
+    assert call("diff", before=recipe, after=after).structured_content == ASK.diff({"before": recipe, "after": after})
+
+
+def test_what_is_known() -> None:
+    for what, name in (("models", "Qwen/Qwen3-8B"), ("hardware", "mi300x"), ("engines", "vllm")):
+        assert call("known", what=what).structured_content
+        one = call("known", what=what, name=name).structured_content
+        assert one is not None
+        assert one["name"] == name
+    schema = read("recipe://schema/recipe")
+    assert isinstance(schema, TextResourceContents)
+    assert json.loads(schema.text) == call("known", what="schema", name="recipe").structured_content
+
+
+def test_errors_name_field_and_fix() -> None:
+    error = said(call("plan", request=request_values(hardware={"device": "h100-sxn"})))
+    assert error["field"] == "hardware.device"
+    assert "h100-sxm" in error["hint"]
+    assert "path" in said(call("plan", request=request_values(model="/etc")))["message"]
+
+
+def test_a_resource_that_there_is_not_is_a_protocol_error() -> None:
+    async def asked() -> None:
+        async with Client(create_mcp(folders=False)) as client:
+            with pytest.raises(MCPError, match="Take the uri that build gives"):
+                await client.read_resource("recipe://bundle/AAAA")
+
+    asyncio.run(asked())
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "!",
+        base64.urlsafe_b64encode(b"plain").decode(),
+        base64.urlsafe_b64encode(zlib.compress(b"[1]")).decode(),
+        base64.urlsafe_b64encode(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1))).decode(),
+        packed({"model": "x"})[:-8],
+    ],
+    ids=["alphabet", "unpacked", "list", "bomb", "cut"],
+)
+def test_foreign_words_are_refused(word: str) -> None:
+    with pytest.raises(InputError) as caught:
+        unpacked(word)
+    assert caught.value.field == "uri"
+
+
+def test_words_hold_what_was_packed() -> None:
+    body = {"request": request_values(), "parameters": {"namespace": "größe"}}
+    assert unpacked(packed(body)) == body
+
+
+@pytest.mark.parametrize(("local", "status"), [(True, 421), (False, 200)])
+def test_a_local_server_refuses_other_names(local: bool, status: int) -> None:
+    """Else a page of another site could ask it, by a name that it lets point here (DNS rebinding)."""
+    server = create_mcp(folders=local)
+    app = http_app(server, local=local)
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    with TestClient(app, base_url="http://evil.example") as client:
+        answer = client.post("/mcp", json=message, headers={"accept": "application/json, text/event-stream"})
+    assert answer.status_code == status
+
+
+def test_a_process_of_its_own_answers() -> None:
+    answer = call(
+        "known", server=StdioServerParameters(command=sys.executable, args=["-m", "recipe_core", "mcp"]), what="engines", name="vllm"
+    )
+    assert answer.structured_content == engines("vllm")
