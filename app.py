@@ -1,4 +1,4 @@
-"""The server: the web pages and, on the same port, the JSON API under /api/v1 and MCP under /mcp.
+"""The server: the web pages and, on the same port, the JSON API under /api/v1.
 
 Start it with ``recipe serve``, ``streamlit run app.py``, ``python app.py`` or ``uvicorn app:app``.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import streamlit as st
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
-from recipe_core.api import create_api
-from recipe_core.mcp import create_mcp, http_app
 from recipe_core.resources import root
-from recipe_core.serve import folders_allowed
+from recipe_core.serve import Later, folders_allowed, load_pages
 
 log = logging.getLogger("recipe_builder")
 
@@ -40,21 +40,38 @@ def first_page(request: Request) -> RedirectResponse:
     return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
-agents = create_mcp(folders=folders_allowed())
-agents_routes = http_app(agents, local=folders_allowed()).routes
+def make_api() -> Starlette:
+    """The API; its libraries are not needed by the pages."""
+    from recipe_core.api import create_api
+
+    return create_api(folders=folders_allowed())
+
+
+def make_mcp() -> Starlette:
+    """The agents' door, likewise."""
+    from recipe_core.mcp import create_mcp, http_app
+
+    return http_app(create_mcp(folders=folders_allowed()), local=folders_allowed())
+
+
+api, agents = Later(make_api), Later(make_mcp)
 
 
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[None]:
-    """Answer agents for as long as the server runs."""
-    async with agents.session_manager.run():
+    """Load what the first page needs while the server already answers; at the end, end what was made since."""
+    threading.Thread(target=load_pages, name="loading", daemon=True).start()
+    try:
         yield
+    finally:
+        await api.close()
+        await agents.close()
 
 
 app = st.App(
     root("pages") / "_entry.py",
     lifespan=lifespan,
-    routes=[Mount("/api/v1", app=create_api(folders=folders_allowed())), *agents_routes, Route("/model", first_page)],
+    routes=[Mount("/api/v1", app=api), Route("/mcp", agents), Route("/model", first_page)],
     on_script_error=say_sorry,
 )
 

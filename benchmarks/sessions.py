@@ -1,29 +1,34 @@
 """How long interactions take while several browsers use one server: ten sessions in one real headless Chromium.
 
-python benchmarks/sessions.py [SESSIONS] [INTERACTIONS]      defaults 10 and 6
+python benchmarks/sessions.py [SESSIONS] [INTERACTIONS]      defaults 10 and 10
 
-Every session opens the comparison of a request of its own, then moves between axes, views and pages, all at the same time. An interaction
-takes from the click until the script has run and what it sent is drawn; between two of them a reader looks for THINK_S. Prints one JSON
-object with the median and the 95th percentile, and exits with 1 when the latter is over LIMIT_S. Needs playwright and a Chromium.
+Every session opens the comparison of a request of its own, all at the same time. When all are open, each goes its round over views of a
+split, an axis of the tradeoff and pages. An interaction takes from the click until the script has run and all that it sent is drawn;
+between two of them a reader looks for THINK_S, more or less half of it. Opening is told apart: there a browser loads ten megabytes of
+scripts rather than the answer to a click. Browsers run on the same processors as the server, so processor time is told for both.
+
+Prints one JSON object with the median and the 95th percentile of all interactions and by kind, and exits with 1 when the 95th percentile
+of all is over LIMIT_S. Needs playwright and a Chromium.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import random
-import statistics
 import sys
 import time
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from playwright.async_api import Page, async_playwright
+from browsers import CHROMIUM, SETTLED, Server, browser_processor_s, quantile, served
+from playwright.async_api import Browser, Page, async_playwright
 
 LIMIT_S = 1.0
 THINK_S = 3.0
+PATIENCE_MS = 180_000
+POLL_MS = 20
+"""How often a page is asked; at every frame, as Playwright does by itself, would have it draw frames for the asking."""
 MODELS = (
     "meta-llama/Llama-3.1-70B-Instruct",
     "Qwen/Qwen3-32B",
@@ -31,64 +36,135 @@ MODELS = (
     "Qwen/Qwen3-30B-A3B",
     "meta-llama/Llama-3.1-8B-Instruct",
 )
-VIEWS = ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Memory")
-IDLE = "document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'"
+QUESTIONS = {"Objective": "What matters?", "Compare": "Which split?", "Recipe": "Take it"}
+ROUND = (
+    *(("view", name) for name in ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Memory")),
+    ("axis", "Across"),
+    ("page", "Recipe"),
+    ("page", "Compare"),
+)
+"""What a session does in turn; each starts at a place of its own."""
+PANEL = f"""name => {{
+    const tab = [...document.querySelectorAll('[role=tab]')].find(tab => tab.innerText.trim() === name)
+    const panel = document.getElementById(tab.getAttribute('aria-controls'))
+    return tab.ariaSelected === 'true' && panel?.querySelector('.main-svg, table') && {SETTLED}
+}}"""
+AXIS = f"""old => {{
+    const title = document.querySelector('.st-key-frontier .xtitle')?.textContent
+    return title && title !== old && {SETTLED}
+}}"""
+HEADING = f"""title => document.querySelector('h1')?.innerText === title && {SETTLED}"""
 
 
-def screenshots() -> ModuleType:
-    """The script that starts the app as a user does."""
-    path = Path(__file__).resolve().parent.parent / "scripts" / "screenshots.py"
-    spec = importlib.util.spec_from_file_location("screenshots", path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is missing")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-async def clicked(page: Page, view: str) -> float:
-    """Seconds from a click on a tab until its panel is drawn and the script is done."""
+async def clicked(page: Page, place: Any, predicate: str, argument: str) -> float:
+    """Seconds from a click on a place until the page is as it is meant to be."""
+    await place.scroll_into_view_if_needed()
+    box = await place.bounding_box()
     start = time.perf_counter()
-    await page.get_by_role("tab", name=view).click()
-    panel = page.get_by_role("tabpanel").filter(visible=True)
-    await panel.locator(".js-plotly-plot, table").first.wait_for()
-    await page.wait_for_function(IDLE)
+    await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    await page.wait_for_function(predicate, arg=argument, polling=POLL_MS)
     return time.perf_counter() - start
 
 
-async def session(browser: Any, base: str, n: int, interactions: int) -> list[float]:
-    context = await browser.new_context(viewport={"width": 1280, "height": 900})
-    page = await context.new_page()
-    page.set_default_timeout(60_000)
-    await page.goto(f"{base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}")
-    await page.get_by_role("heading", level=1, name="Which split?").wait_for()
-    await page.locator(".js-plotly-plot").first.wait_for()
-    await page.wait_for_function(IDLE)
-    found = []
-    for k in range(interactions):
-        await asyncio.sleep(THINK_S * random.uniform(0.5, 1.5))
-        found.append(await clicked(page, VIEWS[(n + k) % len(VIEWS)]))
-    await context.close()
-    return found
+async def view(page: Page, name: str) -> float:
+    """Another view of the split that is looked at."""
+    return await clicked(page, page.locator("[role=tab]", has_text=name).first, PANEL, name)
 
 
-async def measure(base: str, chromium: str, sessions: int, interactions: int) -> list[float]:
+async def axis(page: Page, label: str) -> float:
+    """Another measure along an axis of the tradeoff."""
+    box = page.get_by_role("combobox", name=label)
+    now = await box.input_value()
+    await box.scroll_into_view_if_needed()
+    await asyncio.sleep(0.3)  # a list that opens while the page scrolls is closed by it
+    await box.click()
+    await page.get_by_role("option").nth(3).wait_for()
+    others = [name for name in await page.get_by_role("option").all_inner_texts() if name != now]
+    option = page.get_by_role("option", name=random.choice(others[:5]), exact=True)
+    return await clicked(page, option, AXIS, await page.locator(".st-key-frontier .xtitle").text_content())
+
+
+async def turned(page: Page, name: str) -> float:
+    """Another page of the builder."""
+    return await clicked(page, page.locator("header a", has_text=name).first, HEADING, QUESTIONS[name])
+
+
+MOVES: dict[str, Callable[[Page, str], Awaitable[float]]] = {"view": view, "axis": axis, "page": turned}
+
+
+class Run:
+    """Sessions that are open at the same time, and what was measured of them."""
+
+    def __init__(self, server: Server, browser: Browser, sessions: int, interactions: int) -> None:
+        self.server, self.browser = server, browser
+        self.sessions, self.interactions = sessions, interactions
+        self.opened: list[float] = []
+        self.found: list[tuple[str, float]] = []
+        self.together = asyncio.Barrier(sessions)
+
+    async def __call__(self) -> dict[str, Any]:
+        """All sessions; what they took."""
+        self.counter = await self.browser.new_browser_cdp_session()
+        await asyncio.gather(*(self.session(n) for n in range(self.sessions)))
+        every = [seconds for _, seconds in self.found]
+        server_s, browser_s = (round((after - before) / len(every), 3) for before, after in zip(self.before, self.after, strict=True))
+        kinds = {kind: [seconds for each, seconds in self.found if each == kind] for kind in MOVES}
+        return {
+            "sessions": self.sessions,
+            "open": told(self.opened),
+            "interactions": told(every),
+            **{kind: told(some) for kind, some in kinds.items() if some},
+            "processor_s_per_interaction": {"server": server_s, "browsers": browser_s},
+        }
+
+    async def used(self) -> tuple[float, float]:
+        """Processor time of the server and of all browsers so far (seconds)."""
+        return self.server.processor_s(), browser_processor_s(await self.counter.send("SystemInfo.getProcessInfo"))
+
+    async def session(self, n: int) -> None:
+        """One reader, whose round starts where no neighbour's does."""
+        context = await self.browser.new_context(viewport={"width": 1280, "height": 900})
+        page = await context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        start = time.perf_counter()
+        await page.goto(f"{self.server.base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}")
+        await page.wait_for_function(HEADING, arg=QUESTIONS["Compare"], polling=POLL_MS)
+        self.opened.append(time.perf_counter() - start)
+        if await self.together.wait() == 0:
+            self.before = await self.used()
+        for k in range(self.interactions):
+            await asyncio.sleep(THINK_S * random.uniform(0.5, 1.5))
+            kind, name = self.move(n, k)
+            self.found.append((kind, await MOVES[kind](page, name)))
+        if await self.together.wait() == 0:  # while all are still open: a closed page takes its figures with it
+            self.after = await self.used()
+        await self.together.wait()
+        await context.close()
+
+    def move(self, n: int, k: int) -> tuple[str, str]:
+        """The k-th move of a session. None starts with the last of the round, which leads back from another page."""
+        return ROUND[((3 * n) % (len(ROUND) - 1) + k) % len(ROUND)]
+
+
+def told(values: list[float]) -> dict[str, float]:
+    """How many, the usual one and a slow one (seconds)."""
+    return {"n": len(values), "median_s": quantile(values, 0.5), "p95_s": quantile(values, 0.95)}
+
+
+async def measure(server: Server, sessions: int, interactions: int) -> dict[str, Any]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        every = await asyncio.gather(*(session(browser, base, n, interactions) for n in range(sessions)))
+        browser = await playwright.chromium.launch(**CHROMIUM)
+        answer = await Run(server, browser, sessions, interactions)()
         await browser.close()
-    return [seconds for found in every for seconds in found]
+    return answer
 
 
 def main() -> None:
-    sessions, interactions = (int(sys.argv[k]) if len(sys.argv) > k else usual for k, usual in ((1, 10), (2, 6)))
-    module = screenshots()
-    with module.served() as base:
-        found = sorted(asyncio.run(measure(base, module.CHROMIUM, sessions, interactions)))
-    p95 = found[int(0.95 * (len(found) - 1))]
-    answer = {"sessions": sessions, "interactions": len(found), "median_s": round(statistics.median(found), 3), "p95_s": round(p95, 3)}
-    print(json.dumps(answer))
-    raise SystemExit(p95 > LIMIT_S)
+    sessions, interactions = (int(sys.argv[k]) if len(sys.argv) > k else usual for k, usual in ((1, 10), (2, 10)))
+    with served() as server:
+        answer = asyncio.run(measure(server, sessions, interactions))
+    print(json.dumps(answer, indent=1))
+    raise SystemExit(answer["interactions"]["p95_s"] > LIMIT_S)
 
 
 if __name__ == "__main__":

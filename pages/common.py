@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import streamlit as st
 
-from recipe_core import edits, fixes, keys, query
+from recipe_core import edits, fixes, keys, progress, query
 from recipe_core.board import Board, board_of, shared_candidate
 from recipe_core.errors import RecipeError
 from recipe_core.hardware.catalog import device, is_own
@@ -25,6 +27,7 @@ from recipe_core.serve import folders_allowed
 from recipe_core.training.plan import is_training
 
 MAX_PINS = 4
+BY_MEANS = {"objective.limits.percentile": None}
 
 
 def escape(text: object) -> str:
@@ -177,14 +180,39 @@ def model() -> ModelSpec:
     return load_model(request().model, folders=folders_allowed())
 
 
-@st.cache_resource(max_entries=32, show_spinner="Judging every split")
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say what is being done; while requests are simulated for percentiles, how far that is, with a way to do without.
+
+    The button, or any other edit, ends the work at its next step: there Streamlit stops a script that has something new to run.
+    """
+    place = st.empty()
+    with place.container(), st.spinner(what):
+        bars: list[Any] = []
+
+        def show(done: int, steps: int) -> None:
+            said = f"Requests of {done} of {steps} splits are simulated"
+            if not bars:
+                bars.append(st.progress(0.0))
+                st.button("Judge by means instead", key="no-percentile", icon=":material/close:", on_click=apply, args=(BY_MEANS,))
+            bars[0].progress(done / steps, text=said)
+
+        with progress.watched(show):
+            yield
+    place.empty()
+
+
+@lru_cache(maxsize=32)
 def _board(text: str, digest: str, may_read: bool) -> Board:  # noqa: ARG001 - the digest tells changed folders apart
-    return board_of(PlanRequest.parse(json.loads(text)), folders=may_read)
+    with working("Judging every split"):
+        return board_of(PlanRequest.parse(json.loads(text)), folders=may_read)
 
 
-@st.cache_resource(max_entries=64, show_spinner="Looking for a change that fits")
-def _remedies(text: str, digest: str, _board: Board) -> list[fixes.Remedy]:  # noqa: ARG001
-    return fixes.remedies(_board)
+@lru_cache(maxsize=64)
+def _remedies(text: str, digest: str, may_read: bool) -> list[fixes.Remedy]:
+    found = _board(text, digest, may_read)
+    with working("Looking for a change that fits"):
+        return fixes.remedies(found)
 
 
 def _cache_key() -> tuple[str, str]:
@@ -208,9 +236,9 @@ def board_or_none() -> Board | None:
         return None
 
 
-def remedies(found: Board) -> list[fixes.Remedy]:
+def remedies() -> list[fixes.Remedy]:
     """Changes after which a split fits, each really planned."""
-    return _remedies(*_cache_key(), found)
+    return _remedies(*_cache_key(), folders_allowed())
 
 
 def chosen_key() -> str | None:

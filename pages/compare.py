@@ -141,31 +141,11 @@ def ranked_table(board: Board) -> None:
         hide_index=True,
         height="content" if len(frame) < 11 else 390,
         column_order=["split", *columns(board), "front"],
-        column_config=column_config(board),
+        column_config=parts.column_config(board),
         alt=f"The {len(frame)} best splits that fit, best first",
     )
     if len(board.ranked) > len(shown):
         st.caption(f"The first {len(shown):,} of {len(board.ranked):,} are listed.")
-
-
-def column_config(board: Board) -> dict[str, object]:
-    """Titles, units and bars of the table's columns."""
-    config: dict[str, object] = {
-        name: st.column_config.NumberColumn(
-            f"{measure.head} ({measure.unit})" if measure.unit else measure.head, format="localized", help=measure.help or measure.title
-        )
-        for name, measure in board.measures.items()
-    }
-    if "used" in config:
-        used = board.measures["used"]
-        config["used"] = st.column_config.ProgressColumn(used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help)
-    front = st.column_config.TextColumn("Front", width="small", help="◆: no other split is better in both of the first chart's measures")
-    return config | {"key": None, "split": st.column_config.TextColumn("Split", pinned=True, width=split_width()), "front": front}
-
-
-def split_width() -> int | None:
-    """Training splits have long names."""
-    return 330 if common.training() else None
 
 
 parts.head("Which split?")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import common
 import streamlit as st
+from degrees import degrees
 
 from recipe_core import charts, tables
 from recipe_core.arithmetic import Line, arithmetic, training_arithmetic
@@ -134,24 +135,6 @@ def depends(board: ServingBoard, row: int) -> None:
     figure = charts.swings(base, found, board.measures[name or known[0]], dark=common.dark())
     st.plotly_chart(figure, key="tornado", alt="How far the figure goes when each assumption is moved")
     st.caption(f"{board.label(row)}, estimated again with one assumption moved at a time. What does not move the figure is left out.")
-
-
-def degrees(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
-    """Splits by their degrees."""
-    measures = [name for name in board.listed if board.known(name)]
-    name = st.selectbox(
-        "Measure",
-        measures,
-        index=min(2, len(measures) - 1),
-        format_func=lambda name: board.measures[name].title,
-        key="heat",
-        persist_state="session",
-    )
-    st.plotly_chart(charts.heatmap(board, name or measures[0], dark=common.dark()), key="heatmap", alt="The best split at each tp and pp")
-    st.caption("The best over all other degrees. ✕: none fits; point at it for the reason.")
-    figure = charts.parallel(board, tuple(measures[1:6]), dark=common.dark())
-    st.plotly_chart(figure, key="parallel", alt="Every split along its degrees and measures")
-    st.caption("One line a split. Drag along an axis to keep a part of it.")
 
 
 def lines(found: dict[str, list[Line]]) -> None:

@@ -74,7 +74,7 @@ def nothing_fits(found: Board) -> None:
     none = "The only split does not fit." if len(found) == 1 else f"None of {len(found):,} splits fits."
     st.error(f"**{none}** {common.escape(nearest)}", icon=":material/block:")
     with st.container(horizontal=True):
-        for n, remedy in enumerate(common.remedies(found)):
+        for n, remedy in enumerate(common.remedies()):
             label = common.escape(f"{change_label(remedy.changes)}: then {remedy.split} fits")
             st.button(label, key=f"remedy-{n}", icon=":material/build:", on_click=common.apply, args=(remedy.changes,))
 
@@ -82,3 +82,23 @@ def nothing_fits(found: Board) -> None:
 def code(text: str) -> None:
     """Text to copy, in one colour: those that syntax is painted with are too pale to read for some."""
     st.code(text, language=None, wrap_lines=True)
+
+
+def column_config(board: Board) -> dict[str, object]:
+    """Titles, units and bars of the table's columns."""
+    config: dict[str, object] = {
+        name: st.column_config.NumberColumn(
+            f"{measure.head} ({measure.unit})" if measure.unit else measure.head, format="localized", help=measure.help or measure.title
+        )
+        for name, measure in board.measures.items()
+    }
+    if "used" in config:
+        used = board.measures["used"]
+        config["used"] = st.column_config.ProgressColumn(used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help)
+    front = st.column_config.TextColumn("Front", width="small", help="◆: no other split is better in both of the first chart's measures")
+    return config | {"key": None, "split": st.column_config.TextColumn("Split", pinned=True, width=split_width()), "front": front}
+
+
+def split_width() -> int | None:
+    """Training splits have long names."""
+    return 330 if common.training() else None

@@ -4,16 +4,17 @@ import json
 
 import common
 import handout
+import made
 import parts
 import place
 import streamlit as st
 
 from recipe_core import edits
 from recipe_core.board import SHARED, Board, shared_candidate
-from recipe_core.bundle import Bundle, bundle_of, zipped
+from recipe_core.bundle import Bundle, zipped
 from recipe_core.errors import RecipeError
 from recipe_core.keys import key_of
-from recipe_core.recipe import Recipe, make_recipe, overview, with_parameters
+from recipe_core.recipe import Recipe, overview
 from recipe_core.report import html_report
 from recipe_core.request import PlanRequest
 from recipe_core.serve import folders_allowed
@@ -21,19 +22,6 @@ from recipe_core.targets.context import Parameters
 
 BEST, STATED = "", "stated"
 LISTED = 50
-
-
-@st.cache_data(max_entries=64, show_spinner="Deciding")
-def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - the digest tells changed folders apart
-    """The recipe of a request, cached by its JSON."""
-    return make_recipe(PlanRequest.parse(json.loads(text)), folders=may_read)
-
-
-@st.cache_resource(max_entries=32, show_spinner="Writing the files")
-def files_of(text: str, digest: str, may_read: bool, at: str) -> Bundle:
-    """The bundle of a request in a place, cached by both; shared between sessions, so read only."""
-    recipe = recipe_of(text, digest, may_read)
-    return bundle_of(with_parameters(recipe, Parameters.model_validate_json(at)) if at else recipe)
 
 
 def is_stated() -> bool:
@@ -145,16 +133,16 @@ def taken(board: Board) -> None:
     request = wanted(board)
     key = (json.dumps(request.to_json()), common.model().digest, folders_allowed())
     try:
-        recipe = recipe_of(*key)
+        recipe = made.recipe_of(*key)
     except RecipeError as error:
         refused(board, error)
         return
     here = place.parameters()
     try:
-        bundle = files_of(*key, here.model_dump_json() if here != Parameters() else "")
+        bundle = made.files_of(*key, here.model_dump_json() if here != Parameters() else "")
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
-        bundle = files_of(*key, "")
+        bundle = made.files_of(*key, "")
     take_away(bundle, board)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recipe_core import progress
 from recipe_core.block import QUANTITIES, SPLIT_COLUMNS, Block, judge
 from recipe_core.candidates import Resolved, describe, every_case, every_pair_of_pools, one_split, resolve, settings, spread_of
 from recipe_core.errors import InputError, RecipeError
@@ -258,12 +259,13 @@ def _judged(found: Resolved, pairs: Sequence[tuple[Setting, Cases]], at_most: in
     blocks = [limited(block, limits, timed=False) for block in blocks]
     rows = _worth_simulating(PlanTable(found, tuple(blocks)), at_most)
     out, start = [], 0
-    for block in blocks:
-        mine = rows[(rows >= start) & (rows < start + len(block))] - start
-        start += len(block)
-        if len(mine):
-            block = block.simulated(mine, spread_of(found.workload), (limits.percentile,), time_bounds(limits))
-        out.append(limited(unsimulated(block, limits), limits, timed=True))
+    with progress.task(len(rows)):
+        for block in blocks:
+            mine = rows[(rows >= start) & (rows < start + len(block))] - start
+            start += len(block)
+            if len(mine):
+                block = block.simulated(mine, spread_of(found.workload), (limits.percentile,), time_bounds(limits))
+            out.append(limited(unsimulated(block, limits), limits, timed=True))
     return tuple(out)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import socket
 import sys
 import tomllib
+from collections.abc import Callable
 from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from recipe_core.errors import InputError
 from recipe_core.resources import root
@@ -23,6 +29,53 @@ def folders_allowed() -> bool:
     (another ASGI server, a proxy in front), it cannot know who is asking, so it reads no paths.
     """
     return os.environ.get(FOLDERS) == "1"
+
+
+class Later:
+    """An ASGI app that is made, and its lifespan begun, when it is first asked: the first page does not wait for it."""
+
+    def __init__(self, make: Callable[[], Starlette]) -> None:
+        self._make, self._lock = make, asyncio.Lock()
+        self._app: Starlette | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does."""
+        async with self._lock:
+            if self._app is None:
+                self._app = await self._begun()
+        await self._app(scope, receive, send)
+
+    async def _begun(self) -> Starlette:
+        app, ready = await run_in_threadpool(self._make), asyncio.Event()
+
+        async def live() -> None:
+            try:
+                async with app.router.lifespan_context(app):
+                    ready.set()
+                    await self._over.wait()
+            finally:
+                ready.set()
+
+        life = asyncio.create_task(live())  # of its own: what begins in one task has to end in it
+        await ready.wait()
+        if life.done():  # it could not begin
+            life.result()
+        self._life = life
+        return app
+
+    async def close(self) -> None:
+        """End the app's lifespan, where it has begun."""
+        self._over.set()
+        if self._life:
+            await self._life
+
+
+def load_pages() -> None:
+    """Import what pages draw with. A server does so while the first browser still loads its own part, which takes as long."""
+    for name in ("recipe_core.board", "recipe_core.tables", "recipe_core.charts", "recipe_core.slos"):
+        importlib.import_module(name)
 
 
 def serve(host: str, port: int) -> None:

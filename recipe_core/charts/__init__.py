@@ -5,8 +5,9 @@ A second channel (symbol, pattern, dash) always says what the colour says.
 """
 
 from recipe_core.charts.curves import load_curves, scaling_curve, swings, use_curves
-from recipe_core.charts.degrees import heatmap, parallel
+from recipe_core.charts.degrees import heatmap
 from recipe_core.charts.front import tradeoff
+from recipe_core.charts.lines import parallel, passing
 from recipe_core.charts.memory import memory_bars, stage_bars
 from recipe_core.charts.model import parts_bars
 from recipe_core.charts.style import palette
@@ -20,6 +21,7 @@ __all__ = [
     "palette",
     "parallel",
     "parts_bars",
+    "passing",
     "pipeline",
     "scaling_curve",
     "stage_bars",

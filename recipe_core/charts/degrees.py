@@ -1,4 +1,4 @@
-"""Splits by their degrees: the best of each tp × pp, and all of them along parallel axes."""
+"""Splits by their degrees: the best of each tp × pp."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from recipe_core.board import Board
 from recipe_core.charts.style import palette
 from recipe_core.units import significant
 
-LINES = 1000
-"""Splits drawn along parallel axes, the best ranked."""
-
 
 def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
     """The best value of a measure at each tp × pp over all other degrees; a cross with the reason where none fits."""
@@ -22,7 +19,7 @@ def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
     best = _best_cells(board, measure, degree)
     tps, pps = (sorted({int(value) for value in degree[name][board.feasible | _common(board)]}) for name in ("tp", "pp"))
     z = [[_value(board, measure, best.get((tp, pp))) for tp in tps] for pp in pps]
-    text = [["✕" if value is None else significant(value) for value in line] for line in z]
+    text = [["" if value is None else significant(value) for value in line] for line in z]
     said = [[_said(board, measure, best.get((tp, pp)), degree, tp, pp) for tp in tps] for pp in pps]
     figure = go.Figure(
         go.Heatmap(
@@ -41,10 +38,16 @@ def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
             colorbar={"title": {"text": quantity.unit}, "thickness": 12},
         )
     )
-    for line, pp in zip(z, pps, strict=True):
-        for value, tp in zip(line, tps, strict=True):
-            if value is None:
-                figure.add_annotation(x=f"tp {tp}", y=f"pp {pp}", text="✕", showarrow=False, font={"color": colours.muted})
+    empty = [(x, y) for y, line in enumerate(z) for x, value in enumerate(line) if value is None]
+    figure.add_scatter(
+        x=[f"tp {tps[x]}" for x, _ in empty],
+        y=[f"pp {pps[y]}" for _, y in empty],
+        mode="text",
+        text=["✕"] * len(empty),
+        textfont={"color": colours.muted},
+        hoverinfo="skip",  # what is pointed at is the cell
+        showlegend=False,
+    )
     figure.update_layout(height=130 + 40 * len(pps), margin={"l": 10, "r": 10, "t": 10, "b": 10})
     figure.update_xaxes(title=None, type="category", showgrid=False)
     figure.update_yaxes(title=None, type="category", autorange="reversed", showgrid=False)
@@ -76,34 +79,3 @@ def _said(board: Board, measure: str, row: int | None, degree: dict[str, Any], t
         return f"{board.label(row)}<br>{board.measures[measure].title} {board.text(measure, row)}"
     refused = np.flatnonzero((degree["tp"] == tp) & (degree["pp"] == pp))
     return board.kind(board.codes(int(refused[0]))) if len(refused) else "no such split of these devices"
-
-
-def parallel(board: Board, measures: tuple[str, ...], *, dark: bool = False) -> go.Figure:
-    """All splits along their degrees and measures; drag along an axis to keep a part of it."""
-    colours = palette(dark)
-    rows = board.ranked[:LINES]
-    rows = rows[np.all([np.isfinite(board.raw(name)[rows]) for name in measures], axis=0)]
-    dimensions: list[dict[str, Any]] = []
-    for name in ("tp", "pp", "dp", "ep", "cp"):
-        values = board.degree(name)[rows]
-        levels = np.unique(values)
-        if len(levels) > 1:
-            place = np.searchsorted(levels, values)
-            ticks = list(range(len(levels)))
-            dimensions.append({"label": name, "values": place, "tickvals": ticks, "ticktext": [str(level) for level in levels]})
-    dimensions += [{"label": board.measures[name].head, "values": board.values(name, rows)} for name in measures]
-    figure = go.Figure(
-        go.Parcoords(
-            dimensions=dimensions,
-            line={
-                "color": board.values(measures[0], rows),
-                "colorscale": "Cividis",
-                "reversescale": not board.measures[measures[0]].more_is_better,
-            },
-            labelfont={"color": colours.ink},
-            tickfont={"color": colours.ink},
-            rangefont={"color": "rgba(0,0,0,0)"},
-        )
-    )
-    figure.update_layout(height=420, margin={"l": 50, "r": 40, "t": 50, "b": 20})
-    return figure

@@ -14,9 +14,10 @@ from recipe_core.estimate.cases import Int
 from recipe_core.units import significant
 
 MAX_POINTS = 1500
-"""Points drawn besides the front: more overlap, and cost time on both ends."""
-SVG_POINTS = 600
-"""From here on points are drawn by WebGL."""
+"""Points of a kind drawn besides the front: more overlap, and cost time on both ends.
+
+None is drawn by WebGL: without a GPU, which no page can count on, it is slower than SVG even at this number.
+"""
 CELLS = (200, 120)
 SMALL, LARGE = 8.0, 20.0
 
@@ -70,8 +71,7 @@ def thinned(board: Board, rows: Int, x: str, y: str) -> Int:
 
 
 def _points(board: Board, rows: Int, axes: tuple[str, str], name: str, symbol: str, colour: str, larger: float = 1.0) -> Any:
-    draw = go.Scattergl if len(rows) > SVG_POINTS else go.Scatter
-    return draw(
+    return go.Scatter(
         x=board.values(axes[0], rows),
         y=board.values(axes[1], rows),
         mode="markers",

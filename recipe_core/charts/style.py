@@ -30,6 +30,12 @@ def palette(dark: bool) -> Palette:
     return DARK if dark else LIGHT
 
 
+def mixed(one: str, other: str, share: float) -> str:
+    """A colour between two, given as #RRGGBB; ``share``: of the other, 0 to 1."""
+    pairs = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)
+
+
 FRAME: dict[str, Any] = {
     "margin": {"l": 10, "r": 16, "t": 40, "b": 10},
     "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.05, "x": 0, "title": None, "itemsizing": "constant"},

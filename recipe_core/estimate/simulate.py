@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from recipe_core import progress
 from recipe_core.estimate.cases import Cases, Float, Int, Setting
 from recipe_core.estimate.memory import Memory
 from recipe_core.estimate.operators import Step, step_parts, total
@@ -143,6 +144,7 @@ def simulate(
             means[figure][row] = values.mean()
             for p, value in zip(percentiles, np.percentile(values, percentiles), strict=True):
                 tails[figure][p][row] = value
+        progress.step()
     return Simulation(means, tails, active_replicas(cases) * rates, active_replicas(cases) * good)
 
 

@@ -39,13 +39,8 @@ def html_report(bundle: Bundle, board: Board | None = None, *, pins: Sequence[st
 
 def _chart(figure: go.Figure, place: str) -> Markup:
     """A figure as a place in the page and the script that draws it; plotly writes its JSON so that no text can end the script."""
-    plain = go.Figure([_drawn(trace) for trace in figure.data], figure.layout)
+    plain = go.Figure(figure)
     plain.update_layout(template="plotly_white", font=_FONT, paper_bgcolor=LIGHT.paper, plot_bgcolor=LIGHT.paper)
     return Markup(  # noqa: S704
         plotly.io.to_html(plain, full_html=False, include_plotlyjs=False, config=_CONFIG, div_id=place, default_width="100%")
     )
-
-
-def _drawn(trace: go.Figure) -> go.Figure:
-    """Points of WebGL as plain ones: it compiles its programs as it goes, which the file's policy does not allow."""
-    return go.Scatter(trace.to_plotly_json() | {"type": "scatter"}) if trace.type == "scattergl" else trace

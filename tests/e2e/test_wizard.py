@@ -165,6 +165,36 @@ def test_every_view_of_a_split_draws(page: Any, address: str) -> None:
         panel.locator(".js-plotly-plot, table, [data-testid=stDataFrame]").first.wait_for()
 
 
+def test_a_box_over_an_axis_lists_the_splits_that_pass(page: Any, address: str) -> None:
+    page.goto(f"{address}/compare?{LLAMA_70B}")
+    settled(page, QUESTIONS["compare"])
+    page.get_by_role("tab", name="Degrees").click()
+    chart = page.locator(".st-key-parallel .js-plotly-plot")
+    chart.locator(".nsewdrag").hover()  # waits until the chart stands still
+    tick, plot = chart.locator(".xtick").first.bounding_box(), chart.locator(".nsewdrag").bounding_box()
+    middle = tick["x"] + tick["width"] / 2
+    page.mouse.move(middle - 25, plot["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(middle, plot["y"] + 30)
+    page.mouse.move(middle + 25, plot["y"] + plot["height"] * 0.2)
+    page.mouse.up()
+    page.get_by_text("Splits that pass through").wait_for()
+    page.get_by_role("tabpanel").filter(visible=True).locator("[data-testid=stDataFrame] canvas").first.wait_for()
+
+
+def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(page: Any, address: str) -> None:
+    limits = "objective.limits.tpot_ms=400&objective.limits.percentile=95"
+    slow = f"model=Qwen%2FQwen3-30B-A3B&hardware.nodes=8&workload.concurrency=2048&{limits}"
+    page.goto(f"{address}/objective?{slow}")
+    page.get_by_text("splits are simulated").wait_for()
+    page.get_by_role("button", name="Judge by means instead").click()
+    wait_for_query(page, "objective.limits.percentile", None)
+    settled(page, QUESTIONS["objective"])
+    assert query(page)["objective.limits.tpot_ms"] == "400"
+    assert page.get_by_text("splits fit").count()
+    assert not page.get_by_text("splits are simulated").count()
+
+
 def test_a_command_is_checked(page: Any, address: str) -> None:
     page.goto(f"{address}/check")
     settled(page, PAGES["check"])

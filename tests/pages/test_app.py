@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
 
 from recipe_core.resources import root
-from recipe_core.serve import FOLDERS, folders_allowed
+from recipe_core.serve import FOLDERS, Later, folders_allowed
 
 LOAD = """
 import importlib.util, sys
@@ -32,6 +38,38 @@ def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.Mon
     if value is not None:
         monkeypatch.setenv(FOLDERS, value)
     assert folders_allowed() is allowed
+
+
+def test_the_server_starts_without_what_only_its_answers_need() -> None:
+    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.api', 'recipe_core.board'} & set(sys.modules)))"
+    assert run(script).stdout.strip() == "[]"
+
+
+def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed() -> None:
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        said.append("begun")
+        yield
+        said.append("ended")
+
+    def make() -> Starlette:
+        said.append("made")
+        return Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))], lifespan=life)
+
+    later = Later(make)
+
+    @asynccontextmanager
+    async def outer(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await later.close()
+
+    with TestClient(Starlette(routes=[Mount("/it", app=later)], lifespan=outer)) as client:
+        assert said == []
+        assert [client.get("/it/").text for _ in range(2)] == ["here", "here"]
+        assert said == ["made", "begun"]
+    assert said == ["made", "begun", "ended"]
 
 
 def test_an_unexpected_error_is_one_sentence_and_its_id_is_in_the_log() -> None:

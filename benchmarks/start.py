@@ -1,0 +1,66 @@
+"""How long a reader waits for the first page after the server is started.
+
+python benchmarks/start.py [STARTS]      default 5
+
+Starts ``recipe serve`` anew each time and opens the first page in a real Chromium whose cache is empty. The page is usable when its
+question and its first control are there and its script has run to its end; it is whole when its chart is drawn too. A first start, which is
+told apart, has Python compile everything, as it does once after an installation. Processor time until the page is whole is told for server
+and browser: it is steadier than seconds where others use the machine.
+
+Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S. Needs playwright and a Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+from browsers import CHROMIUM, SETTLED, browser_processor_s, served
+from playwright.sync_api import Browser, sync_playwright
+
+LIMIT_S = 3.0
+USABLE = """
+    document.querySelector('h1') && document.querySelector('[role=combobox]')
+    && document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'
+"""
+PATIENCE_MS = 90_000
+
+
+def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
+    """Seconds from a start until the port answers, the page is usable, and all of it is drawn; processor time until then."""
+    counter = browser.new_browser_cdp_session()
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    before = browser_processor_s(counter.send("SystemInfo.getProcessInfo"))
+    with served(environment) as server:
+        found = {"listening_s": time.perf_counter() - server.started}
+        page.goto(server.base, wait_until="commit")
+        for name, script in (("usable_s", USABLE), ("whole_s", SETTLED)):
+            page.wait_for_function(script)
+            found[name] = time.perf_counter() - server.started
+        found["server_processor_s"] = server.processor_s()
+        found["browser_processor_s"] = browser_processor_s(counter.send("SystemInfo.getProcessInfo")) - before
+        context.close()
+    return found
+
+
+def main() -> None:
+    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with tempfile.TemporaryDirectory() as compiled, sync_playwright() as playwright:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPYCACHEPREFIX"] = compiled
+        browser = playwright.chromium.launch(**CHROMIUM)
+        first, *found = [start(browser, environment) for _ in range(starts + 1)]
+        browser.close()
+    medians = {name: round(statistics.median(each[name] for each in found), 2) for name in first}
+    print(json.dumps({"starts": starts, **medians, "first_start": {name: round(value, 2) for name, value in first.items()}}, indent=1))
+    raise SystemExit(medians["usable_s"] > LIMIT_S)
+
+
+if __name__ == "__main__":
+    main()

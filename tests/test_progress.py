@@ -1,0 +1,45 @@
+"""How far a simulation has come, and that who watches it may end it."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe_core import progress
+from recipe_core.edits import change
+from recipe_core.plan import plan
+from recipe_core.query import DEFAULT
+
+P95 = {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.percentile": 95, "objective.limits.tpot_ms": 60}
+
+
+class EnoughError(Exception):
+    """What a watcher ends work with."""
+
+
+def test_every_simulated_split_is_a_step() -> None:
+    seen: list[tuple[int, int]] = []
+    with progress.watched(lambda *each: seen.append(each)):
+        table = plan(change(DEFAULT, P95))
+    simulated = sum(int((block.simulation.means_s["tpot_s"] > 0).sum()) for block in table.blocks if block.simulation is not None)
+    assert simulated > 1
+    assert seen == [(n, simulated) for n in range(simulated + 1)]
+
+
+def test_a_watcher_ends_the_work_at_the_next_step() -> None:
+    seen: list[int] = []
+
+    def enough(done: int, _: int) -> None:
+        seen.append(done)
+        if done == 2:
+            raise EnoughError
+
+    with pytest.raises(EnoughError), progress.watched(enough):
+        plan(change(DEFAULT, P95))
+    assert seen == [0, 1, 2]
+    assert plan(change(DEFAULT, P95)).ranked.size  # nobody watches any more, and nothing is left of what was ended
+
+
+def test_nobody_is_told_of_means() -> None:
+    with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
+        plan(change(DEFAULT, {"model": P95["model"]}))
+        progress.step()
