@@ -1,4 +1,4 @@
-"""The server: the web pages and, on the same port, the JSON API under /api/v1.
+"""The server: the web pages and, on the same port, the JSON API under /api/v1 and MCP under /mcp.
 
 Start it with ``recipe serve``, ``streamlit run app.py``, ``python app.py`` or ``uvicorn app:app``.
 """

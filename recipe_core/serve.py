@@ -1,4 +1,4 @@
-"""Start the web builder and the API on one port."""
+"""Start the web builder, the API and MCP on one port."""
 
 from __future__ import annotations
 
