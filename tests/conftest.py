@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Any
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests ask no hub; before anything reads the setting
 
 import pytest
 
 from recipe_core.request import PlanRequest
+
+Answer = TypeVar("Answer")
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
@@ -23,6 +28,12 @@ def request_values(model: Any = LLAMA_70B, device: str = "h100-sxm", per_node: i
 
 def make_request(*args: Any, **parts: Any) -> PlanRequest:
     return PlanRequest.parse(request_values(*args, **parts))
+
+
+def finished(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+    """What a coroutine returns, run in a thread of its own: browser tests leave a loop running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 @pytest.fixture

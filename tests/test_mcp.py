@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -21,7 +20,7 @@ from recipe_core.answers import Answers, engines
 from recipe_core.documents import MAX_DOCUMENT_BYTES
 from recipe_core.errors import InputError
 from recipe_core.mcp import TOOLS, Tools, create_mcp, http_app, packed, unpacked
-from tests.conftest import request_values
+from tests.conftest import finished, request_values
 
 ASK = Answers(folders=False)
 
@@ -33,7 +32,7 @@ def call(tool: str, /, *, server: Any = None, **arguments: Any) -> CallToolResul
         async with Client(server or create_mcp(folders=False)) as client:
             return await client.call_tool(tool, arguments)
 
-    return asyncio.run(asked())
+    return finished(asked())
 
 
 def read(uri: str) -> Any:
@@ -43,7 +42,7 @@ def read(uri: str) -> Any:
         async with Client(create_mcp(folders=False)) as client:
             return (await client.read_resource(uri)).contents[0]
 
-    return asyncio.run(asked())
+    return finished(asked())
 
 
 def said(answer: CallToolResult) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def test_every_public_method_is_a_tool_that_says_what_it_does() -> None:
         async with Client(create_mcp(folders=False)) as client:
             return (await client.list_tools()).tools
 
-    tools = asyncio.run(listed())
+    tools = finished(listed())
     assert {tool.name for tool in tools} == set(TOOLS) == {name for name in vars(Tools) if not name.startswith("_")}
     assert all(tool.description and tool.annotations.read_only_hint for tool in tools)
     described = {tool.name: tool.input_schema["properties"] for tool in tools}
@@ -148,7 +147,7 @@ def test_a_resource_that_there_is_not_is_a_protocol_error() -> None:
             with pytest.raises(MCPError, match="Take the uri that build gives"):
                 await client.read_resource("recipe://bundle/AAAA")
 
-    asyncio.run(asked())
+    finished(asked())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import subprocess
@@ -21,7 +20,7 @@ from recipe_core import snippets
 from recipe_core.bundle import zip_bytes
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
-from tests.conftest import make_request, request_values
+from tests.conftest import finished, make_request, request_values
 from tests.e2e.ports import free_port
 
 
@@ -88,7 +87,7 @@ def test_agents_ask_on_the_same_port(server: str) -> None:
             answer = await client.call_tool(**message["params"])
             return answer, await client.read_resource(answer.structured_content["zip"])
 
-    answer, found = asyncio.run(asked())
+    answer, found = finished(asked())
     assert "MANIFEST.json" in answer.structured_content["files"]
     recipe = make_recipe(make_request(), Additions(parameters=Parameters(port=9000)))
     assert base64.b64decode(found.contents[0].blob) == zip_bytes(recipe)
