@@ -130,9 +130,10 @@ class Tools:
         command: str | list[str] | None = None,
         document: Annotated[dict[str, Any] | None, Field(description="A published recipe: {argv, env, image, …}.")] = None,
         hardware: Named = None,
+        choice: Annotated[str | None, Field(description="Which of a document's several configurations, where it asks for one.")] = None,
     ) -> Json:
         """An engine's command, or a published recipe, as a recipe; what cannot be carried over is named."""
-        given = {"command": command, "document": document, "hardware": hardware}
+        given = {"command": command, "document": document, "hardware": hardware, "choice": choice}
         return self._ask.convert({name: value for name, value in given.items() if value is not None})
 
 

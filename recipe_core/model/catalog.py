@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +115,7 @@ def _config(entry: CatalogEntry) -> dict[str, Any]:
     return {**(catalog_entry(entry.same_as).config if entry.same_as else {}), **entry.config}
 
 
-@cache
+@lru_cache(256)  # bounded: anybody may ask for any name
 def derived_model(model_id: str) -> ModelSpec | None:
     """A model that the catalog has under another owner, or in another format, as the name says; None where it says no such thing."""
     for name, convention in meanings(model_id):
