@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.resources import root
-from recipe_core.serve import Later, folders_allowed, load_pages
+from recipe_core.serve import Later, folders_allowed, importing, load_pages
 
 log = logging.getLogger("recipe_builder")
 
@@ -42,14 +42,16 @@ def first_page(request: Request) -> RedirectResponse:
 
 def make_api() -> Starlette:
     """The API; its libraries are not needed by the pages."""
-    from recipe_core.api import create_api
+    with importing:
+        from recipe_core.api import create_api
 
     return create_api(folders=folders_allowed())
 
 
 def make_mcp() -> Starlette:
     """The agents' door, likewise."""
-    from recipe_core.mcp import create_mcp, http_app
+    with importing:
+        from recipe_core.mcp import create_mcp, http_app
 
     return http_app(create_mcp(folders=folders_allowed()), local=folders_allowed())
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import streamlit as st
 
+from recipe_core.serve import load_pages
+
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
     sys.path.insert(0, str(HERE))
 
+load_pages()  # or wait until they are
 import common  # noqa: E402
 import parts  # noqa: E402
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import os
 import socket
 import sys
+import threading
 import tomllib
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +22,28 @@ from recipe_core.resources import root
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FOLDERS = "RECIPE_BUILDER_FOLDERS"
+PAGES = (
+    "board",
+    "commands.judge",
+    "fixes",
+    "hardware.detect",
+    "hardware.uploaded",
+    "listing",
+    "model.uploaded",
+    "model.variants",
+    "owning",
+    "recipe.parameters",
+    "report",
+    "same_split",
+    "slos",
+    "snippets",
+    "targets.form",
+    "views",
+)
+"""All that any page imports is one of these modules, or what they import: no page brings in one of its own."""
+importing = threading.RLock()
+"""Held while modules are imported. Two threads that enter a package by different doors wait for each other, and Python ends that by
+handing one of them a half-made module: https://github.com/python/cpython/issues/83065."""
 
 
 def folders_allowed() -> bool:
@@ -73,9 +97,10 @@ class Later:
 
 
 def load_pages() -> None:
-    """Import what pages draw with. A server does so while the first browser still loads its own part, which takes as long."""
-    for name in ("recipe_core.board", "recipe_core.tables", "recipe_core.charts", "recipe_core.slos"):
-        importlib.import_module(name)
+    """Import what pages are made of. A server does so while the first browser still loads its own part, which takes as long."""
+    with importing:
+        for name in PAGES:
+            importlib.import_module(f"recipe_core.{name}")
 
 
 def serve(host: str, port: int) -> None:

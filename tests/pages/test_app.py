@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -43,6 +44,40 @@ def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.Mon
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
     script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.api', 'recipe_core.board'} & set(sys.modules)))"
     assert run(script).stdout.strip() == "[]"
+
+
+def test_no_page_imports_what_was_not_loaded_before_it() -> None:
+    """Pages run in threads: what two of them imported at once could come out half-made."""
+    found = {
+        ast.unparse(node)
+        for path in root("pages").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom) and "recipe_core" in ast.unparse(node)
+    }
+    assert len(found) > 50
+    said = run(f"""
+from recipe_core.serve import load_pages
+load_pages()
+before = set(sys.modules)
+exec({chr(10).join(sorted(found))!r})
+print(sorted(name for name in set(sys.modules) - before if name.startswith("recipe_core")))
+""")
+    assert said.stdout.strip() == "[]", said.stderr
+
+
+def test_two_threads_load_pages_and_the_api_at_once() -> None:
+    said = run("""
+import threading
+sys.setswitchinterval(1e-5)
+made = []
+def api():
+    made.append(type(module.make_api()).__name__)
+threads = [threading.Thread(target=target) for target in (module.load_pages, api, module.load_pages)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(made)
+""")
+    assert said.stdout.strip() == "['FastAPI']", said.stderr
 
 
 def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed() -> None:
