@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, PAGES, query, settled
+from tests.e2e.wizard import LLAMA_70B, PAGES, query, settled, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -41,7 +41,7 @@ def saved(page: Any, button: str, folder: Path) -> Path:
 
 def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(page: Any, address: str, tmp_path: Path) -> None:
     opened(page, address, f"{LLAMA_70B}&hardware.device=mi300x")
-    page.get_by_text("Your place").click()
+    unfold(page, "Your place")
     fill(page, "Namespace", "team-llm")
     page.get_by_text("Filled in: namespace team-llm.").wait_for()
     fill(page, "Port", "9123")
@@ -114,7 +114,7 @@ def test_no_tab_has_a_serious_violation(open_page: Callable[..., Any], address: 
         page.get_by_role("tab", name=tab, exact=True).click()
         settled(page, PAGES["recipe"])
         if tab == "Start it":
-            page.get_by_text("Your place").click()
+            unfold(page, "Your place")
             page.get_by_role("radio", name="Compose").click()
             page.get_by_text("is not offered").wait_for()
             settled(page, PAGES["recipe"])

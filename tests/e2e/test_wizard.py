@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, PAGES, QUESTIONS, TP4, TP8, TRAINING, choose, query, settled, wait_for_query
+from tests.e2e.wizard import LLAMA_70B, PAGES, QUESTIONS, TP4, TP8, TRAINING, choose, query, settled, unfold, wait_for_query
 
 pytestmark = pytest.mark.browser
 
@@ -210,7 +210,7 @@ def test_a_command_is_checked(page: Any, address: str) -> None:
 def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_config: dict[str, Any]) -> None:
     page.goto(address)
     settled(page, QUESTIONS[""])
-    page.get_by_text("Not in the list?").click()
+    unfold(page, "Not in the list?")
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
     page.get_by_text("config · 8 × h100-sxm").wait_for()
@@ -223,7 +223,7 @@ def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_conf
 def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(page: Any, address: str, tmp_path: Path) -> None:
     page.goto(f"{address}/hardware")
     settled(page, PAGES["hardware"])
-    page.get_by_text("A device of your own").click()
+    unfold(page, "A device of your own")
     with page.expect_download() as download:
         page.get_by_role("button", name="Start from").click()
     text = download.value.path().read_text()

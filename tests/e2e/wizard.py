@@ -29,6 +29,12 @@ def settled(page: Any, question: str) -> None:
     )
 
 
+def unfold(page: Any, title: str) -> None:
+    """Open a folded part, and wait until what lies below has moved out of its way: a click meanwhile would miss."""
+    page.get_by_text(title).click()
+    page.wait_for_function("document.getAnimations().every(each => each.playState !== 'running')")
+
+
 def query(page: Any) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
 
