@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import common
+import parts
 import streamlit as st
 from degrees import degrees
 
@@ -16,6 +17,8 @@ from recipe_core.errors import RecipeError
 from recipe_core.fixes import fixes
 from recipe_core.labels import CAUSES, TRAINING_CAUSES, change_label
 from recipe_core.request import LOADS
+from recipe_core.serve import folders_allowed
+from recipe_core.starting import start_command
 from recipe_core.timeline import best_with_pipeline, step_timeline
 from recipe_core.tornado import FIGURES, tornado
 from recipe_core.units import gib
@@ -38,6 +41,19 @@ def look_closer(board: Board) -> None:
         if tab.open:
             with tab:
                 draw(board, row)
+    if best is not None:
+        starts(board, row)
+
+
+def starts(board: Board, row: int) -> None:
+    """What starts the split that is looked at, to copy; or why nothing does."""
+    try:
+        command = start_command(board, row, folders=folders_allowed())
+    except RecipeError as error:
+        st.warning(f"**{common.escape(board.label(row))} cannot be started.** {common.escape(error)}", icon=":material/block:")
+        return
+    st.caption("What starts it; of several processes the first. The recipe has them all, with files, checks and other places.")
+    parts.code(command)
 
 
 def focus(board: Board) -> int:
@@ -71,9 +87,9 @@ def memory(board: Board, row: int) -> None:
     )
     if stages := board.estimate(row).get("memory", {}).get("stages"):
         st.markdown(f"**Pipeline stages of {common.escape(board.label(row))}**")
-        parts = [{name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in stages]
+        held = [{name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in stages]
         names = {name.removesuffix("_bytes"): said for name, said in board.parts.items()}
-        figure = charts.stage_bars(parts, names, board.usable_bytes(row), board.capacity_bytes(row), dark=common.dark())
+        figure = charts.stage_bars(held, names, board.usable_bytes(row), board.capacity_bytes(row), dark=common.dark())
         st.plotly_chart(figure, key="stages", alt=f"Memory of {len(stages)} pipeline stages by part")
 
 

@@ -37,6 +37,7 @@ PAGES = (
     "same_split",
     "slos",
     "snippets",
+    "starting",
     "targets.form",
     "views",
 )

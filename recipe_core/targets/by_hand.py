@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from recipe_core.engines.deployment import Process
+from recipe_core.engines.deployment import Launch, Process
 from recipe_core.errors import InputError
-from recipe_core.targets.context import Context, Word
+from recipe_core.targets.context import Context, Parameters, Word
 from recipe_core.targets.fill import Values, shell_word
 from recipe_core.targets.node_script import visible, wrapped
 from recipe_core.targets.pod import port_values
@@ -37,7 +37,7 @@ def read_addresses(text: str, nodes: int) -> tuple[str, ...]:
     """
     given = [each.strip() for each in text.split(",") if each.strip()]
     if not given:
-        return tuple(f"node{n}" for n in range(nodes)) if nodes > 1 else ("127.0.0.1",)
+        return _unnamed(nodes)
     if len(given) != nodes:
         hint = f"Give {nodes} addresses with commas between, node 0 first."
         raise InputError(f"has {len(given)} addresses, and the recipe runs on {nodes} nodes.", field="addresses", hint=hint)
@@ -61,6 +61,16 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
     ]
 
 
+def first_command(launch: Launch, model: str) -> str:
+    """What starts the first process of a launch while nothing is known of the place; ``model``: what it loads."""
+    process = launch.processes[0]
+    return _typed(process, _known(launch, process, Parameters(), model, _unnamed(launch.nodes)))
+
+
+def _unnamed(nodes: int) -> tuple[str, ...]:
+    return tuple(f"node{n}" for n in range(nodes)) if nodes > 1 else ("127.0.0.1",)
+
+
 def _launcher(context: Context, node: int, addresses: Sequence[str]) -> str:
     """Model, host and port are in the bundle already."""
     several = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
@@ -70,20 +80,27 @@ def _launcher(context: Context, node: int, addresses: Sequence[str]) -> str:
 def _command(context: Context, process: Process, addresses: Sequence[str]) -> str:
     """One process as the launcher starts it."""
     beside = [other for other in context.launch.processes if other.node == process.node]
-    first = min(other.node for other in context.launch.processes if other.group == process.group)
-    known: Values = {
-        "model": context.model_source,
-        "host": context.parameters.host,
-        "port": str(context.parameters.port + process.port_offset),
+    known = _known(context.launch, process, context.parameters, context.model_source, addresses)
+    return _typed(process, known, visible(context, process) if len(beside) > 1 else [])
+
+
+def _known(launch: Launch, process: Process, parameters: Parameters, model: str, addresses: Sequence[str]) -> Values:
+    first = min(other.node for other in launch.processes if other.group == process.group)
+    return {
+        "model": model,
+        "host": parameters.host,
+        "port": str(parameters.port + process.port_offset),
         "head": addresses[first],
         **{f"node{n}": address for n, address in enumerate(addresses)},
-        **port_values(context),
+        **port_values(launch, parameters.port),
         "root": ".",
         "run": "run",
     }
+
+
+def _typed(process: Process, known: Values, more: Sequence[str] = ()) -> str:
     settings = [f"{name}={shell_word(value, known)}" for name, value in process.env.items()]
-    settings += visible(context, process) if len(beside) > 1 else []
-    return wrapped([*settings, *_with_values([shell_word(word, known) for word in process.argv])], WIDTH, "    ")
+    return wrapped([*settings, *more, *_with_values([shell_word(word, known) for word in process.argv])], WIDTH, "    ")
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

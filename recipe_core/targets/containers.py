@@ -97,7 +97,7 @@ def _values(context: Context, process: Process) -> dict[str, str]:
     port = str(_port(context, process))
     everywhere = "0.0.0.0"  # noqa: S104 - inside the container's network; the host publishes on its own address
     known = {"model": mounted_model(context), "host": everywhere, "port": port, "root": ROOT, "run": RUN}
-    return known | {"head": "127.0.0.1", "node0": "127.0.0.1"} | port_values(context)
+    return known | {"head": "127.0.0.1", "node0": "127.0.0.1"} | port_values(context.launch, context.parameters.port)
 
 
 def _environment(context: Context, process: Process) -> dict[str, str | None]:

@@ -95,7 +95,7 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
         "port": str(context.parameters.port + process.port_offset),
         "head": Variable(f"nodes[{first}]"),
         **{f"node{n}": Variable(f"nodes[{n}]") for n in range(context.nodes)},
-        **port_values(context),
+        **port_values(context.launch, context.parameters.port),
         "root": Variable("root"),
         "run": Variable("run"),
     }

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.engines.deployment import Process
+from recipe_core.engines.deployment import Launch, Process
 from recipe_core.errors import NoAnswer
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import fill, kubernetes_literal
@@ -46,7 +46,7 @@ def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
 def values(context: Context, head: str, **more: str) -> dict[str, str]:
     """What placeholders of a launch are in a pod; the port is each process's own."""
     known = {"model": mounted_model(context), "host": "0.0.0.0", "head": head, "root": ROOT, "run": RUN}  # noqa: S104 - inside its pod
-    return known | {"self": "$(POD_IP)"} | port_values(context) | more
+    return known | {"self": "$(POD_IP)"} | port_values(context.launch, context.parameters.port) | more
 
 
 def mounted_model(context: Context) -> str:
@@ -60,10 +60,10 @@ def mounted_model(context: Context) -> str:
     return context.model_source
 
 
-def port_values(context: Context) -> dict[str, str]:
+def port_values(launch: Launch, port: int) -> dict[str, str]:
     """Ports by their offsets from the first: ``port0`` and so on."""
-    last = max(process.port_offset for process in context.launch.processes)
-    return {f"port{n}": str(context.parameters.port + n) for n in range(last + 1)}
+    last = max(process.port_offset for process in launch.processes)
+    return {f"port{n}": str(port + n) for n in range(last + 1)}
 
 
 def port_of(context: Context, process: Process) -> int:
