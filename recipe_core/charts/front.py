@@ -77,7 +77,7 @@ def _points(board: Board, rows: Int, axes: tuple[str, str], name: str, symbol: s
         mode="markers",
         name=name,
         marker={"symbol": symbol, "color": colour, "size": _sizes(board, rows) * larger, "line": {"width": 0}},
-        customdata=[told(board, int(row)) for row in rows],
+        customdata=_told(board, rows),
         hovertemplate=_HOVER,
         selected={"marker": {"opacity": 1}},
         unselected={"marker": {"opacity": 1}},
@@ -93,12 +93,17 @@ def _sizes(board: Board, rows: Int) -> Any:
 _HOVER = "<b>%{customdata[1]}</b><br>%{customdata[2]}<extra></extra>"
 
 
-def told(board: Board, row: int) -> list[str]:
-    """What a point carries: its key, its name, and its measures with what they are."""
-    devices = int(board.raw("gpus")[row])
-    noun = board.device_title if devices == 1 else f"{board.device_title}s"
-    lines = [f"{devices:,} {noun}"] + [f"{board.measures[name].title} {board.text(name, row)}" for name in board.listed if name != "gpus"]
-    return [board.key(row), board.label(row), "<br>".join([*lines, f"<i>computed; device: {board.basis}</i>"])]
+def _told(board: Board, rows: Int) -> list[list[str]]:
+    """What points carry: key, name, and measures with what they are."""
+    noun, how = board.device_title, f"<i>computed; device: {board.basis}</i>"
+    measures = [(name, board.measures[name].title) for name in board.listed if name != "gpus"]
+
+    def lines(row: int) -> str:
+        devices = int(board.raw("gpus")[row])
+        said = [f"{devices:,} {noun}" if devices == 1 else f"{devices:,} {noun}s"]
+        return "<br>".join([*said, *(f"{title} {board.text(name, row)}" for name, title in measures), how])
+
+    return [[board.key(row), board.label(row), lines(row)] for row in map(int, rows)]
 
 
 def _mark_pins(figure: go.Figure, board: Board, pins: Sequence[str], axes: tuple[str, str], colours: Palette) -> None:

@@ -233,6 +233,7 @@ class Engine(Sourced):
         return self.options.argv(values)
 
 
+@cache
 def _files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
 

@@ -126,6 +126,22 @@ def test_a_view_of_a_pinned_split_is_chosen() -> None:
     assert app.table[0].value.to_string() != best
 
 
+def test_what_starts_the_split_that_is_looked_at_is_said() -> None:
+    app = opened("compare.py", model=LLAMA_70B, pins=TP8)
+    app.selectbox(key="focus").set_value(TP8).run()
+    assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in app.code[-1].value
+    assert "--tensor-parallel-size 8" in app.code[-1].value
+
+
+def test_a_split_that_cannot_be_started_says_why() -> None:
+    refused = "torchtitan.bf16.tp1.pp2.v1.cp1.ep4.dp4.z1.mb2.selective"
+    run = {"model": "Qwen/Qwen3-30B-A3B", "workload.kind": "training", "workload.tokens": "1e10"}
+    app = opened("compare.py", pins=refused, **run)
+    app.selectbox(key="focus").set_value(refused).run()
+    assert not app.code
+    assert "ZeRO-2 or 3" in said(app)
+
+
 def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
     app = view(opened("compare.py", **{"workload.kind": "training", "hardware.nodes": "2"}), "Pipeline")
     assert "The best that has one: " in said(app)
