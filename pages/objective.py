@@ -156,6 +156,18 @@ def training_details() -> None:
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"], help="Eager attention keeps the scores")
         if workload.method in ("lora", "qlora"):
             whole("Rank of adapters", "lora_rank", 8)
+            common.edit(
+                st.number_input,
+                "Alpha of adapters",
+                "workload.lora_alpha",
+                read=lambda value: None if value is None else float(value),
+                optional=True,
+                min_value=0.01,
+                step=8.0,
+                format="%.3g",
+                placeholder="twice the rank",
+                help="What adapters give is multiplied by alpha / rank",
+            )
     common.edit(
         st.toggle,
         "Loss made piece by piece",

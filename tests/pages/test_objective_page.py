@@ -50,3 +50,11 @@ def test_an_aim_is_an_orientation_or_a_goal() -> None:
     assert query_of(app)["objective.orientation"] == "balanced"
     app.get_by_key("_aim").set_value("cost").run()
     assert query_of(app) == {"v": "1", "objective.optimize": "cost"}
+
+
+def test_adapters_have_a_rank_and_an_alpha() -> None:
+    app = opened("objective.py", **{"workload.kind": "training", "workload.method": "lora", "workload.lora_rank": "32"})
+    app.number_input(key="_workload.lora_alpha").set_value(16.0).run()
+    assert query_of(app)["workload.lora_alpha"] == "16"
+    app.number_input(key="_workload.lora_alpha").set_value(None).run()
+    assert "workload.lora_alpha" not in query_of(app)
