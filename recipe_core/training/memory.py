@@ -51,6 +51,10 @@ class Memory:
         """All parts together."""
         return add(self.parts.values())
 
+    def stages_of(self, i: int) -> Float:
+        """All parts together, of one case."""
+        return add(part[i] for part in self.parts.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Held:

@@ -142,7 +142,7 @@ class TrainingEstimates:
         return out
 
     def _memory(self, i: int, stages: int) -> dict[str, Any]:
-        by_stage = self.memory.by_stage[i, :stages]
+        by_stage = self.memory.stages_of(i)[:stages]
         fullest = int(np.argmax(by_stage))
         parts: dict[str, Any] = {f"{name}_bytes": float(self.memory.parts[name][i, fullest]) for name in PARTS}
         device = self.setting.cluster.device
@@ -160,7 +160,7 @@ class TrainingEstimates:
         flops = rate * float(flops_per_token(self.setting, c.sequence_length[[i]].astype(float))[0])
         device = self.setting.cluster.device
         peak = device.peak_flops_per_s[compute_dtype(self.setting.precision, device.peak_flops_per_s)].value  # type: ignore[index]
-        by_stage = self.memory.by_stage[i, :stages]
+        by_stage = self.memory.stages_of(i)[:stages]
         training: dict[str, Any] = {
             "step_s": step_s,
             "tokens_per_s": rate * devices,

@@ -95,7 +95,7 @@ def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
     peak = mem.peak_bytes
 
     def said(i: int) -> str:
-        by_stage = mem.by_stage[i]
+        by_stage = mem.stages_of(i)
         stage = int(np.nanargmax(by_stage))
         parts = {name: float(mem.parts[name][i, stage]) for name in PARTS}
         most = max(parts, key=lambda name: parts[name])

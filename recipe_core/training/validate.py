@@ -98,7 +98,7 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
 def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) -> float:
     """GiB of the rank that the run's source looked at, as it looked."""
     if run.memory_of == "first":
-        return float(mem.by_stage[i, 0]) / GIB
+        return float(mem.stages_of(i)[0]) / GIB
     outside = setting.figures.context_bytes.value if run.memory_of == "driver" else 0.0
     return (float(mem.peak_bytes[i]) + outside) / GIB
 
