@@ -122,14 +122,14 @@ class Block:
         whole, j = self._detail(i)
         return whole.memory, j
 
-    def sentences(self) -> Iterator[list[str]]:
-        """The reasons of every row; none for feasible rows."""
-        for start in range(0, len(self), CHUNK):
-            rows = np.arange(start, min(start + CHUNK, len(self)))
-            refused = rows[~self.feasible[rows]]
+    def sentences(self, rows: Int | None = None) -> Iterator[list[str]]:
+        """The reasons of some rows, of every row where none are named; none for feasible rows. Many at once cost little more than one."""
+        rows = np.arange(len(self)) if rows is None else rows
+        for some in (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)):
+            refused = some[~self.feasible[some]]
             found = estimate(self.setting, self.cases.take(refused)) if len(refused) else None
             said = {int(i): [*(found.reasons(k) if found else ()), *self._limits_of(int(i))] for k, i in enumerate(refused)}
-            yield from (said.get(int(i), []) for i in rows)
+            yield from (said.get(int(i), []) for i in some)
 
     def _limits_of(self, i: int) -> list[str]:
         return [rule.say(i) for rule in (*self.outside, *self.limits) if rule.broken[i]]

@@ -202,6 +202,16 @@ class PlanTable:
         block, i = self.at(row)
         return block.reasons(i)
 
+    def sentences(self, rows: Sequence[int]) -> list[list[str]]:
+        """Why some rows are refused."""
+        index, found = np.asarray(rows, dtype=np.int64), np.searchsorted(self._ends, rows, side="right")
+        out: list[list[str]] = [[] for _ in rows]
+        for k, block in enumerate(self.blocks):
+            mine = np.flatnonzero(found == k)
+            for place, said in zip(mine, block.sentences(index[mine] - self._ends[k] + len(block)), strict=True):
+                out[place] = said
+        return out
+
     def frame(self) -> pd.DataFrame:
         """All rows as a DataFrame: engine and dtypes, ``COLUMNS``, rank (empty when refused), pareto, reasons."""
         import pandas as pd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from recipe_core.advice import nearest
@@ -156,3 +157,15 @@ def test_a_32_bit_checkpoint_runs_in_16_bit_where_caches_do(device, weights):
     table, row = chosen_plan(request)
     assert table.candidate(row)["weight_dtype"] == table.candidate(row)["kv_dtype"] == weights
     assert table.columns["feasible"][row]
+
+
+def test_reasons_of_many_rows_are_those_of_each() -> None:
+    request = make_request(
+        "deepseek-ai/DeepSeek-V3", nodes=2, options={"disaggregated": True, "hardware": [{"device": "mi300x", "per_node": 8}]}
+    )
+    table = plan(request)
+    rows = [int(row) for row in np.random.default_rng(7).permutation(len(table))[:60]]
+    said = table.sentences(rows)
+    assert said == [table.reasons(row) for row in rows]
+    assert sum(map(bool, said)) > 10
+    assert table.sentences([]) == []

@@ -90,13 +90,13 @@ class Board(ABC):
     def label(self, row: int) -> str:
         """A row in a few characters: degrees, and what else differs in this plan."""
 
-    @abstractmethod
     def reasons(self, row: int) -> list[str]:
         """Why a row is refused; empty when it is not."""
+        return self.sentences([row])[0]
 
+    @abstractmethod
     def sentences(self, rows: Sequence[int]) -> list[list[str]]:
         """The reasons of some rows."""
-        return [self.reasons(row) for row in rows]
 
     @abstractmethod
     def rules(self) -> dict[str, Bool]:

@@ -153,9 +153,9 @@ class ServingBoard(Board):
         }
         return " · ".join([serving_split(candidate), *(text for name, text in extra.items() if self._differ[name])])
 
-    def reasons(self, row: int) -> list[str]:
-        """Why a row is refused."""
-        return self.table.reasons(row)
+    def sentences(self, rows: Sequence[int]) -> list[list[str]]:
+        """The reasons of some rows."""
+        return self.table.sentences(rows)
 
     @cached_property
     def _rules(self) -> dict[str, Bool]:

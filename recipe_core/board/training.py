@@ -111,10 +111,6 @@ class TrainingBoard(Board):
         """The degrees, and what else a split is."""
         return training_split(self.candidate(row))
 
-    def reasons(self, row: int) -> list[str]:
-        """Why a row is refused."""
-        return self.sentences([row])[0]
-
     def sentences(self, rows: Sequence[int]) -> list[list[str]]:
         """The reasons of some rows, from an estimate of these alone: a sentence looks at all that are estimated with it."""
         e = self.table.estimates
