@@ -313,11 +313,10 @@ def _draft(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
 
 
 def _pools(columns: Cases, i: int) -> dict[str, Any]:
-    if not columns.disaggregated[i]:
+    if not columns.prefill_tp[i]:
         return {}
-    pool = columns.prefill_pool
-    degrees = {name: int(getattr(pool, name)[i]) for name in ("tp", "pp", "dp", "ep")}
-    return {"replicas": int(columns.copies[i]), "prefill": degrees | {"replicas": int(pool.copies[i])}}
+    degrees = {name: int(getattr(columns, f"prefill_{name}")[i]) for name in ("tp", "pp", "dp", "ep")}
+    return {"replicas": int(columns.copies[i]), "prefill": degrees | {"replicas": int(columns.prefill_copies[i])}}
 
 
 def _split(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:

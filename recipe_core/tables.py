@@ -51,9 +51,8 @@ def memory_rows(board: Board, pins: Sequence[str], best: int = 4, refused: int =
     if not len(short):
         short = np.array([row for row in (board.nearest(),) if row is not None], dtype=np.int64)
     needed = np.sum(list(board.memory(list(short)).values()), axis=0) if len(short) else np.zeros(0)
-    order = short[np.lexsort((board.raw("gpus")[short], np.nan_to_num(needed, nan=np.inf)))]
-    cuts = {
-        tuple(int(board.degree(name)[row]) for name in ("tp", "pp", "ep")): int(row) for row in reversed(order)
-    }  # replicas look the same
+    worst_first = short[np.lexsort((board.raw("gpus")[short], np.nan_to_num(needed, nan=np.inf)))][::-1]
+    cuts_of = np.stack([board.degree(name)[worst_first] for name in ("tp", "pp", "ep")], axis=1)
+    cuts = {tuple(cut): int(row) for cut, row in zip(cuts_of.tolist(), worst_first, strict=True)}  # replicas look the same
     lacking = list(reversed(cuts.values()))[:refused]
     return list(dict.fromkeys([*pinned, *(int(row) for row in board.ranked[:best]), *lacking]))
