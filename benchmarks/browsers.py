@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = {"executable_path": "/usr/bin/chromium", "args": ["--no-sandbox", "--disable-gpu"]}
 """Without a GPU a browser draws with its processor; told to use one, as Debian's default flags do, it emulates one, at
-more processor time (0.64 s against 0.54 s an interaction of ``sessions.py``)."""
+more processor time."""
 SETTLED = """
     document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'
     && !document.querySelector('[data-testid=stSkeleton]')

@@ -56,6 +56,22 @@ def whole(label: str, field: str, step: int, said: str | None = None, **options:
     common.edit(st.number_input, label, f"workload.{field}", min_value=1, max_value=1 << 30, step=step, help=said, **options)
 
 
+def unless_empty(label: str, field: str, step: float, said: str, empty: str, least: float) -> None:
+    """A number that may be left out; ``empty`` is what stands there then."""
+    common.edit(
+        st.number_input,
+        label,
+        f"workload.{field}",
+        read=lambda value: None if value is None else float(value),
+        optional=True,
+        min_value=least,
+        step=step,
+        format="%.3g",
+        placeholder=empty,
+        help=said,
+    )
+
+
 def serving_load() -> None:
     """How requests come, how many and how long they are."""
     common.edit(st.segmented_control, "How requests come", "workload.mode", options=list(MODES), format_func=MODES.get, required=True)
@@ -124,18 +140,8 @@ def training_run() -> None:
     with batch:
         whole("Sequences a step", "global_batch", 8, "The global batch, over all devices")
     with tokens:
-        common.edit(
-            st.number_input,
-            "Token budget",
-            "workload.tokens",
-            read=lambda value: None if value is None else float(value),
-            optional=True,
-            min_value=1.0,
-            step=1e9,
-            format="%.3g",
-            placeholder="only a step",
-            help="Tokens of the whole run; empty: time and cost of the run are not estimated",
-        )
+        said = "Tokens of the whole run; empty: time and cost of the run are not estimated"
+        unless_empty("Token budget", "tokens", 1e9, said, "only a step", least=1.0)
     if workload.tokens:
         st.caption(steps_of(workload))
 
@@ -156,17 +162,8 @@ def training_details() -> None:
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"], help="Eager attention keeps the scores")
         if workload.method in ("lora", "qlora"):
             whole("Rank of adapters", "lora_rank", 8)
-            common.edit(
-                st.number_input,
-                "Alpha of adapters",
-                "workload.lora_alpha",
-                read=lambda value: None if value is None else float(value),
-                optional=True,
-                min_value=0.01,
-                step=8.0,
-                format="%.3g",
-                placeholder="twice the rank",
-                help="What adapters give is multiplied by alpha / rank",
+            unless_empty(
+                "Alpha of adapters", "lora_alpha", 8.0, "What adapters give is multiplied by alpha / rank", "twice the rank", least=0.01
             )
     common.edit(
         st.toggle,
