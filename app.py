@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
-from recipe_core.resources import root
-from recipe_core.serve import Later, folders_allowed, importing, load_pages
+from recipe_core.base.resources import root
+from recipe_core.doors.serve import Later, folders_allowed, importing, load_pages
 
 log = logging.getLogger("recipe_builder")
 
@@ -43,7 +43,7 @@ def first_page(request: Request) -> RedirectResponse:
 def make_api() -> Starlette:
     """The API; its libraries are not needed by the pages."""
     with importing:
-        from recipe_core.api import create_api
+        from recipe_core.doors.api import create_api
 
     return create_api(folders=folders_allowed())
 
@@ -51,7 +51,7 @@ def make_api() -> Starlette:
 def make_mcp() -> Starlette:
     """The agents' door, likewise."""
     with importing:
-        from recipe_core.mcp import create_mcp, http_app
+        from recipe_core.doors.mcp import create_mcp, http_app
 
     return http_app(create_mcp(folders=folders_allowed()), local=folders_allowed())
 

@@ -48,7 +48,9 @@ def served(environment: dict[str, str] | None = None) -> Iterator[Server]:
     argv = [sys.executable, "-m", "recipe_core", "serve", "--port", str(port)]
     environment = {**(os.environ if environment is None else environment), "PYTHONPATH": str(ROOT)}
     started = time.perf_counter()
-    process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(port, process)
         yield Server(f"http://127.0.0.1:{port}", started, process)

@@ -33,7 +33,11 @@ def command(pick: random.Random, models: list[str]) -> str:
     ]
     if pick.random() < 0.3:
         return f"python3 -m sglang.launch_server --model-path {model} --tp {tp} --mem-fraction-static 0.85 --context-length 8192"
-    image = "docker run --gpus all --ipc=host -p 8000:8000 vllm/vllm-openai:v0.32.0 --model" if pick.random() < 0.3 else "vllm serve"
+    image = (
+        "docker run --gpus all --ipc=host -p 8000:8000 vllm/vllm-openai:v0.32.0 --model"
+        if pick.random() < 0.3
+        else "vllm serve"
+    )
     return " ".join([image, model, f"--tensor-parallel-size {tp}", *pick.sample(limits, 3)])
 
 
@@ -42,7 +46,9 @@ def timed(what: str, count: int, run: Callable[[], list[Any]]) -> list[Any]:
     wall, own = time.perf_counter(), time.process_time()
     out = run()
     wall, own = time.perf_counter() - wall, time.process_time() - own
-    print(f"{what:9} {count / wall:10,.0f} commands/s by the clock, {count / own:10,.0f} by processor time")
+    print(
+        f"{what:9} {count / wall:10,.0f} commands/s by the clock, {count / own:10,.0f} by processor time"
+    )
     return out
 
 

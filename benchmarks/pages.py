@@ -20,11 +20,20 @@ from collections.abc import Callable
 
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.resources import root
+from recipe_core.base.resources import root
 
 LIMIT_S = 0.4
-LLAMA = {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.nodes": "2", "pins": "vllm.bf16.bf16.tp8.pp1.dp1.ep1"}
-TRAINING = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.kind": "training", "workload.tokens": "1e10", "hardware.nodes": "2"}
+LLAMA = {
+    "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "hardware.nodes": "2",
+    "pins": "vllm.bf16.bf16.tp8.pp1.dp1.ep1",
+}
+TRAINING = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "workload.kind": "training",
+    "workload.tokens": "1e10",
+    "hardware.nodes": "2",
+}
 
 
 def opened(page: str, query: dict[str, str]) -> AppTest:
@@ -36,7 +45,7 @@ def opened(page: str, query: dict[str, str]) -> AppTest:
 
 def edit(app: AppTest, field: str, value: object) -> Callable[[], object]:
     """The next run takes this value of a field, as a slider on the page before would have set it."""
-    from recipe_core.edits import change
+    from recipe_core.request.edit import change
 
     app.session_state["request"] = change(app.session_state["request"], {field: value})
     app.session_state["edited"] = True
@@ -49,7 +58,13 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def rounds(page: str, query: dict[str, str], view: str | None, moves: list[tuple[str, itertools.count[float]]], n: int) -> list[float]:
+def rounds(
+    page: str,
+    query: dict[str, str],
+    view: str | None,
+    moves: list[tuple[str, itertools.count[float]]],
+    n: int,
+) -> list[float]:
     app = opened(page, query)
     if view:
         app.session_state["views"] = view
@@ -64,11 +79,17 @@ def rounds(page: str, query: dict[str, str], view: str | None, moves: list[tuple
 
 
 def serving_moves() -> list[tuple[str, itertools.count[float]]]:
-    return [("objective.limits.tpot_ms", itertools.count(30.5, 1.0)), ("workload.concurrency", itertools.count(48, 3))]
+    return [
+        ("objective.limits.tpot_ms", itertools.count(30.5, 1.0)),
+        ("workload.concurrency", itertools.count(48, 3)),
+    ]
 
 
 def training_moves() -> list[tuple[str, itertools.count[float]]]:
-    return [("objective.limits.usd_per_hour", itertools.count(40.5, 1.0)), ("workload.global_batch", itertools.count(256, 16))]
+    return [
+        ("objective.limits.usd_per_hour", itertools.count(40.5, 1.0)),
+        ("workload.global_batch", itertools.count(256, 16)),
+    ]
 
 
 def main() -> None:
@@ -87,7 +108,11 @@ def main() -> None:
         found = sorted(rounds(*case, n))
         p95 = found[int(0.95 * (len(found) - 1))]
         slow |= p95 > LIMIT_S
-        answer[name] = {"runs": len(found), "median_s": round(statistics.median(found), 3), "p95_s": round(p95, 3)}
+        answer[name] = {
+            "runs": len(found),
+            "median_s": round(statistics.median(found), 3),
+            "p95_s": round(p95, 3),
+        }
     print(json.dumps(answer, indent=1))
     raise SystemExit(slow)
 

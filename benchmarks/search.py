@@ -24,33 +24,73 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.block import judge
-from recipe_core.candidates import every_case, resolve, settings
-from recipe_core.plan import plan
-from recipe_core.request import PlanRequest
-from recipe_core.training.plan import training_plan
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.evaluated import judge
+from recipe_core.search.serving_candidates import every_case, resolve, settings
+from recipe_core.search.serving_plan import plan
+from recipe_core.search.training_search import training_plan
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-MODELS = ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct")
+MODELS = (
+    "meta-llama/Llama-3.1-70B-Instruct",
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-120b",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+)
 TRAINED = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B")
-LOADS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+LOADS = (
+    1,
+    2,
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    896,
+    1024,
+)
 
 
 def request(model: str = MODELS[0], nodes: int = 8, **options: Any) -> PlanRequest:
     hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes}
     workload = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
-    return PlanRequest.parse({"model": model, "hardware": hardware, "workload": workload, "options": options})
+    return PlanRequest.parse(
+        {"model": model, "hardware": hardware, "workload": workload, "options": options}
+    )
 
 
 def training(model: str) -> str:
     """A row: pretraining planned on the same cluster, ranked."""
     workload = {"kind": "training", "sequence_length": 8192, "global_batch": 512, "tokens": 15e9}
-    asked = PlanRequest.parse({"model": model, "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 8}, "workload": workload})
+    asked = PlanRequest.parse(
+        {
+            "model": model,
+            "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 8},
+            "workload": workload,
+        }
+    )
     name = f"training of {model.split('/')[-1]}, 64 × H100, every stage of every pipeline"
     return f"| {name}: {len(training_plan(asked)):,} candidates | {best(lambda: training_plan(asked).ranked) * 1e3:,.0f} ms |"
 
 
-def best(run: Callable[[], Any], times: int = 5, clock: Callable[[], float] = time.process_time) -> float:
+def best(
+    run: Callable[[], Any], times: int = 5, clock: Callable[[], float] = time.process_time
+) -> float:
     """Seconds of the quickest of some runs, after one that warms caches."""
     run()
     seconds = []
@@ -75,7 +115,14 @@ def growth(model: str) -> list[tuple[int, float]]:
     out = []
     for count in SIZES:
         setting, cases = legal(model, count)
-        out.append((count, best(lambda s=setting, c=cases: judge(s, c), 1 if count > 100_000 else 5) / count * 1e6))  # type: ignore[misc]
+        out.append(
+            (
+                count,
+                best(lambda s=setting, c=cases: judge(s, c), 1 if count > 100_000 else 5)
+                / count
+                * 1e6,
+            )
+        )  # type: ignore[misc]
     return out
 
 
@@ -86,14 +133,21 @@ def process_s(*words: str) -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
-    return best(lambda: subprocess.run([sys.executable, *words], check=True, capture_output=True), clock=children_s)
+    return best(
+        lambda: subprocess.run([sys.executable, *words], check=True, capture_output=True),
+        clock=children_s,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", type=Path, help="put the tables into this Markdown file")
     arguments = parser.parse_args()
-    typical = {"engines": ["vllm", "sglang"], "weight_dtypes": ["bf16", "fp8", "int4"], "loads": LOADS}
+    typical = {
+        "engines": ["vllm", "sglang"],
+        "weight_dtypes": ["bf16", "fp8", "int4"],
+        "loads": LOADS,
+    }
     asked = request(**typical)
     table = plan(asked)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -110,7 +164,7 @@ def main() -> None:
             f"{best(lambda: plan(request(**typical | {'loads': ()}))) * 1e3:,.0f} ms |",
             *map(training, TRAINED),
             f"| `recipe plan` of the first, as a whole process | {process_s('-m', 'recipe_core', 'plan', file.name, '--top', '5'):.2f} s |",
-            f"| `import recipe_core.plan` in a fresh process | {process_s('-c', 'import recipe_core.plan') * 1e3:,.0f} ms |",
+            f"| `import recipe_core.search.serving_plan` in a fresh process | {process_s('-c', 'import recipe_core.search.serving_plan') * 1e3:,.0f} ms |",
             f"| Python alone | {process_s('-c', 'pass') * 1e3:,.0f} ms |",
             "",
             f"| model | {' | '.join(f'{count:,} candidates' for count in SIZES)} | candidates per second |",
@@ -119,7 +173,9 @@ def main() -> None:
     for model in MODELS:
         curve = growth(model)
         print(model, curve, flush=True)
-        lines.append(f"| {model} | {' | '.join(f'{micro:.1f} µs' for _, micro in curve)} | {1e6 / curve[-1][1]:,.0f} |")
+        lines.append(
+            f"| {model} | {' | '.join(f'{micro:.1f} µs' for _, micro in curve)} | {1e6 / curve[-1][1]:,.0f} |"
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     lines += ["", f"Peak memory of the process, with a million candidates at once: {peak:.2f} GiB."]
     print("\n".join(lines))
@@ -127,7 +183,9 @@ def main() -> None:
         text = arguments.write.read_text(encoding="utf-8")
         start, end = "<!-- measured -->\n", "<!-- end -->"
         before, after = text.split(start)[0], text.split(end)[1]
-        arguments.write.write_text(f"{before}{start}\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8")
+        arguments.write.write_text(
+            f"{before}{start}\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

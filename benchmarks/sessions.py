@@ -45,7 +45,10 @@ MODELS = (
 )
 QUESTIONS = {"Objective": "What matters?", "Compare": "Which split?", "Recipe": "Take it"}
 ROUND = (
-    *(("view", name) for name in ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Memory")),
+    *(
+        ("view", name)
+        for name in ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Memory")
+    ),
     ("axis", "Across"),
     ("page", "Recipe"),
     ("page", "Compare"),
@@ -71,7 +74,9 @@ async def clicked(page: Page, place: Any, predicate: str, argument: str) -> floa
         box = await place.bounding_box()
         await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         with contextlib.suppress(PageTimeout):
-            await page.wait_for_function(predicate, arg=argument, polling=POLL_MS, timeout=patience_ms)
+            await page.wait_for_function(
+                predicate, arg=argument, polling=POLL_MS, timeout=patience_ms
+            )
             return time.perf_counter() - start
     raise SystemExit(f"a click on {argument!r} came to nothing twice")
 
@@ -91,21 +96,31 @@ async def axis(page: Page, label: str) -> float:
     await page.get_by_role("option").nth(3).wait_for()
     others = [name for name in await page.get_by_role("option").all_inner_texts() if name != now]
     option = page.get_by_role("option", name=random.choice(others[:5]), exact=True)
-    return await clicked(page, option, AXIS, await page.locator(".st-key-frontier .xtitle").text_content())
+    return await clicked(
+        page, option, AXIS, await page.locator(".st-key-frontier .xtitle").text_content()
+    )
 
 
 async def turned(page: Page, name: str) -> float:
     """Another page of the builder."""
-    return await clicked(page, page.locator("header a", has_text=name).first, HEADING, QUESTIONS[name])
+    return await clicked(
+        page, page.locator("header a", has_text=name).first, HEADING, QUESTIONS[name]
+    )
 
 
-MOVES: dict[str, Callable[[Page, str], Awaitable[float]]] = {"view": view, "axis": axis, "page": turned}
+MOVES: dict[str, Callable[[Page, str], Awaitable[float]]] = {
+    "view": view,
+    "axis": axis,
+    "page": turned,
+}
 
 
 class Run:
     """Sessions that are open at the same time, and what was measured of them."""
 
-    def __init__(self, server: Server, browser: Browser, sessions: int, interactions: int, think_s: float) -> None:
+    def __init__(
+        self, server: Server, browser: Browser, sessions: int, interactions: int, think_s: float
+    ) -> None:
         self.server, self.browser = server, browser
         self.sessions, self.interactions, self.think_s = sessions, interactions, think_s
         self.opened: list[float] = []
@@ -117,8 +132,13 @@ class Run:
         self.counter = await self.browser.new_browser_cdp_session()
         await asyncio.gather(*(self.session(n) for n in range(self.sessions)))
         every = [seconds for *_, seconds in self.found]
-        server_s, browser_s = (round((after - before) / len(every), 3) for before, after in zip(self.before, self.after, strict=True))
-        kinds = {kind: [seconds for each, _, seconds in self.found if each == kind] for kind in MOVES}
+        server_s, browser_s = (
+            round((after - before) / len(every), 3)
+            for before, after in zip(self.before, self.after, strict=True)
+        )
+        kinds = {
+            kind: [seconds for each, _, seconds in self.found if each == kind] for kind in MOVES
+        }
         return {
             "sessions": self.sessions,
             "think_s": self.think_s,
@@ -131,7 +151,9 @@ class Run:
 
     async def used(self) -> tuple[float, float]:
         """Processor time of the server and of all browsers so far (seconds)."""
-        return self.server.processor_s(), browser_processor_s(await self.counter.send("SystemInfo.getProcessInfo"))
+        return self.server.processor_s(), browser_processor_s(
+            await self.counter.send("SystemInfo.getProcessInfo")
+        )
 
     async def session(self, n: int) -> None:
         """One reader, whose round starts where no neighbour's does."""
@@ -139,7 +161,9 @@ class Run:
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         start = time.perf_counter()
-        await page.goto(f"{self.server.base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}")
+        await page.goto(
+            f"{self.server.base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}"
+        )
         await page.wait_for_function(HEADING, arg=QUESTIONS["Compare"], polling=POLL_MS)
         self.opened.append(time.perf_counter() - start)
         if await self.together.wait() == 0:
@@ -148,7 +172,9 @@ class Run:
             await asyncio.sleep(self.think_s * random.uniform(0.5, 1.5))
             kind, name = self.move(n, k)
             self.found.append((kind, k < len(ROUND), await MOVES[kind](page, name)))
-        if await self.together.wait() == 0:  # while all are still open: a closed page takes its figures with it
+        if (
+            await self.together.wait() == 0
+        ):  # while all are still open: a closed page takes its figures with it
             self.after = await self.used()
         await self.together.wait()
         await context.close()
@@ -163,7 +189,9 @@ def told(values: list[float]) -> dict[str, float]:
     return {"n": len(values), "median_s": quantile(values, 0.5), "p95_s": quantile(values, 0.95)}
 
 
-async def measure(server: Server, sessions: int, interactions: int, think_s: float) -> dict[str, Any]:
+async def measure(
+    server: Server, sessions: int, interactions: int, think_s: float
+) -> dict[str, Any]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(**CHROMIUM)
         answer = await Run(server, browser, sessions, interactions, think_s)()
@@ -172,7 +200,9 @@ async def measure(server: Server, sessions: int, interactions: int, think_s: flo
 
 
 def main() -> None:
-    sessions, interactions = (int(sys.argv[k]) if len(sys.argv) > k else usual for k, usual in ((1, 10), (2, 30)))
+    sessions, interactions = (
+        int(sys.argv[k]) if len(sys.argv) > k else usual for k, usual in ((1, 10), (2, 30))
+    )
     think_s = float(sys.argv[3]) if len(sys.argv) > 3 else THINK_S
     with served() as server:
         answer = asyncio.run(measure(server, sessions, interactions, think_s))

@@ -44,7 +44,9 @@ def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
             page.wait_for_function(script)
             found[name] = time.perf_counter() - server.started
         found["server_processor_s"] = server.processor_s()
-        found["browser_processor_s"] = browser_processor_s(counter.send("SystemInfo.getProcessInfo")) - before
+        found["browser_processor_s"] = (
+            browser_processor_s(counter.send("SystemInfo.getProcessInfo")) - before
+        )
         context.close()
     return found
 
@@ -52,13 +54,24 @@ def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
 def main() -> None:
     starts = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as compiled, sync_playwright() as playwright:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        }
         environment["PYTHONPYCACHEPREFIX"] = compiled
         browser = playwright.chromium.launch(**CHROMIUM)
         first, *found = [start(browser, environment) for _ in range(starts + 1)]
         browser.close()
     medians = {name: round(statistics.median(each[name] for each in found), 2) for name in first}
-    print(json.dumps({"starts": starts, **medians, "first_start": {name: round(value, 2) for name, value in first.items()}}, indent=1))
+    print(
+        json.dumps(
+            {
+                "starts": starts,
+                **medians,
+                "first_start": {name: round(value, 2) for name, value in first.items()},
+            },
+            indent=1,
+        )
+    )
     raise SystemExit(medians["usable_s"] > LIMIT_S)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from recipe_core.serve import load_pages
+from recipe_core.doors.serve import load_pages
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
@@ -41,10 +41,17 @@ parts.show_notice()
 page.run()
 if here is not None:
     with st.container(horizontal=True, horizontal_alignment="distribute" if here > 0 else "right"):
-        if here > 0 and st.button("Back", icon=":material/arrow_back:", key="back", shortcut="Ctrl+Shift+Enter"):
+        if here > 0 and st.button(
+            "Back", icon=":material/arrow_back:", key="back", shortcut="Ctrl+Shift+Enter"
+        ):
             st.switch_page(steps[here - 1], query_params=common.link())
         if here + 1 < len(steps):
-            forward = st.button(f"Next: {steps[here + 1].title.lower()}", type=common.main_button(), key="next", shortcut="Ctrl+Enter")
+            forward = st.button(
+                f"Next: {steps[here + 1].title.lower()}",
+                type=common.main_button(),
+                key="next",
+                shortcut="Ctrl+Enter",
+            )
             if forward:
                 st.switch_page(steps[here + 1], query_params=common.link())
 common.write_url()

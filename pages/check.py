@@ -5,17 +5,17 @@ import common
 import parts
 import streamlit as st
 
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import change_label, degrees
+from recipe_core.base.text_rows import MEMORY
+from recipe_core.base.units import duration, gib, rate, usd
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.commands.words import MAX_CHARACTERS
-from recipe_core.errors import RecipeError
-from recipe_core.figures import MEMORY
-from recipe_core.hardware.catalog import device_names
-from recipe_core.labels import change_label, degrees
-from recipe_core.request import ServingWorkload
-from recipe_core.serve import folders_allowed
-from recipe_core.summary import hardware_name
-from recipe_core.units import duration, gib, rate, usd
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.hardware.cluster import device_names
+from recipe_core.request.describe import hardware_name
+from recipe_core.request.schema import ServingWorkload
 
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
@@ -30,7 +30,11 @@ LOOK = {
     "cannot start": (st.error, ":material/block:", "It cannot start."),
     "unknown": (st.info, ":material/help:", "It cannot be judged."),
 }
-LEVELS = {"error": ":material/block: refused", "warning": ":material/warning: not as meant", "note": ":material/info: note"}
+LEVELS = {
+    "error": ":material/block: refused",
+    "warning": ":material/warning: not as meant",
+    "note": ":material/info: note",
+}
 
 
 @st.cache_data(max_entries=64, show_spinner="Reading the command and judging its split")
@@ -42,9 +46,17 @@ def judged(text: str, ground: str, may_read: bool) -> dict[str, Any]:
 def ground() -> str:
     """On what commands are judged: the request's hardware, and its load where it serves a number of requests at once."""
     r = common.request()
-    out: dict[str, Any] = {"hardware": r.hardware.device, "gpus": r.hardware.per_node, "nodes": r.hardware.nodes}
+    out: dict[str, Any] = {
+        "hardware": r.hardware.device,
+        "gpus": r.hardware.per_node,
+        "nodes": r.hardware.nodes,
+    }
     if isinstance(r.workload, ServingWorkload):
-        out |= {"input_tokens": r.workload.input_tokens, "output_tokens": r.workload.output_tokens, "optimize": r.objective.optimize}
+        out |= {
+            "input_tokens": r.workload.input_tokens,
+            "output_tokens": r.workload.output_tokens,
+            "optimize": r.objective.optimize,
+        }
         out |= {"concurrency": r.workload.concurrency} if r.workload.concurrency else {}
     return json.dumps(out)
 
@@ -53,7 +65,13 @@ def ask() -> str:
     """The command, and the devices it is for."""
     with st.container(horizontal=True):
         for n, (title, text) in enumerate(EXAMPLES.items()):
-            st.button(title, key=f"example-{n}", icon=":material/lightbulb:", on_click=st.session_state.update, args=({"command": text},))
+            st.button(
+                title,
+                key=f"example-{n}",
+                icon=":material/lightbulb:",
+                on_click=st.session_state.update,
+                args=({"command": text},),
+            )
     text = st.text_area(
         "Command",
         key="command",
@@ -67,10 +85,26 @@ def ask() -> str:
     with chip:
         common.pick_device(st.selectbox, "On", device_names(), lambda chip: chip.title)
     with per_node:
-        common.edit(st.number_input, "Devices per node", "hardware.per_node", min_value=1, max_value=1 << 20, step=1)
+        common.edit(
+            st.number_input,
+            "Devices per node",
+            "hardware.per_node",
+            min_value=1,
+            max_value=1 << 20,
+            step=1,
+        )
     with nodes:
-        common.edit(st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1)
-    go.button("Check", key="check", type=common.main_button(), icon=":material/fact_check:", width="stretch", shortcut="Ctrl+Enter")
+        common.edit(
+            st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1
+        )
+    go.button(
+        "Check",
+        key="check",
+        type=common.main_button(),
+        icon=":material/fact_check:",
+        width="stretch",
+        shortcut="Ctrl+Enter",
+    )
     return (text or "").strip()
 
 
@@ -79,12 +113,19 @@ def cards(estimate: dict[str, Any]) -> None:
     m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
     with st.grid(4, min_column_width=150):
         parts = ", ".join(f"{name.lower()} {gib(m[key])}" for key, name in MEMORY.items())
-        st.metric("Memory per device", gib(m["total_bytes"]), border=True, help=f"Of {gib(m['usable_bytes'])} usable: {parts}")
+        st.metric(
+            "Memory per device",
+            gib(m["total_bytes"]),
+            border=True,
+            help=f"Of {gib(m['usable_bytes'])} usable: {parts}",
+        )
         if serving:
             st.metric("Output", rate(serving["output_tokens_per_s"]), border=True)
             st.metric("Per output token", duration(serving["tpot_s"]), border=True)
             price = cost["usd_per_million_output_tokens"] if cost else None
-            st.metric("Per million tokens", "no price" if price is None else usd(price), border=True)
+            st.metric(
+                "Per million tokens", "no price" if price is None else usd(price), border=True
+            )
 
 
 def found_out(answer: dict[str, Any]) -> None:
@@ -97,15 +138,22 @@ def found_out(answer: dict[str, Any]) -> None:
         if waste.get("replicas"):
             gain = f" ({waste['gain']:+.0%})" if waste.get("gain") is not None else ""
             more = f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}{gain}"
-        st.markdown(f":material/delete_sweep: {waste['idle']} of {waste['devices']} devices are idle{common.escape(more)}.")
+        st.markdown(
+            f":material/delete_sweep: {waste['idle']} of {waste['devices']} devices are idle{common.escape(more)}."
+        )
     if answer["findings"]:
         st.header("What was found in it", anchor=False)
         st.table(
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
-                "Option": [f"`{finding['option']}`" if finding["option"] else "" for finding in answer["findings"]],
+                "Option": [
+                    f"`{finding['option']}`" if finding["option"] else ""
+                    for finding in answer["findings"]
+                ],
                 "Finding": [common.escape(finding["message"]) for finding in answer["findings"]],
-                "What to do": [common.escape(finding["hint"] or "") for finding in answer["findings"]],
+                "What to do": [
+                    common.escape(finding["hint"] or "") for finding in answer["findings"]
+                ],
             },
             border="horizontal",
             hide_index=True,
@@ -118,10 +166,14 @@ def better(answer: dict[str, Any]) -> None:
     offer = answer["better"]
     if offer is None:
         st.caption(
-            "No other split of these devices is better by more than 2 %." if answer["ok"] else "No split of these devices can run it."
+            "No other split of these devices is better by more than 2 %."
+            if answer["ok"]
+            else "No split of these devices can run it."
         )
         for change in answer["changes"]:
-            st.markdown(f":material/build: {common.escape(change_label(change['set']))}: then {degrees(change['candidate'])} fits")
+            st.markdown(
+                f":material/build: {common.escape(change_label(change['set']))}: then {degrees(change['candidate'])} fits"
+            )
         return
     gain = "" if offer["gain"] is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
@@ -143,9 +195,18 @@ def open_in_builder(answer: dict[str, Any]) -> None:
     """The same question in the wizard."""
     if answer.get("model") and "candidate" in answer:
         changes = {"workload.kind": "serving"} if common.training() else {}
-        changes |= {"model": answer["model"], "candidate": None, "options.engines": (answer["engine"]["name"],), "options.hardware": ()}
+        changes |= {
+            "model": answer["model"],
+            "candidate": None,
+            "options.engines": (answer["engine"]["name"],),
+            "options.hardware": (),
+        }
         if st.button(
-            "Compare all splits of this model", key="to-builder", icon=":material/scatter_plot:", on_click=common.apply, args=(changes,)
+            "Compare all splits of this model",
+            key="to-builder",
+            icon=":material/scatter_plot:",
+            on_click=common.apply,
+            args=(changes,),
         ):
             st.switch_page("compare.py", query_params=common.link())
 
@@ -174,7 +235,9 @@ def show(answer: dict[str, Any]) -> None:
 
 
 st.title("Does my command work?", anchor=False)
-st.caption("Paste a command that starts vLLM, SGLang or TensorRT-LLM: does it start, what does it waste, and is there a better one?")
+st.caption(
+    "Paste a command that starts vLLM, SGLang or TensorRT-LLM: does it start, what does it waste, and is there a better one?"
+)
 text = ask()
 if not text:
     st.info("Paste a command, or take an example.", icon=":material/content_paste:")

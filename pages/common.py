@@ -14,17 +14,22 @@ from typing import Any
 
 import streamlit as st
 
-from recipe_core import edits, fixes, keys, progress, query
-from recipe_core.board import Board, board_of, shared_candidate
-from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import device, is_own
+from recipe_core.base import progress
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import split_name
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.hardware.cluster import device, is_own
 from recipe_core.hardware.profile import Device
-from recipe_core.labels import split_name
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request import PlanRequest
-from recipe_core.serve import folders_allowed
-from recipe_core.training.plan import is_training
+from recipe_core.request import edit as edits
+from recipe_core.request import link as query
+from recipe_core.request import split_key as keys
+from recipe_core.request.edit import shared_candidate
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search import fixes
+from recipe_core.search.board import Board
+from recipe_core.search.board_of import board_of
 
 MAX_PINS = 4
 BY_MEANS = {"objective.limits.percentile": None}
@@ -109,7 +114,9 @@ def edit(
 ) -> None:
     """Draw a widget on one field of the request. ``optional``: an empty widget takes the field out, else it changes nothing."""
     key = f"_{field}"
-    st.session_state[key] = read(edits.value_of(request(), field))  # seeded each run: no second source for the widget's value
+    st.session_state[key] = read(
+        edits.value_of(request(), field)
+    )  # seeded each run: no second source for the widget's value
 
     def commit() -> None:
         value = st.session_state[key]
@@ -122,7 +129,13 @@ def edit(
     widget(label, key=key, on_change=commit, **empty, **options)
 
 
-def pick_device(widget: Callable[..., Any], label: str, names: Sequence[str], title: Callable[[Device], str], **options: Any) -> None:
+def pick_device(
+    widget: Callable[..., Any],
+    label: str,
+    names: Sequence[str],
+    title: Callable[[Device], str],
+    **options: Any,
+) -> None:
     """Draw a widget on the device: shipped ones by name, and beside them the request's where that is a profile of one's own."""
     now = request().hardware.device
     chosen = device(now)
@@ -138,7 +151,14 @@ def pick_device(widget: Callable[..., Any], label: str, names: Sequence[str], ti
     )
 
 
-def choose(widget: Callable[..., Any], label: str, key: str, now: Any, changes: Callable[[Any], Mapping[str, Any]], **options: Any) -> None:
+def choose(
+    widget: Callable[..., Any],
+    label: str,
+    key: str,
+    now: Any,
+    changes: Callable[[Any], Mapping[str, Any]],
+    **options: Any,
+) -> None:
     """Draw a widget whose choice changes several fields; ``changes`` says which, for a choice that is not empty."""
     st.session_state[key] = now
 
@@ -194,7 +214,13 @@ def working(what: str) -> Iterator[None]:
             said = f"Requests of {done} of {steps} splits are simulated"
             if not bars:
                 bars.append(st.progress(0.0))
-                st.button("Judge by means instead", key="no-percentile", icon=":material/close:", on_click=apply, args=(BY_MEANS,))
+                st.button(
+                    "Judge by means instead",
+                    key="no-percentile",
+                    icon=":material/close:",
+                    on_click=apply,
+                    args=(BY_MEANS,),
+                )
             bars[0].progress(done / steps, text=said)
 
         with progress.watched(show):
@@ -220,7 +246,9 @@ def _cache_key() -> tuple[str, str]:
 
     Of a training candidate stays what all splits share.
     """
-    return json.dumps(request().model_copy(update={"candidate": shared_candidate(request())}).to_json()), model().digest
+    return json.dumps(
+        request().model_copy(update={"candidate": shared_candidate(request())}).to_json()
+    ), model().digest
 
 
 def board() -> Board:
@@ -258,4 +286,8 @@ def chosen_is_gone(found: Board) -> str | None:
     """The name of a chosen split that no longer fits."""
     key = chosen_key()
     row = found.row(key) if key else None
-    return None if key is None or (row is not None and found.feasible[row]) else split_name(keys.split_of(key) or {})
+    return (
+        None
+        if key is None or (row is not None and found.feasible[row])
+        else split_name(keys.split_of(key) or {})
+    )

@@ -3,9 +3,11 @@ import explain
 import parts
 import streamlit as st
 
-from recipe_core import charts, keys, labels, tables
-from recipe_core.board import Board
-from recipe_core.tables import SHOWN_ROWS
+from recipe_core.base import labels
+from recipe_core.present import charts, tables
+from recipe_core.present.tables import SHOWN_ROWS
+from recipe_core.request import split_key as keys
+from recipe_core.search.board import Board
 
 
 def pin_clicked() -> None:
@@ -18,7 +20,13 @@ def pin_clicked() -> None:
 def cards(board: Board, row: int) -> None:
     """The main figures of the best split."""
     with st.grid(5, min_column_width=150):
-        st.metric("Best split", labels.short_name(board.candidate(row)), border=True, help=board.label(row), height="stretch")
+        st.metric(
+            "Best split",
+            labels.short_name(board.candidate(row)),
+            border=True,
+            help=board.label(row),
+            height="stretch",
+        )
         for name in board.headline:
             text = board.text(name, row)
             st.metric(
@@ -34,7 +42,9 @@ def told(board: Board, name: str, row: int) -> str | None:
     """What a figure means, the exact value, and where measured runs are expected."""
     measure, band = board.measures[name], board.band(name, row)
     said = [measure.help] if measure.help else []
-    said += [f"Exactly {board.values(name)[row]:.6g} {measure.unit}, computed; the device is {board.basis}"]
+    said += [
+        f"Exactly {board.values(name)[row]:.6g} {measure.unit}, computed; the device is {board.basis}"
+    ]
     said += [f"Eight of ten measured runs are expected between {band}"] if band else []
     return common.escape(". ".join(said) + ".")
 
@@ -88,16 +98,29 @@ def pinned(board: Board, key: str) -> None:
     """One pinned split."""
     row = board.row(key)
     if row is None:
-        st.markdown(f"**{labels.split_name(keys.split_of(key))}** is not a split of this plan any more.")
+        st.markdown(
+            f"**{labels.split_name(keys.split_of(key))}** is not a split of this plan any more."
+        )
     elif not board.feasible[row]:
-        st.markdown(f"**{common.escape(board.label(row))}** is refused: {common.escape('; '.join(board.reasons(row)))}")
+        st.markdown(
+            f"**{common.escape(board.label(row))}** is refused: {common.escape('; '.join(board.reasons(row)))}"
+        )
     else:
         st.markdown(f"**{common.escape(board.label(row))}**\\\n{common.escape(board.phrase(row))}")
     with st.container(horizontal=True):
         fits = row is not None and board.feasible[row]
-        if fits and st.button("Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)):
+        if fits and st.button(
+            "Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)
+        ):
             st.switch_page("recipe.py", query_params=common.link())
-        st.button("Remove", key=f"unpin-{key}", icon=":material/keep_off:", type="tertiary", on_click=common.toggle_pin, args=(key,))
+        st.button(
+            "Remove",
+            key=f"unpin-{key}",
+            icon=":material/keep_off:",
+            type="tertiary",
+            on_click=common.toggle_pin,
+            args=(key,),
+        )
 
 
 def columns(board: Board) -> list[str]:
@@ -131,7 +154,11 @@ def ranked_table(board: Board) -> None:
         st.session_state["edited"] = True
 
     st.session_state["splits"] = {
-        "selection": {"rows": [n for n, key in enumerate(names) if key in common.pins()], "columns": [], "cells": []}
+        "selection": {
+            "rows": [n for n, key in enumerate(names) if key in common.pins()],
+            "columns": [],
+            "cells": [],
+        }
     }
     st.dataframe(
         frame,

@@ -6,8 +6,8 @@ import common
 import parts
 import streamlit as st
 
-from recipe_core import charts, tables
-from recipe_core.board import Board
+from recipe_core.present import charts, tables
+from recipe_core.search.board import Board
 
 
 def degrees(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
@@ -21,7 +21,11 @@ def degrees(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes 
         key="heat",
         persist_state="session",
     )
-    st.plotly_chart(charts.heatmap(board, name or measures[0], dark=common.dark()), key="heatmap", alt="The best split at each tp and pp")
+    st.plotly_chart(
+        charts.heatmap(board, name or measures[0], dark=common.dark()),
+        key="heatmap",
+        alt="The best split at each tp and pp",
+    )
     st.caption("The best over all other degrees. ✕: none fits; point at it for the reason.")
     along(board, measures[1:6])
 
@@ -30,7 +34,9 @@ def along(board: Board, measures: list[str]) -> None:
     """Splits as lines along their degrees and measures, and those that pass through what was marked."""
     figure = charts.parallel(board, measures, dark=common.dark())
     alt = "Every split along its degrees and measures"
-    marked = st.plotly_chart(figure, key="parallel", on_select="rerun", selection_mode="box", alt=alt)["selection"].get("box", [])
+    marked = st.plotly_chart(
+        figure, key="parallel", on_select="rerun", selection_mode="box", alt=alt
+    )["selection"].get("box", [])
     st.caption(
         f"One line a split, stronger the better its {board.measures[measures[0]].title.lower()}. "
         "Drag a box over a part of an axis to list the splits that pass through it; Shift adds a box, a double click takes all away."

@@ -9,21 +9,28 @@ import parts
 import streamlit as st
 from degrees import degrees
 
-from recipe_core import charts, tables
-from recipe_core.arithmetic import Line, arithmetic, training_arithmetic
-from recipe_core.board import Board, ServingBoard, TrainingBoard
-from recipe_core.curves import load_curve, scaling
-from recipe_core.errors import RecipeError
-from recipe_core.fixes import fixes
-from recipe_core.labels import CAUSES, TRAINING_CAUSES, change_label
-from recipe_core.request import LOADS
-from recipe_core.serve import folders_allowed
-from recipe_core.starting import start_command
-from recipe_core.timeline import best_with_pipeline, step_timeline
-from recipe_core.tornado import FIGURES, tornado
-from recipe_core.units import gib
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, change_label
+from recipe_core.base.units import gib
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
+from recipe_core.explain.curves import load_curve, scaling
+from recipe_core.explain.timeline import best_with_pipeline, step_timeline
+from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.present import charts, tables
+from recipe_core.request.schema import LOADS
+from recipe_core.search.board import Board
+from recipe_core.search.fixes import fixes
+from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.training_board import TrainingBoard
+from recipe_core.targets.start_command import start_command
 
-UNITS = {"concurrency": "in flight", "batch": "in a batch", "requests": "queued", "request_rate": "requests/s"}
+UNITS = {
+    "concurrency": "in flight",
+    "batch": "in a batch",
+    "requests": "queued",
+    "request_rate": "requests/s",
+}
 
 
 @st.fragment
@@ -36,8 +43,14 @@ def look_closer(board: Board) -> None:
     if row is None:
         return
     views = SERVING if isinstance(board, ServingBoard) else TRAINING
-    shown = {name: draw for name, (draw, needs_best) in views.items() if best is not None or not needs_best}
-    for tab, draw in zip(st.tabs(list(shown), key="views", on_change="rerun"), shown.values(), strict=True):
+    shown = {
+        name: draw
+        for name, (draw, needs_best) in views.items()
+        if best is not None or not needs_best
+    }
+    for tab, draw in zip(
+        st.tabs(list(shown), key="views", on_change="rerun"), shown.values(), strict=True
+    ):
         if tab.open:
             with tab:
                 draw(board, row)
@@ -50,26 +63,39 @@ def starts(board: Board, row: int) -> None:
     try:
         command = start_command(board, row, folders=folders_allowed())
     except RecipeError as error:
-        st.warning(f"**{common.escape(board.label(row))} cannot be started.** {common.escape(error)}", icon=":material/block:")
+        st.warning(
+            f"**{common.escape(board.label(row))} cannot be started.** {common.escape(error)}",
+            icon=":material/block:",
+        )
         return
-    st.caption("What starts it; of several processes the first. The recipe has them all, with files, checks and other places.")
+    st.caption(
+        "What starts it; of several processes the first. The recipe has them all, with files, checks and other places."
+    )
     parts.code(command)
 
 
 def focus(board: Board) -> int:
     """The split that is looked at: the best, the chosen one or a pinned one."""
-    fitting = [row for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]]
+    fitting = [
+        row for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]
+    ]
     rows = list(dict.fromkeys([int(board.ranked[0]), common.chosen(board), *fitting]))
     options = {board.key(row): board.label(row) for row in rows}
     options[board.key(rows[0])] += " (best)"
     said = "The best, the one you took, and those you pinned"
-    key = st.selectbox("Split", list(options), format_func=options.get, key="focus", help=said, width=460)
+    key = st.selectbox(
+        "Split", list(options), format_func=options.get, key="focus", help=said, width=460
+    )
     return board.row(key) if key in options else rows[0]
 
 
 def beside(board: Board, row: int) -> dict[str, int]:
     """The split that is looked at and the pinned ones that fit, by name."""
-    pinned = [found for key in common.pins() if (found := board.row(key)) is not None and board.feasible[found]]
+    pinned = [
+        found
+        for key in common.pins()
+        if (found := board.row(key)) is not None and board.feasible[found]
+    ]
     return {board.label(each): each for each in dict.fromkeys([row, *pinned])}
 
 
@@ -87,26 +113,42 @@ def memory(board: Board, row: int) -> None:
     )
     if stages := board.estimate(row).get("memory", {}).get("stages"):
         st.markdown(f"**Pipeline stages of {common.escape(board.label(row))}**")
-        held = [{name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in stages]
+        held = [
+            {name.removesuffix("_bytes"): value for name, value in stage.items()}
+            for stage in stages
+        ]
         names = {name.removesuffix("_bytes"): said for name, said in board.parts.items()}
-        figure = charts.stage_bars(held, names, board.usable_bytes(row), board.capacity_bytes(row), dark=common.dark())
-        st.plotly_chart(figure, key="stages", alt=f"Memory of {len(stages)} pipeline stages by part")
+        figure = charts.stage_bars(
+            held, names, board.usable_bytes(row), board.capacity_bytes(row), dark=common.dark()
+        )
+        st.plotly_chart(
+            figure, key="stages", alt=f"Memory of {len(stages)} pipeline stages by part"
+        )
 
 
 def step_time(board: ServingBoard, row: int) -> None:
     """Where the time of a token and of a first token goes."""
     estimate = board.explained(row)
     left, right = st.columns(2, gap="large")
-    for place, part, title in ((left, "decode", "Time per output token"), (right, "prefill", "Time to first token")):
+    for place, part, title in (
+        (left, "decode", "Time per output token"),
+        (right, "prefill", "Time to first token"),
+    ):
         with place:
             st.markdown(f"**{title} of {common.escape(board.label(row))}**")
             figure = charts.waterfall(estimate["breakdown_s"][part], CAUSES, dark=common.dark())
             st.plotly_chart(figure, key=f"waterfall-{part}", alt=f"{title} by part")
     st.markdown("**The same time by cause**")
-    found = {name: board.explained(each).get("causes_s", {}) for name, each in beside(board, row).items()}
-    figure = charts.causes_bars([(name, causes.get("decode", {})) for name, causes in found.items()], dark=common.dark())
+    found = {
+        name: board.explained(each).get("causes_s", {}) for name, each in beside(board, row).items()
+    }
+    figure = charts.causes_bars(
+        [(name, causes.get("decode", {})) for name, causes in found.items()], dark=common.dark()
+    )
     st.plotly_chart(figure, key="causes", alt="Time per output token by cause")
-    st.caption("Every part is laid on what it waits for: arithmetic, memory traffic, links, the engine's own work, other requests.")
+    st.caption(
+        "Every part is laid on what it waits for: arithmetic, memory traffic, links, the engine's own work, other requests."
+    )
 
 
 def load(board: ServingBoard, row: int) -> None:
@@ -116,23 +158,42 @@ def load(board: ServingBoard, row: int) -> None:
     curves = {name: load_curve(board, each) for name, each in beside(board, row).items()}
     here = float(board.columns["load"][row])
     limit = board.request.objective.limits.tpot_ms
-    figure = charts.load_curves(curves, here, what, limit, unit=board.device_title, dark=common.dark())
-    st.plotly_chart(figure, key="load", alt="Time per output token against output per device as the load grows")
-    band = " The band is what your limit allows." if limit else " Set a limit on the time per output token to see what it allows."
-    st.caption(f"Each mark is a load, the large one the request's ({here:,.0f} {what}); numbers count {what}.{band}")
+    figure = charts.load_curves(
+        curves, here, what, limit, unit=board.device_title, dark=common.dark()
+    )
+    st.plotly_chart(
+        figure, key="load", alt="Time per output token against output per device as the load grows"
+    )
+    band = (
+        " The band is what your limit allows."
+        if limit
+        else " Set a limit on the time per output token to see what it allows."
+    )
+    st.caption(
+        f"Each mark is a load, the large one the request's ({here:,.0f} {what}); numbers count {what}.{band}"
+    )
 
 
 def cost(board: ServingBoard, row: int) -> None:
     """Cost per token when devices are not always busy."""
     rows = {name: each for name, each in beside(board, row).items() if board.known("usd_hour")}
     if not rows:
-        st.info("No price of these devices is known. Give one under Hardware.", icon=":material/sell:")
+        st.info(
+            "No price of these devices is known. Give one under Hardware.", icon=":material/sell:"
+        )
         return
-    found = {name: (float(board.raw("usd_hour")[each]), float(board.raw("output")[each])) for name, each in rows.items()}
+    found = {
+        name: (float(board.raw("usd_hour")[each]), float(board.raw("output")[each]))
+        for name, each in rows.items()
+    }
     st.plotly_chart(
-        charts.use_curves(found, dark=common.dark()), key="use", alt="Cost per million output tokens over how busy the devices are"
+        charts.use_curves(found, dark=common.dark()),
+        key="use",
+        alt="Cost per million output tokens over how busy the devices are",
     )
-    st.caption("Devices are paid by the hour whether they work or not: half as busy, twice the cost of a token.")
+    st.caption(
+        "Devices are paid by the hour whether they work or not: half as busy, twice the cost of a token."
+    )
 
 
 def depends(board: ServingBoard, row: int) -> None:
@@ -149,8 +210,12 @@ def depends(board: ServingBoard, row: int) -> None:
     )
     base, found = tornado(board, row, name or known[0])
     figure = charts.swings(base, found, board.measures[name or known[0]], dark=common.dark())
-    st.plotly_chart(figure, key="tornado", alt="How far the figure goes when each assumption is moved")
-    st.caption(f"{board.label(row)}, estimated again with one assumption moved at a time. What does not move the figure is left out.")
+    st.plotly_chart(
+        figure, key="tornado", alt="How far the figure goes when each assumption is moved"
+    )
+    st.caption(
+        f"{board.label(row)}, estimated again with one assumption moved at a time. What does not move the figure is left out."
+    )
 
 
 def lines(found: dict[str, list[Line]]) -> None:
@@ -184,7 +249,9 @@ def training_lines(board: TrainingBoard, row: int) -> None:
 
 def training_step(board: TrainingBoard, row: int) -> None:
     """Where the time of a step goes."""
-    figure = charts.waterfall(board.estimate(row)["breakdown_s"]["step"], TRAINING_CAUSES, dark=common.dark())
+    figure = charts.waterfall(
+        board.estimate(row)["breakdown_s"]["step"], TRAINING_CAUSES, dark=common.dark()
+    )
     st.plotly_chart(figure, key="waterfall-step", alt="Time of a step by part")
 
 
@@ -193,16 +260,25 @@ def pipeline(board: TrainingBoard, row: int) -> None:
     if board.degree("pp")[row] == 1:
         piped = best_with_pipeline(board)
         if piped is None:
-            st.info("No split that fits has a pipeline: each device holds all layers.", icon=":material/info:")
+            st.info(
+                "No split that fits has a pipeline: each device holds all layers.",
+                icon=":material/info:",
+            )
             return
         row = piped
-        st.caption(f"That split has no pipeline. The best that has one: {board.label(row)}, {common.escape(board.phrase(row))}.")
+        st.caption(
+            f"That split has no pipeline. The best that has one: {board.label(row)}, {common.escape(board.phrase(row))}."
+        )
     try:
         tasks, note = step_timeline(board, row)
     except RecipeError as error:
         st.info(common.escape(error), icon=":material/info:")
         return
-    st.plotly_chart(charts.pipeline(tasks, dark=common.dark()), key="pipeline", alt="When each stage works on which micro-batch")
+    st.plotly_chart(
+        charts.pipeline(tasks, dark=common.dark()),
+        key="pipeline",
+        alt="When each stage works on which micro-batch",
+    )
     st.caption(common.escape(note))
 
 
@@ -210,18 +286,32 @@ def scale(board: TrainingBoard, row: int) -> None:  # noqa: ARG001 - every view 
     """The best split on each number of devices."""
     found = scaling(board)
     if len(found.rows) < 2:
-        st.info("Splits fit on one number of devices only; add nodes to see how the run scales.", icon=":material/info:")
+        st.info(
+            "Splits fit on one number of devices only; add nodes to see how the run scales.",
+            icon=":material/info:",
+        )
         return
-    figure = charts.scaling_curve(found, [board.label(each) for each in found.rows], dark=common.dark())
-    st.plotly_chart(figure, key="scaling", alt="Tokens per second of the best split on each number of devices")
-    st.caption("Percent are of what the fewest devices give, in proportion. Over 100 %: more memory lets a better split fit.")
+    figure = charts.scaling_curve(
+        found, [board.label(each) for each in found.rows], dark=common.dark()
+    )
+    st.plotly_chart(
+        figure, key="scaling", alt="Tokens per second of the best split on each number of devices"
+    )
+    st.caption(
+        "Percent are of what the fewest devices give, in proportion. Over 100 %: more memory lets a better split fit."
+    )
     names = [name for name in ("output", "wall", "usd_run", "usd") if board.known(name)]
     shown = {
         "Devices": [f"{board.raw('gpus')[each]:,.0f}" for each in found.rows],
         "Split": [common.escape(board.label(each)) for each in found.rows],
     }
-    shown |= {board.measures[name].title: [common.escape(board.text(name, each)) for each in found.rows] for name in names}
-    st.table(shown, border="horizontal", hide_index=True, alt="The best split on each number of devices")
+    shown |= {
+        board.measures[name].title: [common.escape(board.text(name, each)) for each in found.rows]
+        for name in names
+    }
+    st.table(
+        shown, border="horizontal", hide_index=True, alt="The best split on each number of devices"
+    )
 
 
 def why_not(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
@@ -230,7 +320,11 @@ def why_not(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes 
     if not number:
         st.info("No split is refused.", icon=":material/check_circle:")
         return
-    st.markdown(" · ".join(f"{common.escape(kind)}: **{n:,}**" for kind, n in tables.refusal_counts(board).items()))
+    st.markdown(
+        " · ".join(
+            f"{common.escape(kind)}: **{n:,}**" for kind, n in tables.refusal_counts(board).items()
+        )
+    )
     refused = tables.refused_frame(board)
     picked = st.dataframe(
         refused,
@@ -248,7 +342,9 @@ def why_not(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes 
         alt=f"{len(refused)} refused splits with their reasons",
     )
     if number > len(refused):
-        st.caption(f"The first {len(refused):,} of {number:,} are listed, those with the fewest problems first.")
+        st.caption(
+            f"The first {len(refused):,} of {number:,} are listed, those with the fewest problems first."
+        )
     chosen = picked["selection"]["rows"]
     if chosen and chosen[0] < len(refused):
         remedy(board, str(refused["key"][chosen[0]]))
@@ -262,7 +358,9 @@ def remedy(board: Board, key: str) -> None:
     if row is None:
         return
     with st.container(border=True):
-        st.markdown(f"**{common.escape(board.label(row))}**: {common.escape('; '.join(board.reasons(row)))}.")
+        st.markdown(
+            f"**{common.escape(board.label(row))}**: {common.escape('; '.join(board.reasons(row)))}."
+        )
         found = fixes(board, row)
         if not found:
             st.caption("No small change to the request lets it run.")
@@ -270,10 +368,22 @@ def remedy(board: Board, key: str) -> None:
             for n, fix in enumerate(found):
                 if fix.changes:
                     label = common.escape(change_label(fix.changes))
-                    st.button(label, key=f"fix-{n}", icon=":material/build:", on_click=common.apply, args=(fix.changes,))
+                    st.button(
+                        label,
+                        key=f"fix-{n}",
+                        icon=":material/build:",
+                        on_click=common.apply,
+                        args=(fix.changes,),
+                    )
                 elif fix.key and (near := board.row(fix.key)) is not None:
                     label = f"Pin {common.escape(board.label(near))}, the nearest that fits"
-                    st.button(label, key=f"fix-{n}", icon=":material/keep:", on_click=common.toggle_pin, args=(fix.key,))
+                    st.button(
+                        label,
+                        key=f"fix-{n}",
+                        icon=":material/keep:",
+                        on_click=common.toggle_pin,
+                        args=(fix.key,),
+                    )
 
 
 View = Callable[[Board, int], None]

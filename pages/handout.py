@@ -12,14 +12,15 @@ import parts
 import place
 import streamlit as st
 
-from recipe_core import listing, snippets
-from recipe_core.bundle import Bundle
-from recipe_core.documents import to_yaml
-from recipe_core.errors import RecipeError
-from recipe_core.recipe import Recipe, overview, recipe_request
-from recipe_core.request import PlanRequest
-from recipe_core.same_split import OtherEngine, other_engines
-from recipe_core.serve import folders_allowed
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import RecipeError
+from recipe_core.bundle import browse as listing
+from recipe_core.bundle.write import Bundle
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.present import overview, snippets
+from recipe_core.recipe import Recipe, recipe_request
+from recipe_core.recipe.other_engines import OtherEngine, other_engines
+from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
 
@@ -35,13 +36,25 @@ def start(bundle: Bundle) -> None:
     place.fill_in(bundle)
     refused = {name: made for name, made in bundle.targets.items() if isinstance(made, str)}
     titles = {BY_HAND: ":material/terminal: By hand"} | {
-        name: f":material/block: {TITLES[name]}" if name in refused else TITLES[name] for name in bundle.targets
+        name: f":material/block: {TITLES[name]}" if name in refused else TITLES[name]
+        for name in bundle.targets
     }
-    name = st.pills("Where", list(titles), format_func=titles.get, key="target", default=BY_HAND, required=True, persist_state="session")
+    name = st.pills(
+        "Where",
+        list(titles),
+        format_func=titles.get,
+        key="target",
+        default=BY_HAND,
+        required=True,
+        persist_state="session",
+    )
     if name is None or name not in titles or name == BY_HAND:
         by_hand(bundle)
     elif name in refused:
-        st.warning(f"**{TITLES[name]} is not offered.** {common.escape(refused[name])}", icon=":material/block:")
+        st.warning(
+            f"**{TITLES[name]} is not offered.** {common.escape(refused[name])}",
+            icon=":material/block:",
+        )
     else:
         on_target(bundle, name)
 
@@ -49,7 +62,11 @@ def start(bundle: Bundle) -> None:
 def by_hand(bundle: Bundle) -> None:
     """The launcher and what it starts, node by node."""
     context = bundle.context
-    st.caption(common.escape(f"Install with: {' '.join(context.install)}. Unpack the bundle, and in its folder:"))
+    st.caption(
+        common.escape(
+            f"Install with: {' '.join(context.install)}. Unpack the bundle, and in its folder:"
+        )
+    )
     where = place.addresses(bundle)
     if context.nodes > 1:
         st.text_input(
@@ -83,10 +100,16 @@ def on_target(bundle: Bundle, name: str) -> None:
         parts.code(use.start)
         parts.code(use.stop)
     if name == "monitoring":
-        st.caption("Rules and scraping for Prometheus, a dashboard for Grafana; thresholds are this recipe's limits and estimate.")
+        st.caption(
+            "Rules and scraping for Prometheus, a dashboard for Grafana; thresholds are this recipe's limits and estimate."
+        )
     main = next((use.path for use in uses(files, bundle.context.name, bundle.context.kind)), None)
-    ordered = sorted(files, key=lambda path: (path.endswith("kustomization.yaml"), path != main, path))
-    path = st.selectbox("File", ordered, key=f"file-of-{name}", format_func=lambda path: path.rpartition("/")[2])
+    ordered = sorted(
+        files, key=lambda path: (path.endswith("kustomization.yaml"), path != main, path)
+    )
+    path = st.selectbox(
+        "File", ordered, key=f"file-of-{name}", format_func=lambda path: path.rpartition("/")[2]
+    )
     read(files[path or ordered[0]])
 
 
@@ -119,7 +142,14 @@ def browse(bundle: Bundle) -> None:
         st.session_state["_file"] = path if path in found else next(iter(found))
         st.caption(f"{len(found)} of {len(bundle.files)} files")
         with st.container(height=SHOWN_PX):
-            path = st.radio("File", list(found), key="_file", format_func=common.escape, on_change=pick_file, label_visibility="collapsed")
+            path = st.radio(
+                "File",
+                list(found),
+                key="_file",
+                format_func=common.escape,
+                on_change=pick_file,
+                label_visibility="collapsed",
+            )
     with right:
         chosen = found[path or next(iter(found))]
         text, whole = listing.preview(bundle.files[chosen.path])
@@ -154,20 +184,36 @@ def why(bundle: Bundle) -> None:
         column_config={"Option": st.column_config.TextColumn(pinned=True)},
         alt=f"{len(rows)} options with the layer that set each",
     )
-    st.caption("Later layers win: base, model, architecture, device, objective, user. What is still ${…} is filled when it is started.")
+    st.caption(
+        "Later layers win: base, model, architecture, device, objective, user. What is still ${…} is filled when it is started."
+    )
 
 
 @st.cache_data(max_entries=64, show_spinner="Trying other engines")
 def _others(text: str, candidate: str, digest: str, may_read: bool) -> list[OtherEngine]:  # noqa: ARG001 - the digest tells folders apart
-    return other_engines(PlanRequest.parse(json.loads(text)), json.loads(candidate), folders=may_read)
+    return other_engines(
+        PlanRequest.parse(json.loads(text)), json.loads(candidate), folders=may_read
+    )
 
 
 def engines(request: PlanRequest, candidate: Mapping[str, Any], own: Recipe | None = None) -> None:
     """The same split on every other engine: what it would be, one click to take it, or why not; ``own``: the recipe to compare with."""
-    found = _others(json.dumps(request.to_json()), json.dumps(candidate), common.model().digest, folders_allowed())
-    able, unable = [each for each in found if not each.reasons], [each for each in found if each.reasons]
+    found = _others(
+        json.dumps(request.to_json()),
+        json.dumps(candidate),
+        common.model().digest,
+        folders_allowed(),
+    )
+    able, unable = (
+        [each for each in found if not each.reasons],
+        [each for each in found if each.reasons],
+    )
     if able:
-        rows = [{"Engine": f"{each.title} {each.version}"} | {row.label: row.value for row in each.figures} for each in able]
+        rows = [
+            {"Engine": f"{each.title} {each.version}"}
+            | {row.label: row.value for row in each.figures}
+            for each in able
+        ]
         if own:
             values = {row.label: row.value for row in overview.expected(own)}
             mine = {"Engine": f"{own.engine.title} {own.engine.version} (this recipe)"}
@@ -181,7 +227,11 @@ def engines(request: PlanRequest, candidate: Mapping[str, Any], own: Recipe | No
         with st.container(horizontal=True):
             for each in able:
                 st.button(
-                    f"Use {each.title}", key=f"use-{each.name}", icon=":material/swap_horiz:", on_click=common.apply, args=(each.changes,)
+                    f"Use {each.title}",
+                    key=f"use-{each.name}",
+                    icon=":material/swap_horiz:",
+                    on_click=common.apply,
+                    args=(each.changes,),
                 )
     else:
         st.info("No other engine starts this split.", icon=":material/info:")
@@ -204,8 +254,12 @@ def elsewhere(bundle: Bundle) -> None:
     if not rows:
         st.info("No other split, device or format can run this.", icon=":material/info:")
         return
-    st.dataframe(rows, hide_index=True, height="content", alt="What to use where this recipe cannot run")
-    st.caption("Each was planned for the same request, on the devices and in the formats it names. They are in recipe.yaml too.")
+    st.dataframe(
+        rows, hide_index=True, height="content", alt="What to use where this recipe cannot run"
+    )
+    st.caption(
+        "Each was planned for the same request, on the devices and in the formats it names. They are in recipe.yaml too."
+    )
 
 
 def doors(bundle: Bundle, request: PlanRequest) -> None:
@@ -220,7 +274,9 @@ def doors(bundle: Bundle, request: PlanRequest) -> None:
     with plain:
         parts.code(json.dumps(body, indent=2, ensure_ascii=False))
     with link:
-        st.caption("The address of every page is a link to all that is on it, but for what was filled in for your place.")
+        st.caption(
+            "The address of every page is a link to all that is on it, but for what was filled in for your place."
+        )
         parts.code(f"{here}?{urlencode(common.link())}")
     with cli:
         st.caption("With the request saved as request.yaml:")
@@ -232,9 +288,13 @@ def doors(bundle: Bundle, request: PlanRequest) -> None:
         st.caption("The same by Python's standard library:")
         parts.code(snippets.python(base, request, at, name))
     with agent:
-        st.caption("Agents ask by the Model Context Protocol: this server, or a program of their own. What a client is configured with:")
+        st.caption(
+            "Agents ask by the Model Context Protocol: this server, or a program of their own. What a client is configured with:"
+        )
         parts.code(snippets.agent(base))
-        st.caption("The call that builds this bundle; the answer lists its files and names the resource that is the zip:")
+        st.caption(
+            "The call that builds this bundle; the answer lists its files and names the resource that is the zip:"
+        )
         parts.code(snippets.tool_call(request, at))
 
 
@@ -244,11 +304,15 @@ def show(bundle: Bundle, request: PlanRequest) -> None:
         "Start it": lambda: start(bundle),
         "Files": lambda: browse(bundle),
         "Why each option": lambda: why(bundle),
-        "Other engines": lambda: engines(recipe_request(bundle.recipe), bundle.recipe.candidate, bundle.recipe),
+        "Other engines": lambda: engines(
+            recipe_request(bundle.recipe), bundle.recipe.candidate, bundle.recipe
+        ),
         "Where it cannot run": lambda: elsewhere(bundle),
         "Other doors": lambda: doors(bundle, request),
     }
-    for tab, draw in zip(st.tabs(list(views), key="handout", on_change="rerun"), views.values(), strict=True):
+    for tab, draw in zip(
+        st.tabs(list(views), key="handout", on_change="rerun"), views.values(), strict=True
+    ):
         if tab.open:
             with tab:
                 draw()

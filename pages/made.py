@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import common
 
-from recipe_core.bundle import Bundle, bundle_of
+from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.recipe import Recipe, make_recipe, with_parameters
-from recipe_core.request import PlanRequest
-from recipe_core.targets.context import Parameters
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.schema import PlanRequest
 
 
 @lru_cache(maxsize=64)

@@ -4,16 +4,16 @@ import common
 import parts
 import streamlit as st
 
-from recipe_core.charts import parts_bars
-from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import device
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import count, gib
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.uploaded import MAX_BYTES, uploaded_config
 from recipe_core.model.variants import variants
-from recipe_core.serve import folders_allowed
-from recipe_core.units import count, gib
-from recipe_core.views import model_view
+from recipe_core.present.charts import parts_bars
+from recipe_core.present.views import model_view
 
 KINDS = {
     "mla": "latent (MLA)",
@@ -29,15 +29,23 @@ WORK = {"serving": "Serve", "training": "Train"}
 
 def architecture(facts: dict[str, Any]) -> dict[str, str]:
     """Facts of a model as a small table."""
-    some = f"{', '.join(map(str, facts['windows']))} tokens in {facts['windowed_layers']} layers" if facts["windows"] else "none"
+    some = (
+        f"{', '.join(map(str, facts['windows']))} tokens in {facts['windowed_layers']} layers"
+        if facts["windows"]
+        else "none"
+    )
     rows = {
         "Layers": f"{facts['layers']}",
         "Hidden size": f"{facts['hidden_size']:,}",
         "Attention": KINDS[facts["attention"]],
         "Attention heads": f"{facts['heads']}, {facts['head_dim']} wide",
-        "KV heads": "1 latent, shared by all heads" if facts["attention"] == "mla" else f"{facts['kv_heads']}",
+        "KV heads": "1 latent, shared by all heads"
+        if facts["attention"] == "mla"
+        else f"{facts['kv_heads']}",
         "Sliding window": some,
-        "Experts": f"{facts['experts']}, {facts['experts_per_token']} per token" if facts["experts"] else "none (dense)",
+        "Experts": f"{facts['experts']}, {facts['experts_per_token']} per token"
+        if facts["experts"]
+        else "none (dense)",
         "Vocabulary": f"{facts['vocabulary']:,}",
         "Embedding and head": "shared" if facts["tied_embeddings"] else "separate",
         "Checkpoint": f"{gib(facts['counted_bytes'])} in {facts['weight_dtype']}",
@@ -83,17 +91,39 @@ def search() -> None:
     options = catalog_ids()
     current = shown(common.request().model)
     listed = options if current in options else [current, *options]
-    common.edit(st.selectbox, "Model", "model", read=shown, write=stored, options=listed, accept_new_options=True)
-    may = ", an id of the Hugging Face Hub, or the path of a folder that holds a config.json" if folders_allowed() else ""
-    st.caption(f"{len(options)} models in the catalog. Type any part of a name, as in llama70b{may}.")
+    common.edit(
+        st.selectbox,
+        "Model",
+        "model",
+        read=shown,
+        write=stored,
+        options=listed,
+        accept_new_options=True,
+    )
+    may = (
+        ", an id of the Hugging Face Hub, or the path of a folder that holds a config.json"
+        if folders_allowed()
+        else ""
+    )
+    st.caption(
+        f"{len(options)} models in the catalog. Type any part of a name, as in llama70b{may}."
+    )
     with st.expander("Not in the list? Give its config.json", icon=":material/upload_file:"):
         left, right = st.columns(2)
         with left:
-            st.file_uploader("A config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1)
-            st.caption(f"At most {MAX_BYTES >> 20} MiB of JSON. It is read for its numbers; weights and code never are.")
+            st.file_uploader(
+                "A config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1
+            )
+            st.caption(
+                f"At most {MAX_BYTES >> 20} MiB of JSON. It is read for its numbers; weights and code never are."
+            )
         with right:
             st.text_area(
-                "Or paste it", key="paste", on_change=pasted, height=150, placeholder='{"model_type": "llama", "hidden_size": 4096, …'
+                "Or paste it",
+                key="paste",
+                on_change=pasted,
+                height=150,
+                placeholder='{"model_type": "llama", "hidden_size": 4096, …',
             )
 
 
@@ -141,7 +171,14 @@ def formats(spec: ModelSpec) -> None:
 
 
 parts.head("What do you want to run?")
-common.edit(st.segmented_control, "Serve or train", "workload.kind", options=list(WORK), format_func=WORK.get, required=True)
+common.edit(
+    st.segmented_control,
+    "Serve or train",
+    "workload.kind",
+    options=list(WORK),
+    format_func=WORK.get,
+    required=True,
+)
 search()
 try:
     spec = common.model()
@@ -153,8 +190,18 @@ if spec is not None:
     facts = model_view(spec)
     with st.grid(4, min_column_width=150):
         st.metric("Parameters", count(spec.parameters), border=True, help=f"{spec.parameters:,}")
-        st.metric("Active per token", count(spec.active_parameters), border=True, help=f"{spec.active_parameters:,}")
-        st.metric("Stored as", spec.weight_dtype, border=True, help="Number format of the checkpoint's matrices")
+        st.metric(
+            "Active per token",
+            count(spec.active_parameters),
+            border=True,
+            help=f"{spec.active_parameters:,}",
+        )
+        st.metric(
+            "Stored as",
+            spec.weight_dtype,
+            border=True,
+            help="Number format of the checkpoint's matrices",
+        )
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
     left, right = st.columns(2, gap="large")
     with left:
@@ -162,6 +209,10 @@ if spec is not None:
         st.table(architecture(facts), border="horizontal", alt="Architecture facts of the model")
     with right:
         st.header("Parameters by part", anchor=False)
-        st.plotly_chart(parts_bars(spec.parameters_by_part, dark=common.dark()), key="parts", alt="Parameters by part of the model")
+        st.plotly_chart(
+            parts_bars(spec.parameters_by_part, dark=common.dark()),
+            key="parts",
+            alt="Parameters by part of the model",
+        )
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")

@@ -2,17 +2,23 @@ import common
 import parts
 import streamlit as st
 
-from recipe_core import slos
-from recipe_core.board import Board, Measure
+from recipe_core.base.units import significant
+from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
-from recipe_core.hardware.catalog import device
-from recipe_core.presets import aim_of, aims, preset_changes, preset_of, presets
-from recipe_core.request import LOADS
-from recipe_core.summary import steps_of
-from recipe_core.training.frameworks import training_data
-from recipe_core.units import significant
+from recipe_core.hardware.cluster import device
+from recipe_core.request.describe import steps_of
+from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
+from recipe_core.request.schema import LOADS
+from recipe_core.search import slos
+from recipe_core.search.board import Board
+from recipe_core.search.measures import Measure
 
-MODES = {"closed": "Closed loop", "open": "Open loop", "static": "Static batch", "offline": "Offline queue"}
+MODES = {
+    "closed": "Closed loop",
+    "open": "Open loop",
+    "static": "Static batch",
+    "offline": "Offline queue",
+}
 MODES_MEAN = {
     "closed": "A fixed number of requests is in flight; each answer brings the next request.",
     "open": "Requests arrive at a rate, whether or not earlier ones are done.",
@@ -20,7 +26,13 @@ MODES_MEAN = {
     "offline": "All requests are queued at once; only the finish matters.",
 }
 METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
-OPTIMIZERS = {"adamw": "AdamW", "adamw-8bit": "AdamW, 8 bit", "adafactor": "Adafactor", "muon": "Muon", "sgd": "SGD"}
+OPTIMIZERS = {
+    "adamw": "AdamW",
+    "adamw-8bit": "AdamW, 8 bit",
+    "adafactor": "Adafactor",
+    "muon": "Muon",
+    "sgd": "SGD",
+}
 LIMITED = {
     False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus"),
     True: ("gpus", "usd_hour", "watts", "joules"),
@@ -46,14 +58,24 @@ def preset() -> None:
         lambda name: preset_changes(request, name),
         options=list(known),
         format_func=lambda name: known[name].title,
-        help="Fills in usual figures, each of which can be changed: " + " ".join(f"{each.title}: {each.help}" for each in known.values()),
+        help="Fills in usual figures, each of which can be changed: "
+        + " ".join(f"{each.title}: {each.help}" for each in known.values()),
         wrap=True,
     )
 
 
 def whole(label: str, field: str, step: int, said: str | None = None, **options: object) -> None:
     """A field that counts something."""
-    common.edit(st.number_input, label, f"workload.{field}", min_value=1, max_value=1 << 30, step=step, help=said, **options)
+    common.edit(
+        st.number_input,
+        label,
+        f"workload.{field}",
+        min_value=1,
+        max_value=1 << 30,
+        step=step,
+        help=said,
+        **options,
+    )
 
 
 def unless_empty(label: str, field: str, step: float, said: str, empty: str, least: float) -> None:
@@ -74,7 +96,14 @@ def unless_empty(label: str, field: str, step: float, said: str, empty: str, lea
 
 def serving_load() -> None:
     """How requests come, how many and how long they are."""
-    common.edit(st.segmented_control, "How requests come", "workload.mode", options=list(MODES), format_func=MODES.get, required=True)
+    common.edit(
+        st.segmented_control,
+        "How requests come",
+        "workload.mode",
+        options=list(MODES),
+        format_func=MODES.get,
+        required=True,
+    )
     st.caption(MODES_MEAN[workload.mode])
     load, prompt, answer = st.columns(3)
     with load:
@@ -94,7 +123,10 @@ def serving_details() -> None:
     """How lengths vary, what is cached, and the longest request."""
     exact = workload.mode == "static"
     with st.grid(4, min_column_width=140):
-        for field, label in (("input_spread", "Spread of prompts"), ("output_spread", "Spread of answers")):
+        for field, label in (
+            ("input_spread", "Spread of prompts"),
+            ("output_spread", "Spread of answers"),
+        ):
             common.edit(
                 st.number_input,
                 label,
@@ -133,7 +165,14 @@ def serving_details() -> None:
 
 def training_run() -> None:
     """What is trained, on how much, in which steps."""
-    common.edit(st.segmented_control, "Method", "workload.method", options=list(METHODS), format_func=METHODS.get, required=True)
+    common.edit(
+        st.segmented_control,
+        "Method",
+        "workload.method",
+        options=list(METHODS),
+        format_func=METHODS.get,
+        required=True,
+    )
     length, batch, tokens = st.columns(3)
     with length:
         whole("Tokens a sequence", "sequence_length", 1024)
@@ -158,12 +197,29 @@ def training_details() -> None:
             options=list(frameworks),
             format_func=lambda name: frameworks[name].title,
         )
-        common.edit(st.selectbox, "Optimizer", "workload.optimizer", options=list(OPTIMIZERS), format_func=OPTIMIZERS.get)
-        common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"], help="Eager attention keeps the scores")
+        common.edit(
+            st.selectbox,
+            "Optimizer",
+            "workload.optimizer",
+            options=list(OPTIMIZERS),
+            format_func=OPTIMIZERS.get,
+        )
+        common.edit(
+            st.selectbox,
+            "Attention",
+            "workload.attention",
+            options=["flash", "eager"],
+            help="Eager attention keeps the scores",
+        )
         if workload.method in ("lora", "qlora"):
             whole("Rank of adapters", "lora_rank", 8)
             unless_empty(
-                "Alpha of adapters", "lora_alpha", 8.0, "What adapters give is multiplied by alpha / rank", "twice the rank", least=0.01
+                "Alpha of adapters",
+                "lora_alpha",
+                8.0,
+                "What adapters give is multiplied by alpha / rank",
+                "twice the rank",
+                least=0.01,
             )
     common.edit(
         st.toggle,
@@ -202,7 +258,10 @@ def engines() -> None:
         help="Each chosen format is judged; auto is the checkpoint's own",
     )
     common.edit(
-        st.toggle, "Also splits whose ranks share a cache (cp)", "options.context_parallel", help="Where there are more ranks than KV heads"
+        st.toggle,
+        "Also splits whose ranks share a cache (cp)",
+        "options.context_parallel",
+        help="Where there are more ranks than KV heads",
     )
     common.edit(
         st.toggle,
@@ -221,7 +280,10 @@ def aim() -> None:
         "What counts most",
         "_aim",
         now,
-        lambda name: known[name].changes | {f"objective.weights.{goal}": None for goal in request.objective.weights},
+        lambda name: (
+            known[name].changes
+            | {f"objective.weights.{goal}": None for goal in request.objective.weights}
+        ),
         options=list(known),
         format_func=lambda name: known[name].title,
         required=now is not None,
@@ -245,14 +307,20 @@ def limit(found: Board, name: str) -> None:
 
     def commit() -> None:
         value = st.session_state[key]
-        common.apply({field: None if value == FREE else int(value) if measure.limit == "gpus" else value})
+        common.apply(
+            {field: None if value == FREE else int(value) if measure.limit == "gpus" else value}
+        )
 
     st.select_slider(
         limit_title(measure),
         options,
         key=key,
         on_change=commit,
-        format_func=lambda value: FREE if value == FREE else f"{limit_text(measure, value)} · {splits(steps.count(value))}",
+        format_func=lambda value: (
+            FREE
+            if value == FREE
+            else f"{limit_text(measure, value)} · {splits(steps.count(value))}"
+        ),
     )
 
 

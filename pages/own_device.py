@@ -5,11 +5,11 @@ from __future__ import annotations
 import common
 import streamlit as st
 
-from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import is_own
-from recipe_core.hardware.own import MAX_BYTES
+from recipe_core.base.errors import RecipeError
+from recipe_core.hardware.cluster import is_own
+from recipe_core.hardware.custom import MAX_BYTES
 from recipe_core.hardware.profile import Device
-from recipe_core.hardware.uploaded import template, uploaded_profile
+from recipe_core.hardware.upload import template, uploaded_profile
 
 EXAMPLE = """schema_version: 1
 name: my-h100
@@ -43,11 +43,22 @@ def pasted() -> None:
 
 def draw(chosen: Device, name: str) -> None:
     """A device that is not listed, or a listed one as it was measured here; ``name``: what the present one is called."""
-    with st.expander("A device of your own, or your measurements of one? Give its profile", icon=":material/upload_file:"):
+    with st.expander(
+        "A device of your own, or your measurements of one? Give its profile",
+        icon=":material/upload_file:",
+    ):
         left, right = st.columns(2)
         with left:
-            st.file_uploader("A profile (YAML)", type=["yaml", "yml"], key="profile", on_change=uploaded, max_upload_size=1)
-            st.caption(f"At most {MAX_BYTES >> 10} KiB. It travels in the link, the request and the bundle; nothing of it is kept here.")
+            st.file_uploader(
+                "A profile (YAML)",
+                type=["yaml", "yml"],
+                key="profile",
+                on_change=uploaded,
+                max_upload_size=1,
+            )
+            st.caption(
+                f"At most {MAX_BYTES >> 10} KiB. It travels in the link, the request and the bundle; nothing of it is kept here."
+            )
             st.download_button(
                 "Your profile as a file" if is_own(chosen) else f"Start from {name}",
                 lambda: template(chosen).encode(),
@@ -59,4 +70,10 @@ def draw(chosen: Device, name: str) -> None:
                 help="All figures with their units; keep those that you measured, and say where they are from",
             )
         with right:
-            st.text_area("Or paste it", key="paste-profile", on_change=pasted, height=190, placeholder=EXAMPLE)
+            st.text_area(
+                "Or paste it",
+                key="paste-profile",
+                on_change=pasted,
+                height=190,
+                placeholder=EXAMPLE,
+            )

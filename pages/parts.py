@@ -5,10 +5,10 @@ from __future__ import annotations
 import common
 import streamlit as st
 
-from recipe_core.board import Board
-from recipe_core.errors import RecipeError
-from recipe_core.labels import change_label
-from recipe_core.summary import summary
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import change_label
+from recipe_core.request.describe import summary
+from recipe_core.search.board import Board
 
 PAGE_OF = {
     "model": "model.py",
@@ -49,7 +49,11 @@ def verdict() -> None:
     if row is None:
         nothing_fits(found)
         return
-    fitting = "**The only split fits.**" if len(found) == 1 else f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
+    fitting = (
+        "**The only split fits.**"
+        if len(found) == 1
+        else f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
+    )
     best = f"Best: **{common.escape(found.label(row))}**, {common.escape(found.phrase(row))}."
     st.success(f"{fitting} {best}", icon=":material/check_circle:")
 
@@ -60,8 +64,15 @@ def problem(error: RecipeError) -> None:
     where = PAGE_OF.get((error.field or "").split(".")[0])
     with st.container(horizontal=True):
         if where and st.session_state.get("page") != where:
-            st.page_link(where, label="Correct it", icon=":material/edit:", query_params=common.link())
-        st.button("Start over", key="start-over", icon=":material/restart_alt:", on_click=common.start_over)
+            st.page_link(
+                where, label="Correct it", icon=":material/edit:", query_params=common.link()
+            )
+        st.button(
+            "Start over",
+            key="start-over",
+            icon=":material/restart_alt:",
+            on_click=common.start_over,
+        )
 
 
 def nothing_fits(found: Board) -> None:
@@ -71,12 +82,22 @@ def nothing_fits(found: Board) -> None:
         st.error("There are no splits of these devices to judge.", icon=":material/block:")
         return
     nearest = f"The nearest, {found.label(row)}: {'; '.join(found.reasons(row))}."
-    none = "The only split does not fit." if len(found) == 1 else f"None of {len(found):,} splits fits."
+    none = (
+        "The only split does not fit."
+        if len(found) == 1
+        else f"None of {len(found):,} splits fits."
+    )
     st.error(f"**{none}** {common.escape(nearest)}", icon=":material/block:")
     with st.container(horizontal=True):
         for n, remedy in enumerate(common.remedies()):
             label = common.escape(f"{change_label(remedy.changes)}: then {remedy.split} fits")
-            st.button(label, key=f"remedy-{n}", icon=":material/build:", on_click=common.apply, args=(remedy.changes,))
+            st.button(
+                label,
+                key=f"remedy-{n}",
+                icon=":material/build:",
+                on_click=common.apply,
+                args=(remedy.changes,),
+            )
 
 
 def code(text: str) -> None:
@@ -88,15 +109,27 @@ def column_config(board: Board) -> dict[str, object]:
     """Titles, units and bars of the table's columns."""
     config: dict[str, object] = {
         name: st.column_config.NumberColumn(
-            f"{measure.head} ({measure.unit})" if measure.unit else measure.head, format="localized", help=measure.help or measure.title
+            f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
+            format="localized",
+            help=measure.help or measure.title,
         )
         for name, measure in board.measures.items()
     }
     if "used" in config:
         used = board.measures["used"]
-        config["used"] = st.column_config.ProgressColumn(used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help)
-    front = st.column_config.TextColumn("Front", width="small", help="◆: no other split is better in both of the first chart's measures")
-    return config | {"key": None, "split": st.column_config.TextColumn("Split", pinned=True, width=split_width()), "front": front}
+        config["used"] = st.column_config.ProgressColumn(
+            used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help
+        )
+    front = st.column_config.TextColumn(
+        "Front",
+        width="small",
+        help="◆: no other split is better in both of the first chart's measures",
+    )
+    return config | {
+        "key": None,
+        "split": st.column_config.TextColumn("Split", pinned=True, width=split_width()),
+        "front": front,
+    }
 
 
 def split_width() -> int | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import common
 import streamlit as st
 
-from recipe_core.bundle import Bundle
-from recipe_core.errors import RecipeError
+from recipe_core.base.errors import RecipeError
+from recipe_core.bundle.write import Bundle
 from recipe_core.recipe.parameters import read_parameters
+from recipe_core.recipe.place import Parameters
 from recipe_core.targets import form
 from recipe_core.targets.by_hand import read_addresses
-from recipe_core.targets.context import Parameters
 
 
 def typed() -> dict[str, str]:
@@ -28,7 +28,9 @@ def parameters() -> Parameters:
 def take_over() -> None:
     """Take over what was typed; a mistake is said at the form, and what was read before stays."""
     values = {
-        name: text for name in Parameters.model_fields if (text := st.session_state.get(f"place-{name}", typed().get(name, "")).strip())
+        name: text
+        for name in Parameters.model_fields
+        if (text := st.session_state.get(f"place-{name}", typed().get(name, "")).strip())
     }
     st.session_state["place"] = values
     try:
@@ -48,8 +50,12 @@ def addresses(bundle: Bundle) -> tuple[str, ...]:
 
 def fill_in(bundle: Bundle) -> None:
     """The form with what differs between places; everything below follows it."""
-    with st.expander("Your place: namespace, port, image, partition …", icon=":material/edit_location_alt:"):
-        st.caption("Commands and files below follow at once. Kept in this session, not in links: another reader's place is another.")
+    with st.expander(
+        "Your place: namespace, port, image, partition …", icon=":material/edit_location_alt:"
+    ):
+        st.caption(
+            "Commands and files below follow at once. Kept in this session, not in links: another reader's place is another."
+        )
         for group, asked in form.groups(bundle.context, bundle.targets).items():
             st.markdown(f"**{group}**")
             with st.grid(4, min_column_width=140):
@@ -57,14 +63,25 @@ def fill_in(bundle: Bundle) -> None:
                     st.session_state[f"place-{each.name}"] = typed().get(each.name, "")
                     default = form.default(each.name, bundle.context)
                     st.text_input(
-                        each.title, key=f"place-{each.name}", on_change=take_over, placeholder=default, help=each.help, max_chars=512
+                        each.title,
+                        key=f"place-{each.name}",
+                        on_change=take_over,
+                        placeholder=default,
+                        help=each.help,
+                        max_chars=512,
                     )
         if typed():
             st.button("Clear", key="clear-place", icon=":material/backspace:", on_click=clear)
     if typed():
-        st.caption(common.escape(f"Filled in: {', '.join(f'{name} {text}' for name, text in typed().items())}."))
+        st.caption(
+            common.escape(
+                f"Filled in: {', '.join(f'{name} {text}' for name, text in typed().items())}."
+            )
+        )
     if wrong := st.session_state.get("misplaced"):
-        st.error(f"{common.escape(wrong)} Until then the values before it hold.", icon=":material/error:")
+        st.error(
+            f"{common.escape(wrong)} Until then the values before it hold.", icon=":material/error:"
+        )
 
 
 def clear() -> None:

@@ -7,18 +7,22 @@ from typing import get_args
 import common
 import streamlit as st
 
-from recipe_core.errors import RecipeError
-from recipe_core.hardware.catalog import cluster, device
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import usd
+from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Commitment
-from recipe_core.owning import Owning
-from recipe_core.units import usd
 
 PRICES = {"offer": "Cloud offer", "stated": "My own price", "owned": "Own hardware"}
 CHEAPEST = ""
 NO_OFFER = "No on-demand offer known for this device: cost is not estimated"
 OWNED = {
-    "capex_usd": ("Price of a device ($)", 1000.0, "With its share of server, network and building"),
+    "capex_usd": (
+        "Price of a device ($)",
+        1000.0,
+        "With its share of server, network and building",
+    ),
     "years": ("Written off over (years)", 0.5, None),
     "watts": ("Power, on average (W)", 50.0, "Of a device with its share of the server"),
     "usd_per_kwh": ("Price of power ($/kWh)", 0.01, None),
@@ -37,12 +41,18 @@ def price_changes(mode: str) -> dict[str, object]:
         return {"hardware.usd_per_device_hour": owned_price(), "hardware.commitment": None}
     now = cluster(common.request().hardware)
     kind = None if now.commitment == "on-demand" else now.commitment
-    return {"hardware.usd_per_device_hour": now.usd_per_device_hour or 1.0, "hardware.commitment": kind}
+    return {
+        "hardware.usd_per_device_hour": now.usd_per_device_hour or 1.0,
+        "hardware.commitment": kind,
+    }
 
 
-def owning() -> Owning:
+def owning() -> OwnershipCost:
     """What was said about hardware of one's own."""
-    return Owning.of(**{"watts": device(common.request().hardware.device).tdp_watts.value} | st.session_state.get("owning", {}))
+    return OwnershipCost.of(
+        **{"watts": device(common.request().hardware.device).tdp_watts.value}
+        | st.session_state.get("owning", {})
+    )
 
 
 def owned_price() -> float:
@@ -57,7 +67,7 @@ def set_owned(name: str) -> None:
         return
     figures = st.session_state.get("owning", {}) | {name: value}
     try:
-        Owning.of(**figures)
+        OwnershipCost.of(**figures)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
         return
@@ -68,9 +78,22 @@ def set_owned(name: str) -> None:
 def draw() -> None:
     """What an hour of a device costs: an offer, a stated price, or capital and power."""
     stated = common.request().hardware.usd_per_device_hour
-    mode = "offer" if stated is None else "owned" if st.session_state.get("price_mode") == "owned" else "stated"
+    mode = (
+        "offer"
+        if stated is None
+        else "owned"
+        if st.session_state.get("price_mode") == "owned"
+        else "stated"
+    )
     common.choose(
-        st.segmented_control, "Price", "_price_mode", mode, price_changes, options=list(PRICES), format_func=PRICES.get, required=True
+        st.segmented_control,
+        "Price",
+        "_price_mode",
+        mode,
+        price_changes,
+        options=list(PRICES),
+        format_func=PRICES.get,
+        required=True,
     )
     if mode == "offer":
         offer_list()
@@ -87,20 +110,43 @@ def stated_price() -> None:
     price, kind, term = st.columns([2, 3, 2], vertical_alignment="bottom")
     with price:
         common.edit(
-            st.number_input, "My price ($ per device and hour)", "hardware.usd_per_device_hour", min_value=0.001, step=0.1, format="%.3f"
+            st.number_input,
+            "My price ($ per device and hour)",
+            "hardware.usd_per_device_hour",
+            min_value=0.001,
+            step=0.1,
+            format="%.3f",
         )
     with kind:
-        common.edit(st.segmented_control, "It is", "hardware.commitment", options=list(get_args(Commitment)), optional=True)
+        common.edit(
+            st.segmented_control,
+            "It is",
+            "hardware.commitment",
+            options=list(get_args(Commitment)),
+            optional=True,
+        )
     if common.request().hardware.commitment == "reserved":
         with term:
-            common.edit(st.number_input, "Term (months)", "hardware.term_months", min_value=1, max_value=120, step=1, optional=True)
+            common.edit(
+                st.number_input,
+                "Term (months)",
+                "hardware.term_months",
+                min_value=1,
+                max_value=120,
+                step=1,
+                optional=True,
+            )
 
 
 def offer_list() -> None:
     """Offers for the device, cheapest first, by what one commits to."""
     asked = common.request().hardware
     every = offers_of(device(asked.device))
-    kinds = [kind for kind in get_args(Commitment) if kind == "on-demand" or any(offer.commitment == kind for offer in every)]
+    kinds = [
+        kind
+        for kind in get_args(Commitment)
+        if kind == "on-demand" or any(offer.commitment == kind for offer in every)
+    ]
     named = next((offer for offer in every if offer.name == asked.offer), None)
     kind = named.commitment if named else asked.commitment or "on-demand"
     common.choose(
@@ -118,7 +164,11 @@ def offer_list() -> None:
     def label(name: str) -> str:
         if name == CHEAPEST:
             first = next(iter(prices.values()), None)
-            return f"Cheapest {kind}: {usd(first.usd_per_device_hour)} per hour · {first.name}" if first else NO_OFFER
+            return (
+                f"Cheapest {kind}: {usd(first.usd_per_device_hour)} per hour · {first.name}"
+                if first
+                else NO_OFFER
+            )
         offer = prices[name]
         return f"{usd(offer.usd_per_device_hour)} per hour · {offer.name} · {offer.terms} · {offer.date}"
 
@@ -127,7 +177,11 @@ def offer_list() -> None:
         "Offer",
         "_price",
         asked.offer or CHEAPEST,
-        lambda name: {"hardware.offer": name} if name else {"hardware.commitment": None if kind == "on-demand" else kind},
+        lambda name: (
+            {"hardware.offer": name}
+            if name
+            else {"hardware.commitment": None if kind == "on-demand" else kind}
+        ),
         options=[CHEAPEST, *prices],
         format_func=label,
     )
@@ -143,7 +197,14 @@ def own_hardware() -> None:
         for name, (label, step, said) in OWNED.items():
             st.session_state[f"_own_{name}"] = getattr(now, name)
             st.number_input(
-                label, key=f"_own_{name}", step=step, min_value=0.0, on_change=set_owned, args=(name,), help=said, format="%.6g"
+                label,
+                key=f"_own_{name}",
+                step=step,
+                min_value=0.0,
+                on_change=set_owned,
+                args=(name,),
+                help=said,
+                format="%.6g",
             )
     made = {
         "written off": now.capital_usd_per_hour,

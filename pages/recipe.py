@@ -9,16 +9,18 @@ import parts
 import place
 import streamlit as st
 
-from recipe_core import edits
-from recipe_core.board import SHARED, Board, shared_candidate
-from recipe_core.bundle import Bundle, zipped
-from recipe_core.errors import RecipeError
-from recipe_core.keys import key_of
-from recipe_core.recipe import Recipe, overview
-from recipe_core.report import html_report
-from recipe_core.request import PlanRequest
-from recipe_core.serve import folders_allowed
-from recipe_core.targets.context import Parameters
+from recipe_core.base.errors import RecipeError
+from recipe_core.bundle.write import Bundle, zipped
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.present import overview
+from recipe_core.present.report import html_report
+from recipe_core.recipe import Recipe
+from recipe_core.recipe.place import Parameters
+from recipe_core.request import edit as edits
+from recipe_core.request.edit import SHARED, shared_candidate
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_of
+from recipe_core.search.board import Board
 
 BEST, STATED = "", "stated"
 LISTED = 50
@@ -27,10 +29,14 @@ LISTED = 50
 def is_stated() -> bool:
     """Whether the request states a split, or a part of one, that no key of this plan names."""
     candidate = common.request().candidate
-    planned = candidate is not None and (candidate.prefill is None or common.request().options.disaggregated)
+    planned = candidate is not None and (
+        candidate.prefill is None or common.request().options.disaggregated
+    )
     if candidate is None or (planned and common.chosen_key()):
         return False
-    return bool(set(candidate.model_dump(exclude_none=True)) - (set(SHARED) if common.training() else set()))
+    return bool(
+        set(candidate.model_dump(exclude_none=True)) - (set(SHARED) if common.training() else set())
+    )
 
 
 def is_gone(board: Board) -> str | None:
@@ -41,7 +47,9 @@ def is_gone(board: Board) -> str | None:
 def wanted(board: Board) -> PlanRequest:
     """The request; without its split where that no longer fits."""
     asked = common.request()
-    return asked.model_copy(update={"candidate": shared_candidate(asked)}) if is_gone(board) else asked
+    return (
+        asked.model_copy(update={"candidate": shared_candidate(asked)}) if is_gone(board) else asked
+    )
 
 
 def option_label(board: Board, key: str) -> str:
@@ -58,19 +66,42 @@ def chosen_changes(key: str) -> dict:
     if key == STATED:
         return {}
     shared = shared_candidate(common.request())
-    return edits.taken(common.request(), key) if key else {"candidate": shared.model_dump(exclude_none=True) if shared else None}
+    return (
+        edits.taken(common.request(), key)
+        if key
+        else {"candidate": shared.model_dump(exclude_none=True) if shared else None}
+    )
 
 
 def picker(board: Board) -> None:
     """The chosen split: the best one, a pinned one, or any that fits."""
     gone = is_gone(board)
-    pinned = [key for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]]
+    pinned = [
+        key for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]
+    ]
     ranked = [board.key(int(row)) for row in board.ranked[:LISTED]]
-    now = STATED if is_stated() else BEST if common.chosen_key() is None or gone else board.key(common.chosen(board))
+    now = (
+        STATED
+        if is_stated()
+        else BEST
+        if common.chosen_key() is None or gone
+        else board.key(common.chosen(board))
+    )
     options = {key: option_label(board, key) for key in [BEST, *pinned, *ranked, now]}
-    common.choose(st.selectbox, "Split", "_split", now, chosen_changes, options=list(options), format_func=options.get)
+    common.choose(
+        st.selectbox,
+        "Split",
+        "_split",
+        now,
+        chosen_changes,
+        options=list(options),
+        format_func=options.get,
+    )
     if gone:
-        st.warning(f"The split you chose, {gone}, does not fit any more; this is the best one.", icon=":material/info:")
+        st.warning(
+            f"The split you chose, {gone}, does not fit any more; this is the best one.",
+            icon=":material/info:",
+        )
 
 
 def take_away(bundle: Bundle, board: Board) -> None:
@@ -110,7 +141,10 @@ def described(recipe: Recipe, device_title: str) -> None:
         st.table(facts, border="horizontal", alt="What was decided")
     with right:
         st.header(f"Memory per {device_title}", anchor=False)
-        memory = {f"**{name}**" if name == "Total" else name: common.escape(value) for name, value in overview.memory(recipe).items()}
+        memory = {
+            f"**{name}**" if name == "Total" else name: common.escape(value)
+            for name, value in overview.memory(recipe).items()
+        }
         st.table(memory, border="horizontal", alt="Memory by part")
     st.header("What to expect", anchor=False)
     rows = overview.expected(recipe)
@@ -157,7 +191,12 @@ def refused(board: Board, error: RecipeError) -> None:
     one = common.request().hardware.per_node
     if row is not None and board.raw("gpus")[row] > one:
         fewer = {"objective.limits.gpus": one, "candidate": None}
-        st.button(f"Only splits of at most {one} devices, one node", key="one-node", on_click=common.apply, args=(fewer,))
+        st.button(
+            f"Only splits of at most {one} devices, one node",
+            key="one-node",
+            on_click=common.apply,
+            args=(fewer,),
+        )
     if row is not None:
         stated = common.request().candidate.model_dump(exclude_none=True) if is_stated() else {}
         st.header("The same split on another engine", anchor=False)
@@ -170,4 +209,9 @@ if board is not None and board.best() is not None:
     picker(board)
     taken(board)
 elif board is not None:
-    st.page_link("compare.py", label="See why nothing fits", icon=":material/help:", query_params=common.link())
+    st.page_link(
+        "compare.py",
+        label="See why nothing fits",
+        icon=":material/help:",
+        query_params=common.link(),
+    )

@@ -1,7 +1,7 @@
 """Recipe Builder: from model, hardware, workload and objective to every split judged and one runnable bundle.
 
->>> from recipe_core.plan import plan
->>> from recipe_core.request import PlanRequest
+>>> from recipe_core.search.serving_plan import plan
+>>> from recipe_core.request.schema import PlanRequest
 >>> request = PlanRequest.parse({
 ...     "model": "Qwen/Qwen3-32B",
 ...     "hardware": {"device": "mi300x", "per_node": 8},

@@ -1,5 +1,5 @@
 """``python -m recipe_core`` is ``recipe``."""
 
-from recipe_core.cli import main
+from recipe_core.doors.cli import main
 
 main()

@@ -21,14 +21,24 @@ import pandas as pd
 import publish_runs
 import publish_training
 
-from recipe_core.documents import read_document, to_yaml
-from recipe_core.estimate import result
-from recipe_core.estimate.result import Band, BandFile
-from recipe_core.hardware.catalog import device, roofline
-from recipe_core.measured import PUBLISHED, Run, published_runs
+from recipe_core.base.documents import read_document, to_yaml
+from recipe_core.calibration.training_validate import compare_training
+from recipe_core.calibration.validate import (
+    CELL,
+    PAIRINGS,
+    QUANTITIES,
+    Comparison,
+    compare,
+    errors,
+    formatted,
+    pairs,
+    ranking,
+)
+from recipe_core.hardware.cluster import device, roofline
+from recipe_core.measured.serving_runs import PUBLISHED, Run, published_runs
 from recipe_core.model.catalog import catalog_model, in_catalog
-from recipe_core.training.validate import compare_training
-from recipe_core.validate import CELL, PAIRINGS, QUANTITIES, Comparison, compare, errors, formatted, pairs, ranking
+from recipe_core.physics.serving import estimates as result
+from recipe_core.physics.serving.estimates import Band, BandFile
 
 ROOT = Path(__file__).parent.parent
 BANDS = ROOT / "recipe_core" / "estimate" / "bands.yaml"
@@ -70,7 +80,12 @@ def _latencies(figures: pd.DataFrame) -> pd.DataFrame:
         added = wide[side]["ttft_ms"] + wide[side]["tpot_ms"] * (runs.output_tokens - 1)
         ends[side] = wide[side]["request_latency_ms"].fillna(added)
     ratio = (ends["estimated"] / ends["measured"]).rename("ratio")
-    return runs.drop(columns="ratio").join(ratio).dropna(subset="ratio").assign(figure="request_latency_ms")
+    return (
+        runs.drop(columns="ratio")
+        .join(ratio)
+        .dropna(subset="ratio")
+        .assign(figure="request_latency_ms")
+    )
 
 
 def bands(figures: pd.DataFrame) -> BandFile:
@@ -86,7 +101,9 @@ def bands(figures: pd.DataFrame) -> BandFile:
             own = _range(rows[~fitted])
             wide = (min(wide[0], own[0]), max(wide[1], own[1]))
         for name, ends in (("fitted", (low, high)), ("prior", wide)):
-            out[name][QUANTITIES[str(figure)][0]] = Band(low=round(ends[0], 2), high=round(ends[1], 2))
+            out[name][QUANTITIES[str(figure)][0]] = Band(
+                low=round(ends[0], 2), high=round(ends[1], 2)
+            )
     for of_grade in out.values():
         of_grade["output_tokens_per_s_per_gpu"] = of_grade["output_tokens_per_s"]
     source = f"p10 to p90 of measured / estimated over {figures.id.nunique():,} published runs, cells weighted alike; scripts/accuracy.py"
@@ -97,15 +114,28 @@ def fitted_numbers(value: Any) -> int:
     """How many numbers of a data file were fitted; an ``any`` that repeats one of its siblings is not another number."""
     if isinstance(value, dict):
         if value.get("status") == "fitted":
-            return sum(isinstance(number, int | float) and not isinstance(number, bool) for number in value.values())
-        return sum(fitted_numbers(part) for key, part in value.items() if not (key == "any" and list(value.values()).count(part) > 1))
+            return sum(
+                isinstance(number, int | float) and not isinstance(number, bool)
+                for number in value.values()
+            )
+        return sum(
+            fitted_numbers(part)
+            for key, part in value.items()
+            if not (key == "any" and list(value.values()).count(part) > 1)
+        )
     return sum(map(fitted_numbers, value)) if isinstance(value, list) else 0
 
 
 def counted() -> pd.DataFrame:
     """Fitted numbers by file: devices, fabrics, engines."""
-    files = [*(ROOT / "hw_profiles").glob("**/*.yaml"), *(ROOT / "recipe_core" / "engines").glob("*.yaml")]
-    rows = [(path.relative_to(ROOT).as_posix(), fitted_numbers(read_document(path))) for path in sorted(files)]
+    files = [
+        *(ROOT / "hw_profiles").glob("**/*.yaml"),
+        *(ROOT / "recipe_core" / "engines").glob("*.yaml"),
+    ]
+    rows = [
+        (path.relative_to(ROOT).as_posix(), fitted_numbers(read_document(path)))
+        for path in sorted(files)
+    ]
     return pd.DataFrame([row for row in rows if row[1]], columns=["file", "fitted numbers"])
 
 
@@ -137,23 +167,40 @@ def targets(figures: pd.DataFrame) -> str:
     lines = ["| what | target | all | NVIDIA | AMD | cells | |", "|---|---|---|---|---|---|---|"]
     for title, figure, mode, aim in TARGETS:
         rows = _of(figures, figure, mode)
-        whole, *vendors = (_score(part) for part in (rows, rows[rows.vendor == "nvidia"], rows[rows.vendor == "amd"]))
-        shown = " | ".join("–" if np.isnan(score) else f"{score:.1%}" for score in (whole, *vendors))
-        lines.append(f"| {title} | {aim:.0%} | {shown} | {rows.groupby(list(CELL)).ngroups} | {_verdict(whole, aim, vendors)} |")
+        whole, *vendors = (
+            _score(part)
+            for part in (rows, rows[rows.vendor == "nvidia"], rows[rows.vendor == "amd"])
+        )
+        shown = " | ".join(
+            "–" if np.isnan(score) else f"{score:.1%}" for score in (whole, *vendors)
+        )
+        lines.append(
+            f"| {title} | {aim:.0%} | {shown} | {rows.groupby(list(CELL)).ngroups} | {_verdict(whole, aim, vendors)} |"
+        )
     for pairing in PAIRINGS:
         found = pairs(figures, pairing)
-        share, *vendors = (part.right.mean() for part in (found, found[found.vendor == "nvidia"], found[found.vendor == "amd"]))
+        share, *vendors = (
+            part.right.mean()
+            for part in (found, found[found.vendor == "nvidia"], found[found.vendor == "amd"])
+        )
         shown = " | ".join("–" if np.isnan(part) else f"{part:.0%}" for part in (share, *vendors))
         verdict = "met" if share >= RANKED_RIGHT else "missed"
-        lines.append(f"| better split known, {pairing.title} | {RANKED_RIGHT:.0%} | {shown} | {len(found)} pairs | {verdict} |")
+        lines.append(
+            f"| better split known, {pairing.title} | {RANKED_RIGHT:.0%} | {shown} | {len(found)} pairs | {verdict} |"
+        )
     return "\n".join(lines)
 
 
 def worst(figures: pd.DataFrame) -> pd.DataFrame:
     """The cells with the largest median errors, of each figure that has a target."""
     found = errors(figures, ["figure", *CELL, "engine"])
-    parts = [found[found.figure.eq(figure)].nlargest(WORST, "median") for figure in ("tpot_ms", "output_tokens_per_s", "ttft_ms")]
-    return pd.concat(parts)[["figure", "source", "device", "model", "engine", "n", "median", "bias"]]
+    parts = [
+        found[found.figure.eq(figure)].nlargest(WORST, "median")
+        for figure in ("tpot_ms", "output_tokens_per_s", "ttft_ms")
+    ]
+    return pd.concat(parts)[
+        ["figure", "source", "device", "model", "engine", "n", "median", "bias"]
+    ]
 
 
 def peak_shares(runs: list[Run]) -> dict[str, float]:
@@ -166,9 +213,18 @@ def peak_shares(runs: list[Run]) -> dict[str, float]:
         if not in_catalog(run.model):
             continue
         latency_s = ((run.ttft_ms or 0.0) + (run.tpot_ms or 0.0) * (run.output_tokens - 1)) / 1e3
-        closed = run.load / latency_s if run.mode == "closed" and run.ttft_ms and run.tpot_ms else 0.0
-        requests_per_s = run.output_tokens_per_s / run.output_tokens if run.output_tokens_per_s else closed
-        flops_per_s = 2 * catalog_model(run.model).active_parameters * requests_per_s * (run.input_tokens + run.output_tokens)
+        closed = (
+            run.load / latency_s if run.mode == "closed" and run.ttft_ms and run.tpot_ms else 0.0
+        )
+        requests_per_s = (
+            run.output_tokens_per_s / run.output_tokens if run.output_tokens_per_s else closed
+        )
+        flops_per_s = (
+            2
+            * catalog_model(run.model).active_parameters
+            * requests_per_s
+            * (run.input_tokens + run.output_tokens)
+        )
         peak = max(figure.value for figure in device(run.device).peak_flops_per_s.values())
         shares[run.id] = flops_per_s / (peak * run.nodes * run.per_node)
     return shares
@@ -176,11 +232,20 @@ def peak_shares(runs: list[Run]) -> dict[str, float]:
 
 def beyond_peak(figures: pd.DataFrame, runs: list[Run]) -> str:
     """Runs that cannot have been as they are described, and the scores without them."""
-    shares = {name: share for name, share in peak_shares(runs).items() if share > 1 and name in set(figures.id)}
-    titles = {run.id: f"{run.title}, {run.load:,.0f} × ({run.input_tokens:,} + {run.output_tokens:,}) tokens" for run in runs}
+    shares = {
+        name: share
+        for name, share in peak_shares(runs).items()
+        if share > 1 and name in set(figures.id)
+    }
+    titles = {
+        run.id: f"{run.title}, {run.load:,.0f} × ({run.input_tokens:,} + {run.output_tokens:,}) tokens"
+        for run in runs
+    }
     lines = [f"* {titles[name]}: {share:.2f} × the peak" for name, share in shares.items()]
     rest = figures[~figures.id.isin(set(shares))]
-    scores = ", ".join(f"{title} {_score(_of(rest, figure, mode)):.1%}" for title, figure, mode, _ in TARGETS)
+    scores = ", ".join(
+        f"{title} {_score(_of(rest, figure, mode)):.1%}" for title, figure, mode, _ in TARGETS
+    )
     return "\n".join([*(lines or ["* none"]), "", f"Without them: {scores}."])
 
 
@@ -189,11 +254,18 @@ def left_out() -> str:
     if not LEFT_OUT.exists():
         return "Not measured for this version."
     scores = json.loads(LEFT_OUT.read_text())
-    names = [name for name in ("plain", "leave_one_model_out", "leave_one_source_out") if name in scores]
-    lines = [f"| figure | {' | '.join(name.replace('_', ' ') for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    names = [
+        name for name in ("plain", "leave_one_model_out", "leave_one_source_out") if name in scores
+    ]
+    lines = [
+        f"| figure | {' | '.join(name.replace('_', ' ') for name in names)} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
     for figure in scores["plain"]:
         of_figure = [scores[name].get(figure) for name in names]
-        lines.append(f"| {figure} | {' | '.join('–' if score is None else f'{score:.1%}' for score in of_figure)} |")
+        lines.append(
+            f"| {figure} | {' | '.join('–' if score is None else f'{score:.1%}' for score in of_figure)} |"
+        )
     return "\n".join(lines)
 
 
@@ -201,7 +273,15 @@ def sources() -> str:
     """Whose figures they are, and how they were measured."""
     known = read_document(PUBLISHED.with_name("sources.yaml"))
     lines = ["| source | what | how it was measured |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |" for name, of in known.items())])
+    return "\n".join(
+        [
+            *lines,
+            *(
+                f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |"
+                for name, of in known.items()
+            ),
+        ]
+    )
 
 
 def refused(comparison: Comparison) -> str:
@@ -311,7 +391,9 @@ def main() -> None:
     result.bands.cache_clear()
     found = compare(runs)  # again, with the bands that were just written
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
-    memory = accuracy_memory.report(accuracy_memory.compared(truth / "memory_facts.csv"), capacities)
+    memory = accuracy_memory.report(
+        accuracy_memory.compared(truth / "memory_facts.csv"), capacities
+    )
     training = accuracy_training.section(compare_training(publish_training.runs(truth)), truth)
     REPORT.write_text(f"{report(found, runs, memory).rstrip()}\n\n{training}")
     print(targets(found.figures))

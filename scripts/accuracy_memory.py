@@ -11,26 +11,42 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.errors import RecipeError
-from recipe_core.estimate import Setting
-from recipe_core.estimate.memory import Memory, memory
-from recipe_core.plan import PlanTable, chosen_plan
-from recipe_core.request import PlanRequest
-from recipe_core.units import GIB
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import GIB
+from recipe_core.physics.serving.memory import Memory, memory
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.serving_plan import PlanTable, chosen_plan
+from recipe_core.space.serving import Setting
 
-DEVICES = {"H100": "h100-sxm", "MI300X": "mi300x", "L40S": "l40s", "RTX 4090": "rtx-4090", "RTX 5090": "rtx-5090", "RTX 3090": "rtx-3090"}
+DEVICES = {
+    "H100": "h100-sxm",
+    "MI300X": "mi300x",
+    "L40S": "l40s",
+    "RTX 4090": "rtx-4090",
+    "RTX 5090": "rtx-5090",
+    "RTX 3090": "rtx-3090",
+}
 DEVICES |= {"A100": "a100-sxm-80gb", "RTX A6000": "rtx-a6000", "GH200": "gh200"}
 QUANTITIES: dict[str, Callable[[Memory], Any]] = {
     "weights_per_gpu": lambda m: m.weights_bytes / GIB,
     "available_kv_per_gpu": lambda m: m.pool_bytes / GIB,
-    "kv_needed_for_max_len": lambda m: (m.start_bytes - m.weights_bytes - m.activations_bytes - m.runtime_bytes) / GIB,
+    "kv_needed_for_max_len": lambda m: (
+        (m.start_bytes - m.weights_bytes - m.activations_bytes - m.runtime_bytes) / GIB
+    ),
     "kv_cache_tokens": lambda m: m.pool_tokens,
     "num_gpu_blocks": lambda m: m.pool_tokens,
 }
 PARTS = ("weights_per_gpu", "peak_activation_per_gpu", "non_torch_per_gpu", "available_kv_per_gpu")
 LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
 # The last: pipeline stages cut by hand.
-NOT_SCORED = ("does not start", "different boots", "fp8 kv; fp8", "offload", "decode-context-parallel", "(layers")
+NOT_SCORED = (
+    "does not start",
+    "different boots",
+    "fp8 kv; fp8",
+    "offload",
+    "decode-context-parallel",
+    "(layers",
+)
 
 
 TOKENS = ("kv_cache_tokens", "num_gpu_blocks")
@@ -58,7 +74,12 @@ def _marlin_on_hopper(setting: Setting) -> Setting:
     """Wheels without Triton kernels took Marlin for mxfp4 experts on every NVIDIA device."""
     use = setting.engine.memory
     tiles = tuple(t for t in use.expert_tiles if "sm_90" not in t.architectures)
-    return replace(setting, engine=setting.engine.model_copy(update={"memory": use.model_copy(update={"expert_tiles": tiles})}))
+    return replace(
+        setting,
+        engine=setting.engine.model_copy(
+            update={"memory": use.model_copy(update={"expert_tiles": tiles})}
+        ),
+    )
 
 
 def _quark_as_fp8(setting: Setting) -> Setting:
@@ -66,20 +87,40 @@ def _quark_as_fp8(setting: Setting) -> Setting:
     use = setting.engine.memory
     if use.row_padding is None:
         return setting
-    rule = use.row_padding.model_copy(update={"schemes": (*use.row_padding.schemes, "quark/tensor")})
-    return replace(setting, engine=setting.engine.model_copy(update={"memory": use.model_copy(update={"row_padding": rule})}))
+    rule = use.row_padding.model_copy(
+        update={"schemes": (*use.row_padding.schemes, "quark/tensor")}
+    )
+    return replace(
+        setting,
+        engine=setting.engine.model_copy(
+            update={"memory": use.model_copy(update={"row_padding": rule})}
+        ),
+    )
 
 
 DIFFERENCES = (
-    Difference("llm-d-planner", "mxfp4 scales kept twice until June 2026 (vllm#46549)", _scales_kept_twice),
-    Difference("vllm/issues/27508", "mxfp4 through Marlin on Hopper, as in the 0.10 log of vllm#23278", _marlin_on_hopper),
-    Difference("dstackai/benchmarks", "Quark checkpoints through the fp8 loader in AMD's vLLM of 2024 (ROCm/vllm#47)", _quark_as_fp8),
+    Difference(
+        "llm-d-planner", "mxfp4 scales kept twice until June 2026 (vllm#46549)", _scales_kept_twice
+    ),
+    Difference(
+        "vllm/issues/27508",
+        "mxfp4 through Marlin on Hopper, as in the 0.10 log of vllm#23278",
+        _marlin_on_hopper,
+    ),
+    Difference(
+        "dstackai/benchmarks",
+        "Quark checkpoints through the fp8 loader in AMD's vLLM of 2024 (ROCm/vllm#47)",
+        _quark_as_fp8,
+    ),
 )
 
 
 def _windowed(table: PlanTable) -> bool:
     """Whether a model bounds some layers' caches: vLLM up to about 0.19 logged wrong token counts for those (vllm#40691)."""
-    return any(layer.attention is not None and layer.attention.window is not None for layer in table.found.model.layers)
+    return any(
+        layer.attention is not None and layer.attention.window is not None
+        for layer in table.found.model.layers
+    )
 
 
 def number(pattern: str, text: str, otherwise: float) -> float:
@@ -92,7 +133,9 @@ def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
 
     vLLM gives the cache what its share of the device leaves, so weights, peak activation, non-torch memory and cache are that share.
     """
-    logged = facts[facts.quantity.isin(PARTS)].pivot_table(index=["model", "setup"], columns="quantity", values="value")
+    logged = facts[facts.quantity.isin(PARTS)].pivot_table(
+        index=["model", "setup"], columns="quantity", values="value"
+    )
     totals = logged.reindex(columns=list(PARTS)).dropna().sum(axis=1)
     out = {}
     for (model, setup), total in zip(totals.index, totals, strict=True):
@@ -110,13 +153,33 @@ def request(row: Any, shares: dict[tuple[str, str], float]) -> dict[str, Any] | 
         return None
     tp = int(number(r"tp=(\d+)", setup, 1))
     share = shares.get((row.model, setup), number(r"util(?:ization)?[ =]([\d.]+)", setup, 0.9))
-    candidate: dict[str, Any] = {"engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "memory_fraction": share}
-    candidate |= {ours: int(number(rf"{theirs}=(\d+)", setup, 0)) for theirs, ours in LIMITS.items() if f"{theirs}=" in setup}
+    candidate: dict[str, Any] = {
+        "engine": "vllm",
+        "tp": tp,
+        "pp": 1,
+        "dp": 1,
+        "memory_fraction": share,
+    }
+    candidate |= {
+        ours: int(number(rf"{theirs}=(\d+)", setup, 0))
+        for theirs, ours in LIMITS.items()
+        if f"{theirs}=" in setup
+    }
     if re.search(r"fp8 KV", setup):
         candidate["kv_dtype"] = "fp8"
     context = int(number(r"max_model_len[=~](\d+)", setup, 8192))
-    workload = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": max(context, 1024)}
-    return {"model": row.model, "hardware": {"device": chip, "per_node": tp}, "workload": workload, "candidate": candidate}
+    workload = {
+        "input_tokens": 512,
+        "output_tokens": 512,
+        "concurrency": 1,
+        "max_context": max(context, 1024),
+    }
+    return {
+        "model": row.model,
+        "hardware": {"device": chip, "per_node": tp},
+        "workload": workload,
+        "candidate": candidate,
+    }
 
 
 def measured(row: Any) -> float:
@@ -138,8 +201,13 @@ def as_logged(row: Any, table: PlanTable, at: int) -> tuple[Memory, Memory, str]
 
 def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
     """A row's set-up in short, with what was taken otherwise than it says."""
-    setup = re.sub(r"\s*\([^)]*usable\)|max_num_seqs/max_num_batched_tokens at defaults; ", "", str(row.setup))
-    share, stated = shares.get((row.model, row.setup)), number(r"util(?:ization)?[ =]([\d.]+)", setup, 0.9)
+    setup = re.sub(
+        r"\s*\([^)]*usable\)|max_num_seqs/max_num_batched_tokens at defaults; ", "", str(row.setup)
+    )
+    share, stated = (
+        shares.get((row.model, row.setup)),
+        number(r"util(?:ization)?[ =]([\d.]+)", setup, 0.9),
+    )
     if share is not None and share != stated:
         setup += f"; its parts add up to {share:g}, not {stated:g}, of the device"
     return f"{setup}; {was}" if was else setup
@@ -150,7 +218,11 @@ def compared(path: Path) -> pd.DataFrame:
     facts = pd.read_csv(path)
     shares = budget_shares(facts)
     text = facts.note.fillna("").str.lower() + facts.setup.str.lower()
-    facts = facts[facts.quantity.isin(QUANTITIES) & facts.kind.eq("measured") & ~text.map(lambda t: any(word in t for word in NOT_SCORED))]
+    facts = facts[
+        facts.quantity.isin(QUANTITIES)
+        & facts.kind.eq("measured")
+        & ~text.map(lambda t: any(word in t for word in NOT_SCORED))
+    ]
     out = []
     for row in facts.itertuples():
         asked = request(row, shares)
@@ -162,8 +234,21 @@ def compared(path: Path) -> pd.DataFrame:
             *held, was = as_logged(row, table, at)
             then, now = (float(QUANTITIES[str(row.quantity)](memory)[0]) for memory in held)
             logged = measured(row)
-            out.append((row.model, described(row, shares, was), row.quantity, logged, then, then / logged - 1, now / logged - 1))
-    return pd.DataFrame(out, columns=["model", "setup", "quantity", "measured", "estimated", "error", "error_pinned"])
+            out.append(
+                (
+                    row.model,
+                    described(row, shares, was),
+                    row.quantity,
+                    logged,
+                    then,
+                    then / logged - 1,
+                    now / logged - 1,
+                )
+            )
+    return pd.DataFrame(
+        out,
+        columns=["model", "setup", "quantity", "measured", "estimated", "error", "error_pinned"],
+    )
 
 
 def capacity(path: Path) -> str:
@@ -171,10 +256,29 @@ def capacity(path: Path) -> str:
     errors = []
     for row in pd.read_csv(path).itertuples():
         chip = {"h100_sxm": "h100-sxm", "gb300": "gb300"}[str(row.system)]
-        workload = {"input_tokens": row.isl, "output_tokens": row.osl, "concurrency": 1, "max_context": row.max_seq_len}
-        candidate = {"engine": "tensorrt-llm", "tp": row.tp, "pp": 1, "dp": 1, "memory_fraction": row.free_gpu_memory_fraction}
-        asked = {"model": row.model, "hardware": {"device": chip, "per_node": row.tp}, "workload": workload}
-        table, at = chosen_plan(PlanRequest.parse(asked | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}))
+        workload = {
+            "input_tokens": row.isl,
+            "output_tokens": row.osl,
+            "concurrency": 1,
+            "max_context": row.max_seq_len,
+        }
+        candidate = {
+            "engine": "tensorrt-llm",
+            "tp": row.tp,
+            "pp": 1,
+            "dp": 1,
+            "memory_fraction": row.free_gpu_memory_fraction,
+        }
+        asked = {
+            "model": row.model,
+            "hardware": {"device": chip, "per_node": row.tp},
+            "workload": workload,
+        }
+        table, at = chosen_plan(
+            PlanRequest.parse(
+                asked | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
+            )
+        )
         held = table.estimate(at)["memory"]["kv_cache_tokens"] / float(row.max_seq_len)
         errors.append(abs(held / float(row.max_concurrent_seqs_measured) - 1))
     worst, middle = max(errors), float(pd.Series(errors).median())
@@ -183,8 +287,13 @@ def capacity(path: Path) -> str:
 
 def report(rows: pd.DataFrame, capacities: str) -> str:
     """A Markdown table of every row, and the shares within the bounds that matter."""
-    weights, cache = (rows[(rows.quantity == "weights_per_gpu") == which] for which in (True, False))
-    near = {name: ((weights[name].abs() <= 0.03).mean(), (cache[name].abs() <= 0.1).mean()) for name in ("error", "error_pinned")}
+    weights, cache = (
+        rows[(rows.quantity == "weights_per_gpu") == which] for which in (True, False)
+    )
+    near = {
+        name: ((weights[name].abs() <= 0.03).mean(), (cache[name].abs() <= 0.1).mean())
+        for name in ("error", "error_pinned")
+    }
     lines = [
         f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, {near['error'][0]:.0%} within 3 %. "
         f"Cache: {len(cache)} figures, median {cache.error.abs().median():.1%}, {near['error'][1]:.0%} within 10 %. {capacities}",

@@ -17,11 +17,16 @@ import numpy as np
 import pandas as pd
 import publish_training
 
-from recipe_core.documents import read_document
-from recipe_core.training.frameworks import training_data
-from recipe_core.training.measured import TRAINING_RUNS, published_training_runs
-from recipe_core.training.validate import MEMORY, TIME, TrainingComparison, compare_training
-from recipe_core.validate import CELL, errors, formatted
+from recipe_core.base.documents import read_document
+from recipe_core.calibration.training_validate import (
+    MEMORY,
+    TIME,
+    TrainingComparison,
+    compare_training,
+)
+from recipe_core.calibration.validate import CELL, errors, formatted
+from recipe_core.engines.frameworks import training_data
+from recipe_core.measured.training_runs import TRAINING_RUNS, published_training_runs
 
 ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "docs" / "accuracy.md"
@@ -49,7 +54,9 @@ def targets(figures: pd.DataFrame) -> str:
     for title, figure, keys, together, aim in TARGETS:
         rows = figures[figures.figure.eq(figure)]
         found = float(together(rows.groupby(keys).error.median() if keys else rows.error))
-        lines.append(f"| {title} | {aim:.0%} | {found:.1%} | {'met' if found <= aim else 'missed'} |")
+        lines.append(
+            f"| {title} | {aim:.0%} | {found:.1%} | {'met' if found <= aim else 'missed'} |"
+        )
     return "\n".join(lines)
 
 
@@ -75,20 +82,38 @@ def left_out() -> str:
         return "Not measured for this version."
     lines = ["| source | runs | median | p90 |", "|---|---|---|---|"]
     rows = json.loads(LEFT_OUT.read_text())
-    return "\n".join([*lines, *(f"| {row['source']} | {row['runs']:,} | {row['median']:.1%} | {row['p90']:.1%} |" for row in rows)])
+    return "\n".join(
+        [
+            *lines,
+            *(
+                f"| {row['source']} | {row['runs']:,} | {row['median']:.1%} | {row['p90']:.1%} |"
+                for row in rows
+            ),
+        ]
+    )
 
 
 def sources() -> str:
     """Whose figures they are, and what to know of them."""
     known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
     lines = ["| source | what | what to know |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |" for name, of in known.items())])
+    return "\n".join(
+        [
+            *lines,
+            *(
+                f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |"
+                for name, of in known.items()
+            ),
+        ]
+    )
 
 
 def section(comparison: TrainingComparison, truth: Path) -> str:
     """The section, heading first."""
     f = comparison.figures
-    stated = comparison.runs - sum(1 for run in publish_training.runs(truth) if run.recompute is None)
+    stated = comparison.runs - sum(
+        1 for run in publish_training.runs(truth) if run.recompute is None
+    )
     accepted = 1 - len(comparison.refused) / stated
     failed, caught = failures(truth)
     shown = ", ".join(f"{name} {low:.2f} to {high:.2f}" for name, (low, high) in bands(f).items())

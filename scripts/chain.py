@@ -20,7 +20,7 @@ from typing import Any
 
 from demo import NEEDED, RECIPE, step
 
-from recipe_core.documents import to_yaml
+from recipe_core.base.documents import to_yaml
 
 QUESTION = "A guest asks: What is in the soup?"
 STEPS, SEQUENCES, LENGTH = 200, 16, 128
@@ -40,9 +40,27 @@ MODEL = {
 
 
 def training_request() -> dict[str, Any]:
-    workload = {"kind": "training", "sequence_length": LENGTH, "global_batch": SEQUENCES, "tokens": STEPS * SEQUENCES * LENGTH}
-    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "zero_stage": 2, "micro_batch": SEQUENCES // 2, "recompute": "none"}
-    return {"model": MODEL, "hardware": {"device": "cpu", "per_node": 2}, "workload": workload, "candidate": split}
+    workload = {
+        "kind": "training",
+        "sequence_length": LENGTH,
+        "global_batch": SEQUENCES,
+        "tokens": STEPS * SEQUENCES * LENGTH,
+    }
+    split = {
+        "engine": "torch",
+        "tp": 1,
+        "pp": 1,
+        "dp": 2,
+        "zero_stage": 2,
+        "micro_batch": SEQUENCES // 2,
+        "recompute": "none",
+    }
+    return {
+        "model": MODEL,
+        "hardware": {"device": "cpu", "per_node": 2},
+        "workload": workload,
+        "candidate": split,
+    }
 
 
 def serving_request(model: Path) -> dict[str, Any]:
@@ -83,9 +101,16 @@ def answer(folder: Path, model: Path) -> str:
     try:
         step("up", str(bundle), "--port", port)
         launch = json.loads((bundle / "launch.json").read_text())
-        body = {"model": str(model.resolve()), "prompt": QUESTION, "max_tokens": 32, "temperature": 0.0}
+        body = {
+            "model": str(model.resolve()),
+            "prompt": QUESTION,
+            "max_tokens": 32,
+            "temperature": 0.0,
+        }
         url = f"http://127.0.0.1:{port}{launch['api']['path']}"
-        asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        asked = urllib.request.Request(
+            url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         print(f"\n$ curl {url} -d {json.dumps(body)!r}", flush=True)
         with urllib.request.urlopen(asked, timeout=60) as reply:
             text: str = json.load(reply)["choices"][0]["text"]
@@ -95,7 +120,11 @@ def answer(folder: Path, model: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    missing = [name for name in NEEDED if subprocess.call([sys.executable, "-c", f"import {name}"], stderr=subprocess.DEVNULL)]
+    missing = [
+        name
+        for name in NEEDED
+        if subprocess.call([sys.executable, "-c", f"import {name}"], stderr=subprocess.DEVNULL)
+    ]
     if missing:
         sys.exit(f"The chain needs {', '.join(missing)}: make chain, or pip install -e '.[torch]'")
     folder.mkdir(parents=True, exist_ok=True)

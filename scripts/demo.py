@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recipe_core.documents import to_yaml
+from recipe_core.base.documents import to_yaml
 
 SCRIPTS = Path(__file__).parent
 RECIPE = [sys.executable, "-m", "recipe_core"]
@@ -31,7 +31,10 @@ def run(words: list[str], shown: str) -> int:
 
 def step(*words: str) -> None:
     """Run ``recipe`` with these words; a step that fails ends the demo with its code."""
-    code = run([*RECIPE, *words], shlex.join(["recipe", *(os.path.relpath(w) if w.startswith("/") else w for w in words)]))
+    code = run(
+        [*RECIPE, *words],
+        shlex.join(["recipe", *(os.path.relpath(w) if w.startswith("/") else w for w in words)]),
+    )
     if code:
         sys.exit(code)
 
@@ -54,13 +57,22 @@ def request(model: Path) -> dict[str, object]:
 
 
 def main(folder: Path) -> None:
-    missing = [name for name in NEEDED if subprocess.call([sys.executable, "-c", f"import {name}"], stderr=subprocess.DEVNULL)]
+    missing = [
+        name
+        for name in NEEDED
+        if subprocess.call([sys.executable, "-c", f"import {name}"], stderr=subprocess.DEVNULL)
+    ]
     if missing:
         sys.exit(f"The demo needs {', '.join(missing)}: make demo, or pip install -e '.[torch]'")
     folder.mkdir(parents=True, exist_ok=True)
     model, wanted, bundle = folder / "model", folder / "request.yaml", folder / "bundle"
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads stall training when anything else is busy
-    if code := run([sys.executable, str(SCRIPTS / "demo_model.py"), str(model)], "python scripts/demo_model.py demo/model"):
+    os.environ["OMP_WAIT_POLICY"] = (
+        "PASSIVE"  # spinning OpenMP threads stall training when anything else is busy
+    )
+    if code := run(
+        [sys.executable, str(SCRIPTS / "demo_model.py"), str(model)],
+        "python scripts/demo_model.py demo/model",
+    ):
         sys.exit(code)
     wanted.write_text(to_yaml(request(model.resolve())))
     port = str(free_port())

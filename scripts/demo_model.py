@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
 CORPUS = Path(__file__).with_name("demo_corpus.txt")
 RECORD = "demo_model.json"
-FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", RECORD)
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    RECORD,
+)
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 # The corpus has a paragraph of questions in exactly this form, so that a chat gets an answer and not a continuation of the question.
 CHAT_TEMPLATE = (
@@ -77,13 +84,18 @@ class Record:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="demo_model.py", description="Build the demo's small real model.")
+    parser = argparse.ArgumentParser(
+        prog="demo_model.py", description="Build the demo's small real model."
+    )
     parser.add_argument("out", type=Path, help="folder to write; an up-to-date one is reused")
     args = parser.parse_args(argv)
     try:
         record, reused = ensure(args.out)
     except ImportError as error:
-        print(f"demo_model: {error.name} is not installed; pip install 'recipe-builder[torch]'.", file=sys.stderr)
+        print(
+            f"demo_model: {error.name} is not installed; pip install 'recipe-builder[torch]'.",
+            file=sys.stderr,
+        )
         return 1
     except (OSError, ValueError) as error:
         print(f"demo_model: {error}", file=sys.stderr)
@@ -135,7 +147,15 @@ def build(out: Path, digest: str, training: Training) -> Record:
     tokenizer = train_tokenizer(text)
     model = make_model(Shape(), len(tokenizer), tokenizer)
     steps, seconds, before, after = train(model, encode(tokenizer, text), training)
-    record = Record(digest, model.num_parameters(), len(tokenizer), steps, round(seconds, 2), round(before, 4), round(after, 4))
+    record = Record(
+        digest,
+        model.num_parameters(),
+        len(tokenizer),
+        steps,
+        round(seconds, 2),
+        round(before, 4),
+        round(after, 4),
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         staged = Path(folder) / "model"
@@ -158,7 +178,12 @@ def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=2048, special_tokens=list(SPECIALS.values()), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,
+        special_tokens=list(SPECIALS.values()),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     raw.train_from_iterator([text], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **SPECIALS, model_max_length=2048)  # type: ignore[no-untyped-call]
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -168,7 +193,11 @@ def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """The corpus as token ids, with an end-of-text token after each paragraph so that answers know where to stop."""
     end = tokenizer.eos_token_id
-    return [token for paragraph in text.split("\n\n") for token in (*tokenizer(paragraph)["input_ids"], end)]
+    return [
+        token
+        for paragraph in text.split("\n\n")
+        for token in (*tokenizer(paragraph)["input_ids"], end)
+    ]
 
 
 def make_model(shape: Shape, tokens: int, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -193,7 +222,9 @@ def make_model(shape: Shape, tokens: int, tokenizer: PreTrainedTokenizerFast) ->
     return LlamaForCausalLM(config)
 
 
-def train(model: LlamaForCausalLM, tokens: list[int], training: Training) -> tuple[int, float, float, float]:
+def train(
+    model: LlamaForCausalLM, tokens: list[int], training: Training
+) -> tuple[int, float, float, float]:
     """Steps done, seconds taken, and the loss over the corpus before and after."""
     import torch
 
@@ -204,14 +235,23 @@ def train(model: LlamaForCausalLM, tokens: list[int], training: Training) -> tup
     generator = torch.Generator().manual_seed(training.seed)
     started, done = time.monotonic(), 0
     model.train()
-    while done < training.steps and (done < training.fewest or time.monotonic() - started < training.seconds):
-        share = schedule(done, training, min((time.monotonic() - started) / training.seconds, done / training.fewest))
+    while done < training.steps and (
+        done < training.fewest or time.monotonic() - started < training.seconds
+    ):
+        share = schedule(
+            done,
+            training,
+            min((time.monotonic() - started) / training.seconds, done / training.fewest),
+        )
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * share
         step(model, optimizers, windows(data, training, generator))
         done += 1
         if done % 10 == 0:
-            print(f"  training: step {done} of {training.steps}, {time.monotonic() - started:.0f} s", file=sys.stderr)
+            print(
+                f"  training: step {done} of {training.steps}, {time.monotonic() - started:.0f} s",
+                file=sys.stderr,
+            )
     seconds = time.monotonic() - started
     return done, seconds, before, corpus_loss(model, data, training.length)
 
@@ -220,7 +260,11 @@ def make_optimizers(model: LlamaForCausalLM, training: Training) -> list[torch.o
     """Muon for the matrices, AdamW for the rest: in the same 20 s AdamW alone got to a loss of 1.9, this to 0.8."""
     import torch
 
-    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    inner = [
+        p
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and "embed" not in name and "lm_head" not in name
+    ]
     known = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in known]
     return [
@@ -242,7 +286,9 @@ def windows(data: torch.Tensor, training: Training, generator: torch.Generator) 
     return torch.stack([data[start : start + training.length] for start in starts.tolist()])
 
 
-def step(model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor) -> None:
+def step(
+    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor
+) -> None:
     """One step; bfloat16 products halve its time on processors that have them, the weights stay float32."""
     import torch
 

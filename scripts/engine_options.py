@@ -95,7 +95,11 @@ SWITCHES = {
 
 def innermost(kind: Any) -> Any:
     """The function that reads a value: engines wrap it to accept "None", and the like."""
-    inner = [cell.cell_contents for cell in getattr(kind, "__closure__", None) or () if callable(cell.cell_contents)]
+    inner = [
+        cell.cell_contents
+        for cell in getattr(kind, "__closure__", None) or ()
+        if callable(cell.cell_contents)
+    ]
     wrapped = getattr(kind, "__name__", "") in ("_optional_type", "_parse_type")
     return innermost(inner[0]) if wrapped and inner else kind
 
@@ -107,13 +111,23 @@ def reader(kind: Any) -> str:
 
 def json_keys(kind: Any) -> list[str]:
     """The keys of a JSON value that is read into a dataclass (vLLM gives the class as a default of the reader)."""
-    classes = [each for each in getattr(innermost(kind), "__defaults__", None) or () if dataclasses.is_dataclass(each)]
+    classes = [
+        each
+        for each in getattr(innermost(kind), "__defaults__", None) or ()
+        if dataclasses.is_dataclass(each)
+    ]
     return [field.name for field in dataclasses.fields(classes[0]) if field.init] if classes else []
 
 
-def facts(action: argparse.Action, after: dict[str, list[str]]) -> tuple[str, dict[str, Any]] | None:
+def facts(
+    action: argparse.Action, after: dict[str, list[str]]
+) -> tuple[str, dict[str, Any]] | None:
     """An option's flag and what is not the default of ``Option``; None for positional words and help."""
-    flags = [flag for flag in action.option_strings if not flag.startswith("--no-") or f"--{flag[5:]}" not in action.option_strings]
+    flags = [
+        flag
+        for flag in action.option_strings
+        if not flag.startswith("--no-") or f"--{flag[5:]}" not in action.option_strings
+    ]
     if not flags or "--help" in flags:
         return None
     flag, *also = flags
@@ -127,7 +141,9 @@ def facts(action: argparse.Action, after: dict[str, list[str]]) -> tuple[str, di
         out |= {"repeated": True} if type(action).__name__ == "_AppendAction" else {}
         out |= {"optional": True} if action.nargs in ("?", "*") else {}
         out |= {"keys": keys} if (keys := json_keys(action.type)) else {}
-        choices = [str(choice) for choice in action.choices or after.get(flag, ()) if choice is not None]
+        choices = [
+            str(choice) for choice in action.choices or after.get(flag, ()) if choice is not None
+        ]
         out |= {"choices": choices} if choices else {}
         if not choices:
             out.pop("folded", None)
@@ -145,7 +161,9 @@ def main(engine: str) -> None:
     print(f"# Written by: python scripts/engine_options.py {engine}")
     print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
     for flag, values in found.items():
-        print(f"  {flag}: {yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20).strip()}")
+        print(
+            f"  {flag}: {yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20).strip()}"
+        )
 
 
 if __name__ == "__main__":

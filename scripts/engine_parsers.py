@@ -32,7 +32,9 @@ def vllm_check() -> Check:
     """``vllm serve``: arguments, then the configuration that the engine makes of them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    checked = importlib.import_module("vllm.entrypoints.launchers.cli_args").validate_parsed_serve_args
+    checked = importlib.import_module(
+        "vllm.entrypoints.launchers.cli_args"
+    ).validate_parsed_serve_args
     parser = PARSERS["vllm"]()[0]
 
     def check(argv: list[str], deep: bool) -> None:
@@ -50,7 +52,9 @@ def sglang_check() -> Check:
     from sglang.srt.server_args import prepare_server_args
 
     def check(argv: list[str], deep: bool) -> None:
-        arguments = prepare_server_args([*argv, "--device", "cuda"])  # else it looks for one, and there need be none
+        arguments = prepare_server_args(
+            [*argv, "--device", "cuda"]
+        )  # else it looks for one, and there need be none
         if deep:
             arguments.resolve_once()
             arguments.check_server_args()

@@ -25,17 +25,24 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recipe_core.bundle import write_bundle
-from recipe_core.candidates import one_split, resolve
-from recipe_core.estimate import estimate
-from recipe_core.hardware.catalog import device
+from recipe_core.bundle.write import write_bundle
+from recipe_core.hardware.cluster import device
 from recipe_core.launcher.main import main as launcher
+from recipe_core.physics.serving.estimates import estimate
 from recipe_core.recipe import make_recipe
-from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.serving_candidates import one_split, resolve
 
 LAYERS = (2, 8, 16)
 LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 32), "rocm": (1, 4, 16, 32)}
-FREE = {"step_s": 0.0, "sequence_s": 0.0, "layer_s": 0.0, "launch_s": 0.0, "request_s": 0.0, "input_token_s": 0.0}
+FREE = {
+    "step_s": 0.0,
+    "sequence_s": 0.0,
+    "layer_s": 0.0,
+    "launch_s": 0.0,
+    "request_s": 0.0,
+    "input_token_s": 0.0,
+}
 
 
 def variant(source: Path, target: Path, layers: int) -> None:
@@ -52,7 +59,12 @@ def request(model: Path, name: str, load: int) -> PlanRequest:
     workload = {"mode": "closed", "input_tokens": 128, "output_tokens": 64, "concurrency": load}
     candidate = {"engine": "transformers"}
     return PlanRequest.parse(
-        {"model": str(model), "hardware": {"device": name, "per_node": 1}, "workload": workload, "candidate": candidate}
+        {
+            "model": str(model),
+            "hardware": {"device": name, "per_node": 1},
+            "workload": workload,
+            "candidate": candidate,
+        }
     )
 
 
@@ -77,7 +89,9 @@ def served(bundle: Path) -> Iterator[None]:
 def measured(bundle: Path, load: int) -> dict[str, Any]:
     """Mean figures of a real bench at this load."""
     call(bundle, "bench", "--concurrency", str(load), "--requests", str(max(12, 4 * load)))
-    figures: dict[str, Any] = json.loads((bundle / "run" / "measurement.json").read_text())["metrics"]
+    figures: dict[str, Any] = json.loads((bundle / "run" / "measurement.json").read_text())[
+        "metrics"
+    ]
     return figures
 
 
@@ -90,7 +104,11 @@ def without_engine(wanted: PlanRequest) -> tuple[float, float, float]:
     free = setting.engine.overhead(runtime).model_copy(update=FREE)
     engine = setting.engine.model_copy(update={"overheads": {runtime: free}})
     result = estimate(replace(setting, engine=engine), columns)
-    return float(result.serving.ttft_s[0]), float(result.serving.tpot_s[0]), float(result.serving.resident[0])
+    return (
+        float(result.serving.ttft_s[0]),
+        float(result.serving.tpot_s[0]),
+        float(result.serving.resident[0]),
+    )
 
 
 def main(source: Path, name: str) -> None:
@@ -100,7 +118,9 @@ def main(source: Path, name: str) -> None:
         for layers in LAYERS:
             model = Path(folder) / f"layers-{layers}"
             variant(source, model, layers)
-            bundle = write_bundle(make_recipe(request(model, name, max(loads))), Path(folder) / f"bundle-{layers}")
+            bundle = write_bundle(
+                make_recipe(request(model, name, max(loads))), Path(folder) / f"bundle-{layers}"
+            )
             with served(bundle):
                 for load in loads:
                     figures = measured(bundle, load)
@@ -109,18 +129,34 @@ def main(source: Path, name: str) -> None:
                     times.append(figures["tpot_s"] - tpot)
                     if load == 1:
                         first.append((figures["ttft_s"] - ttft, layers))
-                    print(f"{layers} layers, {load} at once: TPOT {figures['tpot_s'] * 1e3:.2f} ms, roofline {tpot * 1e3:.2f} ms; ", end="")
-                    print(f"TTFT {figures['ttft_s'] * 1e3:.1f} ms, roofline {ttft * 1e3:.1f} ms", flush=True)
+                    print(
+                        f"{layers} layers, {load} at once: TPOT {figures['tpot_s'] * 1e3:.2f} ms, roofline {tpot * 1e3:.2f} ms; ",
+                        end="",
+                    )
+                    print(
+                        f"TTFT {figures['ttft_s'] * 1e3:.1f} ms, roofline {ttft * 1e3:.1f} ms",
+                        flush=True,
+                    )
     step, sequence, layer = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)[0]
-    request_s = float(np.median([left - 1.5 * (step + sequence + layer * layers) for left, layers in first]))
-    print(f"step_s: {step:.2e}, sequence_s: {sequence:.2e}, layer_s: {layer:.2e}, request_s: {max(request_s, 0):.2e}")
+    request_s = float(
+        np.median([left - 1.5 * (step + sequence + layer * layers) for left, layers in first])
+    )
+    print(
+        f"step_s: {step:.2e}, sequence_s: {sequence:.2e}, layer_s: {layer:.2e}, request_s: {max(request_s, 0):.2e}"
+    )
     fitted = np.array(rows) @ [step, sequence, layer]
-    print(f"largest error of a fitted time per token: {np.max(np.abs(fitted - times)) * 1e3:.2f} ms")
+    print(
+        f"largest error of a fitted time per token: {np.max(np.abs(fitted - times)) * 1e3:.2f} ms"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure what transformers serve itself costs on this machine.")
+    parser = argparse.ArgumentParser(
+        description="Measure what transformers serve itself costs on this machine."
+    )
     parser.add_argument("model", type=Path, help="folder of a small model with a tokenizer")
-    parser.add_argument("--device", default="cpu", help="profile of hw_profiles/ to measure (default cpu)")
+    parser.add_argument(
+        "--device", default="cpu", help="profile of hw_profiles/ to measure (default cpu)"
+    )
     args = parser.parse_args()
     main(args.model, args.device)

@@ -28,8 +28,8 @@ from fit.links import PROFILES, fit_fabrics
 from fit.solve import Fit, Points, fit
 from fit.tables import SYSTEMS
 
-from recipe_core.documents import read_document, write_whole
-from recipe_core.hardware.catalog import SHARED
+from recipe_core.base.documents import read_document, write_whole
+from recipe_core.hardware.cluster import SHARED
 from recipe_core.hardware.profile import Device
 
 # best rate of a large product where too few shapes are measured for a fit: flops/s by MAMF finder (bf16) and aiter (fp8)
@@ -60,7 +60,11 @@ Section = dict[str, dict[str, str]]
 
 
 def _line(found: Fit, status: str, note: str) -> str:
-    rows = "" if found.row_efficiency is None else f"row_efficiency: {found.row_efficiency:.3f}, sort_s: {found.sort_s:.2e}, "
+    rows = (
+        ""
+        if found.row_efficiency is None
+        else f"row_efficiency: {found.row_efficiency:.3f}, sort_s: {found.sort_s:.2e}, "
+    )
     return (
         f"{{compute_efficiency: {found.compute_efficiency:.3f}, memory_efficiency: {found.memory_efficiency:.3f}, "
         f"overhead_s: {found.overhead_s:.2e}, smoothing: {found.smoothing:.2f}, {rows}source: fits, status: {status}, "
@@ -68,7 +72,9 @@ def _line(found: Fit, status: str, note: str) -> str:
     )
 
 
-def sections(fits: dict[tuple[str, str, str], Fit], devices: dict[str, Device]) -> dict[str, Section]:
+def sections(
+    fits: dict[tuple[str, str, str], Fit], devices: dict[str, Device]
+) -> dict[str, Section]:
     """The roofline lines of every device: its own fits first, then single anchors, then what a relative can lend."""
     result: dict[str, Section] = {}
     for (device, family, dtype), found in fits.items():
@@ -79,13 +85,22 @@ def sections(fits: dict[tuple[str, str, str], Fit], devices: dict[str, Device]) 
     for (device, dtype), best in ANCHORS.items():
         base = fits.get((device, "gemm", "fp8-block"))
         if base:
-            share = best / {name: figure.value for name, figure in devices[device].peak_flops_per_s.items()}[dtype]  # type: ignore[index]
+            share = (
+                best
+                / {name: figure.value for name, figure in devices[device].peak_flops_per_s.items()}[
+                    dtype
+                ]
+            )  # type: ignore[index]
             note = f"best measured rate {best / 1e12:.0f} TFLOP/s; the rest as fp8-block"
-            result[device]["gemm"][dtype] = _line(replace(base, compute_efficiency=share), "published", note)
+            result[device]["gemm"][dtype] = _line(
+                replace(base, compute_efficiency=share), "published", note
+            )
     for device, relative in RELATIVES.items():
         for (source, family, dtype), found in fits.items():
             if source == relative:
-                result.setdefault(device, {}).setdefault(family, {}).setdefault(dtype, _line(found, "assumed", f"as {relative}"))
+                result.setdefault(device, {}).setdefault(family, {}).setdefault(
+                    dtype, _line(found, "assumed", f"as {relative}")
+                )
     for section in result.values():
         for lines in section.values():
             lines["any"] = lines.get("bf16", next(iter(lines.values())))
@@ -97,7 +112,11 @@ def write(device: str, section: Section) -> None:
     text = path.read_text(encoding="utf-8")
     text = text.split("\nroofline:")[0].split("\n  fits:\n")[0].rstrip("\n")
     amd = device.startswith("mi")
-    origin = "tuned-kernel tables of ROCm aiter" if amd else "operator latencies collected by ai-dynamo/aiconfigurator (Apache-2.0)"
+    origin = (
+        "tuned-kernel tables of ROCm aiter"
+        if amd
+        else "operator latencies collected by ai-dynamo/aiconfigurator (Apache-2.0)"
+    )
     url = "https://github.com/ROCm/aiter" if amd else "https://github.com/ai-dynamo/aiconfigurator"
     lines = [
         "  fits:", f"    title: Roofline fits to the {origin}", f"    url: {url}", '    date: "2026"',
@@ -119,12 +138,18 @@ def main() -> None:
         fit_fabrics(arguments.truth, arguments.write)
     if arguments.fabrics:
         return
-    devices = {path.stem: Device.model_validate(read_document(path)) for path in PROFILES.glob("*.yaml") if path.stem not in SHARED}
+    devices = {
+        path.stem: Device.model_validate(read_document(path))
+        for path in PROFILES.glob("*.yaml")
+        if path.stem not in SHARED
+    }
     fits: dict[tuple[str, str, str], Fit] = {}
     numbers = f"{'e_c':>5} {'e_m':>5} {'overhead':>9} {'r':>5} {'e_r':>5} {'sort':>8}"
     print(f"{'device':14} {'family':18} {'dtype':10} {'n':>5} {'median':>7} {'p90':>6}  {numbers}")
     for points in all_points(arguments.truth):
-        if len(points.seconds) < MIN_POINTS or (arguments.device and points.device not in arguments.device):
+        if len(points.seconds) < MIN_POINTS or (
+            arguments.device and points.device not in arguments.device
+        ):
             continue
         found = fit(points, devices[points.device])
         fits[points.device, points.family, points.dtype] = found

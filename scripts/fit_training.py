@@ -19,13 +19,18 @@ import pandas as pd
 import publish_training
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from recipe_core.documents import to_json
-from recipe_core.estimate.cases import add
-from recipe_core.training.cases import TrainingSetting
-from recipe_core.training.frameworks import Figures, Number
-from recipe_core.training.measured import TrainingRun
-from recipe_core.training.schedule import step_parts
-from recipe_core.training.validate import RunGroup, compare_training, grouped, training_validation_text
+from recipe_core.base.arrays import add
+from recipe_core.base.documents import to_json
+from recipe_core.calibration.training_validate import (
+    RunGroup,
+    compare_training,
+    grouped,
+    training_validation_text,
+)
+from recipe_core.engines.frameworks import Calibration, Number
+from recipe_core.measured.training_runs import TrainingRun
+from recipe_core.physics.training.schedule import step_parts
+from recipe_core.space.training import TrainingSetting
 
 START = {
     "sustained.sm_8": (0.9, 0.5, 1.1),
@@ -57,7 +62,7 @@ def _number(old: Number, value: float) -> Number:
     return old.model_copy(update={"value": float(value)})
 
 
-def figures_of(base: Figures, values: dict[str, float]) -> Figures:
+def figures_of(base: Calibration, values: dict[str, float]) -> Calibration:
     """The shipped figures with some replaced."""
     update: dict[str, Any] = {}
     for name, value in values.items():
@@ -65,14 +70,26 @@ def figures_of(base: Figures, values: dict[str, float]) -> Figures:
         if ":" in name:
             continue
         old = update.get(part, getattr(base, part))
-        update[part] = old | {generation: _number(old[generation], value)} if generation else _number(old, value)
+        update[part] = (
+            old | {generation: _number(old[generation], value)}
+            if generation
+            else _number(old, value)
+        )
     return base.model_copy(update=update)
 
 
 def with_values(setting: TrainingSetting, values: dict[str, float]) -> TrainingSetting:
     """A setting with some figures replaced, its framework's (``name:figure``) too."""
-    own = {key.partition(":")[2]: value for key, value in values.items() if key.startswith(f"{setting.engine}:")}
-    framework = setting.framework.model_copy(update={name: _number(getattr(setting.framework, name), value) for name, value in own.items()})
+    own = {
+        key.partition(":")[2]: value
+        for key, value in values.items()
+        if key.startswith(f"{setting.engine}:")
+    }
+    framework = setting.framework.model_copy(
+        update={
+            name: _number(getattr(setting.framework, name), value) for name, value in own.items()
+        }
+    )
     return replace(setting, framework=framework, figures=figures_of(setting.figures, values))
 
 
@@ -84,10 +101,16 @@ def steps(groups: list[RunGroup], values: dict[str, float], n: int) -> np.ndarra
     return out
 
 
-def fit(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
+def fit(
+    groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, chosen: np.ndarray
+) -> dict[str, float]:
     """Figures that fit the chosen runs best; each source by its number of models, far runs little (Cauchy)."""
-    by_source = pd.DataFrame([{"source": run.source, "model": run.model} for run in runs])[chosen].groupby("source")
-    weight = np.sqrt((by_source.model.transform("nunique") / by_source.model.transform("size")).to_numpy())
+    by_source = pd.DataFrame([{"source": run.source, "model": run.model} for run in runs])[
+        chosen
+    ].groupby("source")
+    weight = np.sqrt(
+        (by_source.model.transform("nunique") / by_source.model.transform("size")).to_numpy()
+    )
     keep = [group for group in groups if chosen[group.rows].any()]
 
     def residual(x: np.ndarray) -> np.ndarray:
@@ -96,13 +119,19 @@ def fit(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, c
         return np.asarray(np.sqrt(np.log1p(far**2)) * weight)
 
     first, low, high = (np.array([each[k] for each in START.values()]) for k in range(3))
-    done = least_squares(residual, first, bounds=(low, high), x_scale=high - low, max_nfev=20, diff_step=1e-3)
+    done = least_squares(
+        residual, first, bounds=(low, high), x_scale=high - low, max_nfev=20, diff_step=1e-3
+    )
     return dict(zip(START, map(float, done.x), strict=True))
 
 
 def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray) -> pd.DataFrame:
     """Median and p90 of the error of each source, by a fit to all others, and the number of its runs."""
-    source, timed, told = np.array([run.source for run in runs]), np.isfinite(measured), np.full(len(runs), np.nan)
+    source, timed, told = (
+        np.array([run.source for run in runs]),
+        np.isfinite(measured),
+        np.full(len(runs), np.nan),
+    )
     for name in sorted(set(source[timed])):
         mine = source == name
         if (mine & timed).sum() < FEW:
@@ -111,12 +140,18 @@ def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarr
     told_of = timed & np.isfinite(told)
     error = pd.DataFrame({"source": source[told_of], "error": np.abs(told / measured - 1)[told_of]})
     both = pd.concat([error, error.assign(source="all")])
-    return both.groupby("source").error.agg(runs="size", median="median", p90=lambda e: e.quantile(0.9)).reset_index()
+    return (
+        both.groupby("source")
+        .error.agg(runs="size", median="median", p90=lambda e: e.quantile(0.9))
+        .reset_index()
+    )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("truth", type=Path)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--held-out", type=Path, metavar="FILE")

@@ -29,17 +29,28 @@ def best_s(work: Callable[[], object], runs: int = 9) -> float:
 def main() -> None:
     threads = torch.get_num_threads()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    print(f"threads {threads}, torch {torch.__version__}, memory_bytes {memory}, busy {os.getloadavg()[0]:.2f}")
+    print(
+        f"threads {threads}, torch {torch.__version__}, memory_bytes {memory}, busy {os.getloadavg()[0]:.2f}"
+    )
     for dtype in (torch.float32, torch.bfloat16):
         a, w = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
         rate = 2 * 2048**3 / best_s(lambda a=a, w=w: torch.nn.functional.linear(a, w), 5)
         print(f"{dtype}: 2048 x 2048 x 2048 at {rate / 1e9:.0f} GFLOP/s")
         for width in (384, 1024, 4096):
-            weights = [torch.randn(width, width).to(dtype) for _ in range(max(2, (256 << 20) // (width * width * 4)))]
+            weights = [
+                torch.randn(width, width).to(dtype)
+                for _ in range(max(2, (256 << 20) // (width * width * 4)))
+            ]
             x = torch.randn(1, width).to(dtype)
-            one = best_s(lambda x=x, weights=weights: [torch.nn.functional.linear(x, each) for each in weights]) / len(weights)
+            one = best_s(
+                lambda x=x, weights=weights: [
+                    torch.nn.functional.linear(x, each) for each in weights
+                ]
+            ) / len(weights)
             rate = weights[0].nbytes / one / 1e9
-            print(f"{dtype}: one row times {width} x {width}, weights not in cache: {one * 1e6:.1f} us, {rate:.1f} GB/s")
+            print(
+                f"{dtype}: one row times {width} x {width}, weights not in cache: {one * 1e6:.1f} us, {rate:.1f} GB/s"
+            )
     big = torch.randn(128 << 20)
     print(f"reading 512 MiB: {big.nbytes / best_s(big.sum) / 1e9:.1f} GB/s")
 

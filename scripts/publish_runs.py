@@ -24,21 +24,32 @@ from pathlib import Path
 
 import pandas as pd
 
-from recipe_core.errors import HardwareError
-from recipe_core.hardware.catalog import device
-from recipe_core.measured import FIGURES, PUBLISHED, SPLIT, Run
-from recipe_core.validate import CELL
+from recipe_core.base.errors import HardwareError
+from recipe_core.calibration.validate import CELL
+from recipe_core.hardware.cluster import device
+from recipe_core.measured.serving_runs import FIGURES, PUBLISHED, SPLIT, Run
 
 WANTED = 400
 LOADS_OF_A_CURVE = 3
 SPLITS_OF_A_PROBLEM = 2
 QUEUED = 10_000  # an offline run's queue is not stated; this many requests is a steady state
 
-MODES = {"fixed_concurrency": "closed", "fixed_batch": "static", "max_throughput": "offline", "offline": "offline"}
+MODES = {
+    "fixed_concurrency": "closed",
+    "fixed_batch": "static",
+    "max_throughput": "offline",
+    "offline": "offline",
+}
 METRICS = {name: name for name in FIGURES} | {"output_tokens_per_s_total": "output_tokens_per_s"}
 # Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same scheduler; research code that is
 # no engine here is held against vLLM, the default.
-ENGINES = {"sglang": "sglang", "vllm": "vllm", "atom": "vllm", "tensorrt": "tensorrt-llm", "fastertransformer": "tensorrt-llm"}
+ENGINES = {
+    "sglang": "sglang",
+    "vllm": "vllm",
+    "atom": "vllm",
+    "tensorrt": "tensorrt-llm",
+    "fastertransformer": "tensorrt-llm",
+}
 ENGINES |= {"nim": "tensorrt-llm", "llama.cpp": "llama-cpp"}
 DTYPES = {"fp4": "nvfp4", "q4_k_m": "int4", "unset": "bf16", "nan": "auto"}
 LONG_FOLDER = "aic-core/src/aiconfigurator_core/systems/"
@@ -69,7 +80,9 @@ def _scored(rows: pd.DataFrame) -> pd.DataFrame:
     needed = rows[["tp", "isl_eff", "osl_eff"]].notna().all(axis=1)
     needed &= rows.concurrency_or_batch.notna() | rows["mode"].map(MODES).eq("offline")
     good = rows.quality.isin(["A", "B"]) & rows.spec_decode.isin(["none", "none_assumed"])
-    rows = rows[needed & good & rows["mode"].isin(MODES) & rows.metric.isin(METRICS) & rows.value.gt(0)]
+    rows = rows[
+        needed & good & rows["mode"].isin(MODES) & rows.metric.isin(METRICS) & rows.value.gt(0)
+    ]
     names = {gpu: device_name(gpu) for gpu in rows.gpu.unique()}
     return rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
 
@@ -82,26 +95,46 @@ def _reference(source: str) -> str:
 def runs(truth: Path) -> pd.DataFrame:
     """Every run of the data that can be held against an estimate, in the columns of the shipped table, ordered by id."""
     rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
-    figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(index="group_id", columns="metric", values="value")
+    figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(
+        index="group_id", columns="metric", values="value"
+    )
     each = rows.drop_duplicates("group_id").set_index("group_id")
     nodes = each.num_nodes.fillna(1).clip(lower=1).astype(int)
     per_node = (each.num_gpus // nodes).clip(lower=1)
     whole = {name: each[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
-    load = each.concurrency_or_batch.where(each["mode"].map(MODES).ne("offline"), QUEUED).astype(int)
+    load = each.concurrency_or_batch.where(each["mode"].map(MODES).ne("offline"), QUEUED).astype(
+        int
+    )
     engine = each.engine.map(engine_name)
     said = (each.engine + " " + each.engine_version.fillna("")).str.strip().str.slice(0, 64)
-    out = pd.DataFrame({"model": each.model_hf_id, "device": each.device, "nodes": nodes, "per_node": per_node})
-    out = out.assign(engine=engine, **whole, weight_dtype=each.weight_dtype.map(dtype_name), kv_dtype=each.kv_dtype.map(dtype_name))
-    out = out.assign(mode=each["mode"].map(MODES), input_tokens=each.isl_eff.round().clip(lower=1).astype(int))
-    out = out.assign(output_tokens=each.osl_eff.round().clip(lower=1).astype(int), load=load).join(figures)
+    out = pd.DataFrame(
+        {"model": each.model_hf_id, "device": each.device, "nodes": nodes, "per_node": per_node}
+    )
+    out = out.assign(
+        engine=engine,
+        **whole,
+        weight_dtype=each.weight_dtype.map(dtype_name),
+        kv_dtype=each.kv_dtype.map(dtype_name),
+    )
+    out = out.assign(
+        mode=each["mode"].map(MODES), input_tokens=each.isl_eff.round().clip(lower=1).astype(int)
+    )
+    out = out.assign(output_tokens=each.osl_eff.round().clip(lower=1).astype(int), load=load).join(
+        figures
+    )
     date = each.date_version.fillna("").astype(str)
-    out = out.assign(source=each.src_key, version=said, reference=each.source.map(_reference), date=date).reset_index(names="id")
+    out = out.assign(
+        source=each.src_key, version=said, reference=each.source.map(_reference), date=date
+    ).reset_index(names="id")
     return out.reindex(columns=list(Run.model_fields)).sort_values("id", ignore_index=True)
 
 
 def as_runs(table: pd.DataFrame) -> list[Run]:
     """Rows of the table as measured runs."""
-    return [Run.model_validate({name: value for name, value in row.items() if pd.notna(value)}) for row in table.to_dict(orient="records")]
+    return [
+        Run.model_validate({name: value for name, value in row.items() if pd.notna(value)})
+        for row in table.to_dict(orient="records")
+    ]
 
 
 def _ends_first(count: int) -> list[int]:
@@ -126,8 +159,14 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
     compare two splits. Then what is left.
     """
     left: list[int] = []
-    same = [name for name in Run.model_fields if name not in {"id", "load", "reference", "date", *SPLIT, *FIGURES}]
-    problems = sorted(cell.groupby(same, dropna=False), key=lambda part: (-len(part[1]), str(part[0])))
+    same = [
+        name
+        for name in Run.model_fields
+        if name not in {"id", "load", "reference", "date", *SPLIT, *FIGURES}
+    ]
+    problems = sorted(
+        cell.groupby(same, dropna=False), key=lambda part: (-len(part[1]), str(part[0]))
+    )
     for _, problem in problems:
         curves = sorted(problem.groupby(list(SPLIT)), key=lambda part: (-len(part[1]), part[0]))
         devices = _devices(curves[0][0])
@@ -155,14 +194,18 @@ def chosen(table: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
         if seats[key] < len(cells[key]):
             heapq.heappush(queue, (-math.sqrt(len(cells[key])) / (seats[key] + 1), key))
     picked = [row for key, rows in cells.items() for row in islice(by_curve(rows), seats[key])]
-    return table.loc[picked].sort_values([*CELL, "mode", "input_tokens", "output_tokens", *SPLIT, "load", "id"], ignore_index=True)
+    return table.loc[picked].sort_values(
+        [*CELL, "mode", "input_tokens", "output_tokens", *SPLIT, "load", "id"], ignore_index=True
+    )
 
 
 def main() -> None:
     table = runs(Path(sys.argv[1]))
     shipped = chosen(table)
     shipped.to_csv(PUBLISHED, index=False, float_format="%.6g", lineterminator="\n")
-    print(f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, {PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}")
+    print(
+        f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, {PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}"
+    )
 
 
 if __name__ == "__main__":

@@ -23,14 +23,40 @@ import numpy as np
 import pandas as pd
 import publish_runs
 
-from recipe_core.training.measured import DIMENSIONS, TRAINING_FIGURES, TRAINING_RUNS, TrainingRun
-from recipe_core.training.validate import grouped
-from recipe_core.validate import CELL
+from recipe_core.calibration.training_validate import grouped
+from recipe_core.calibration.validate import CELL
+from recipe_core.measured.training_runs import (
+    DIMENSIONS,
+    TRAINING_FIGURES,
+    TRAINING_RUNS,
+    TrainingRun,
+)
 
 WANTED = 180
-NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "micro_batch", "global_batch", "tp", "pp", "num_gpus")
-METRICS = {"tokens_per_s_per_gpu": "tokens_per_s_per_gpu", "step_time_s": "step_s", "peak_memory_gib": "peak_memory_gib"}
-DEVICES = {"H100-80GB-SXM": "h100-sxm", "A100-80GB-SXM": "a100-sxm-80gb", "A100-40GB-SXM": "a100-sxm-40gb", "H200-141GB-SXM": "h200-sxm"}
+NEEDED = (
+    "layers",
+    "hidden",
+    "heads",
+    "ffn",
+    "vocab",
+    "seq_len",
+    "micro_batch",
+    "global_batch",
+    "tp",
+    "pp",
+    "num_gpus",
+)
+METRICS = {
+    "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
+    "step_time_s": "step_s",
+    "peak_memory_gib": "peak_memory_gib",
+}
+DEVICES = {
+    "H100-80GB-SXM": "h100-sxm",
+    "A100-80GB-SXM": "a100-sxm-80gb",
+    "A100-40GB-SXM": "a100-sxm-40gb",
+    "H200-141GB-SXM": "h200-sxm",
+}
 ENGINES = {"nanotron": "megatron", "Megatron": "megatron", "NeMo": "megatron", "Primus": "megatron"}
 SOURCES = {
     "am": "nemo_automodel",
@@ -65,7 +91,13 @@ def is_gated(row: Any) -> bool:
     if not np.isfinite(row.params):
         return True
     kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads
-    ends = 1.0 if "tied_embeddings=True" in str(row.notes) else 2.0 if "tied_embeddings=False" in str(row.notes) else 1.5
+    ends = (
+        1.0
+        if "tied_embeddings=True" in str(row.notes)
+        else 2.0
+        if "tied_embeddings=False" in str(row.notes)
+        else 1.5
+    )
     rest = 2 * row.layers * row.hidden**2 * (1 + kv / row.heads) + ends * row.vocab * row.hidden
     matrix = row.layers * row.hidden * row.ffn
     return bool(abs(rest + 3 * matrix - row.params) < abs(rest + 2 * matrix - row.params))
@@ -82,21 +114,46 @@ def _zero_stage(said: str) -> int:
 def _recompute(said: str) -> str | None:
     if re.search("specific|see config|unverified", said):
         return None
-    return "full" if said.startswith(("full", "yes")) else "selective" if said.startswith("selective") else "none"
+    return (
+        "full"
+        if said.startswith(("full", "yes"))
+        else "selective"
+        if said.startswith("selective")
+        else "none"
+    )
 
 
 def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     """A row of the data as a run; ``row`` has the data's columns."""
     zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
     gpus, each = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
-    compiled = "compile=false" not in str(row.notes)  # torchtitan's layers one operator at a time are plain torch
-    engine = next((ours for word, ours in ENGINES.items() if word in str(row.framework)), "torchtitan") if compiled else "torch"
-    older = source == "bs" or (source == "kor" and "seqpar" not in str(row.recompute))  # than sequence parallelism, or without it
+    compiled = "compile=false" not in str(
+        row.notes
+    )  # torchtitan's layers one operator at a time are plain torch
+    engine = (
+        next((ours for word, ours in ENGINES.items() if word in str(row.framework)), "torchtitan")
+        if compiled
+        else "torch"
+    )
+    older = source == "bs" or (
+        source == "kor" and "seqpar" not in str(row.recompute)
+    )  # than sequence parallelism, or without it
     sizes = (_whole(getattr(row, each)) for each in ("layers", "hidden", "heads"))
     return TrainingRun(
         id=name,
         model=str(row.model),
-        **dict(zip(DIMENSIONS, (*sizes, _whole(row.kv_heads, _whole(row.heads)), _whole(row.ffn), _whole(row.vocab)), strict=True)),
+        **dict(
+            zip(
+                DIMENSIONS,
+                (
+                    *sizes,
+                    _whole(row.kv_heads, _whole(row.heads)),
+                    _whole(row.ffn),
+                    _whole(row.vocab),
+                ),
+                strict=True,
+            )
+        ),
         gated=is_gated(row),
         tied="tied_embeddings=True" in str(row.notes),
         device=str(device_name(row.gpu)),
@@ -113,7 +170,11 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         sequence_parallel=not older,
         micro_batch=_whole(row.micro_batch),
         recompute=_recompute(str(row.recompute)),  # type: ignore[arg-type]
-        precision="fp8" if re.search("fp8|float8", precision) else "fp16" if precision == "fp16" else "bf16",
+        precision="fp8"
+        if re.search("fp8|float8", precision)
+        else "fp16"
+        if precision == "fp16"
+        else "bf16",
         fused_loss=source == "lf",
         sequence_length=_whole(row.seq_len),
         global_batch=_whole(row.global_batch),
@@ -135,16 +196,28 @@ def _asked_for(rows: pd.DataFrame) -> pd.DataFrame:
 def runs(truth: Path) -> list[TrainingRun]:
     """Every run of the data that a request can say, ordered by id; figures of one run together."""
     rows = pd.read_csv(truth / "training_calibration.csv.gz", low_memory=False)
-    rows = rows[rows.quality.isin(["A", "B"]) & rows.task.isin(["pretrain", "pretrain-ci"]) & rows.metric.isin(METRICS) & rows.value.gt(0)]
+    rows = rows[
+        rows.quality.isin(["A", "B"])
+        & rows.task.isin(["pretrain", "pretrain-ci"])
+        & rows.metric.isin(METRICS)
+        & rows.value.gt(0)
+    ]
     rows = _asked_for(rows).assign(source_key=lambda r: r.id.str.split("-").str[0])
     faulty = rows.notes.astype(str).str.contains("pathology") & rows.metric.ne("peak_memory_gib")
-    unsaid = rows.precision.str.contains("fp4") | rows.recompute.astype(str).str.contains("cpu_offload")
+    unsaid = rows.precision.str.contains("fp4") | rows.recompute.astype(str).str.contains(
+        "cpu_offload"
+    )
     rows = rows[~(unsaid | faulty)]
-    same = [name for name in rows.columns if name not in ("id", "metric", "value", "notes", "quality")]
+    same = [
+        name for name in rows.columns if name not in ("id", "metric", "value", "notes", "quality")
+    ]
     out: list[TrainingRun] = []
     parameters: dict[str, float] = {}
     for _, part in rows.groupby(same, dropna=False, sort=False):
-        figures = {METRICS[metric]: float(values.median()) for metric, values in part.groupby("metric").value}
+        figures = {
+            METRICS[metric]: float(values.median())
+            for metric, values in part.groupby("metric").value
+        }
         row = next(part.itertuples())
         out.append(run_of(row, str(row.id), figures))
         parameters[str(row.id)] = float(row.params)
@@ -154,14 +227,23 @@ def runs(truth: Path) -> list[TrainingRun]:
 def _described(found: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
     """Runs whose dimensions give the published number of parameters."""
     groups, _ = grouped(found)
-    own = {found[n].id: group.setting.model.parameters for group in groups for n in map(int, group.rows)}
-    return [run for run in found if run.id in own and abs(own[run.id] / parameters[run.id] - 1) < 0.15]
+    own = {
+        found[n].id: group.setting.model.parameters
+        for group in groups
+        for n in map(int, group.rows)
+    }
+    return [
+        run for run in found if run.id in own and abs(own[run.id] / parameters[run.id] - 1) < 0.15
+    ]
 
 
 def failed(truth: Path) -> list[TrainingRun]:
     """Runs that ran out of memory, crashed or timed out (one label); their figures are missing, a step of one second stands in."""
     rows = pd.read_csv(truth / "training_failed_runs.csv.gz", low_memory=False)
-    rows = _asked_for(rows).assign(notes="", source_key=lambda r: np.where(r.framework.str.startswith("nanotron"), "nano", "other"))
+    rows = _asked_for(rows).assign(
+        notes="",
+        source_key=lambda r: np.where(r.framework.str.startswith("nanotron"), "nano", "other"),
+    )
     return [run_of(row, f"failed-{n}", {"step_s": 1.0}) for n, row in enumerate(rows.itertuples())]
 
 
@@ -179,7 +261,10 @@ def chosen(everything: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
     for key, rows in cells.items():
         seats = min(1 + round(left * weight[key] / sum(weight.values())), len(rows))
         ordered = rows.sort_values(["nodes", "tp", "pp", "micro_batch", "id"]).index.to_numpy()
-        picked += [int(ordered[place]) for place in np.unique(np.linspace(0, len(ordered) - 1, seats).round().astype(int))]
+        picked += [
+            int(ordered[place])
+            for place in np.unique(np.linspace(0, len(ordered) - 1, seats).round().astype(int))
+        ]
     return everything.loc[picked].sort_values([*CELL, "id"], ignore_index=True)
 
 
@@ -188,7 +273,9 @@ def main() -> None:
     shipped = chosen(everything)
     shipped.to_csv(TRAINING_RUNS, index=False, float_format="%.6g", lineterminator="\n")
     measured = shipped[list(TRAINING_FIGURES)].notna().sum().to_dict()
-    print(f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, {measured}: {TRAINING_RUNS}")
+    print(
+        f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, {measured}: {TRAINING_RUNS}"
+    )
 
 
 if __name__ == "__main__":

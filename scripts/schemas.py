@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipe_core.documents import to_json
-from recipe_core.schemas import NAMES, schema
+from recipe_core.base.documents import to_json
+from recipe_core.present.schemas import NAMES, schema
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schema"
 
@@ -23,9 +23,15 @@ def files() -> dict[Path, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when a file is stale"
+    )
     check = parser.parse_args().check
-    stale = [path for path, text in files().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    stale = [
+        path
+        for path, text in files().items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
     for path in stale:
         print(f"{'stale' if check else 'wrote'}: {path.relative_to(FOLDER.parent.parent)}")
         if not check:

@@ -37,7 +37,11 @@ SHOTS = {
     "recipe": ("recipe", LLAMA, None),
     "training": ("compare", TRAIN, "Pipeline"),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
-    "nothing-fits": ("compare", "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.per_node=1", None),
+    "nothing-fits": (
+        "compare",
+        "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.per_node=1",
+        None,
+    ),
 }
 """Path, query, and the view or example that is opened."""
 DARK = ("model", "hardware", "objective", "compare", "recipe", "training", "check")
@@ -51,9 +55,23 @@ def served() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port), "--server.headless", "true"]
+    argv = [
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        str(ROOT / "app.py"),
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
+    ]
     server = subprocess.Popen(
-        argv, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        argv,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
     )
     try:
         wait_for(f"http://127.0.0.1:{port}/_stcore/health", server)
@@ -77,8 +95,13 @@ def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 def settled(page: Page) -> None:
     """Wait until the script has run and charts and tables are drawn."""
     page.get_by_role("heading", level=1).wait_for(timeout=PATIENCE_MS)
-    page.wait_for_function("document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'", timeout=PATIENCE_MS)
-    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')", timeout=PATIENCE_MS)
+    page.wait_for_function(
+        "document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'",
+        timeout=PATIENCE_MS,
+    )
+    page.wait_for_function(
+        "!document.querySelector('[data-testid=stSkeleton]')", timeout=PATIENCE_MS
+    )
     page.wait_for_timeout(1500)
 
 
@@ -108,7 +131,9 @@ def small(png: bytes) -> bytes:
     """Fewer colours: a screenshot of text and bars needs no more, and stays under the limit."""
     for colours in (256, 128, 64, 32):
         buffer = io.BytesIO()
-        Image.open(io.BytesIO(png)).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+        Image.open(io.BytesIO(png)).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(
+            buffer, "PNG", optimize=True
+        )
         if buffer.tell() < MAX_BYTES:
             return buffer.getvalue()
     raise SystemExit(f"a picture stays over {MAX_BYTES:,} bytes")
@@ -117,7 +142,9 @@ def small(png: bytes) -> bytes:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(name, WIDE_PX, "light") for name in SHOTS] + [(name, WIDE_PX, "dark") for name in DARK]
+    wanted = [(name, WIDE_PX, "light") for name in SHOTS] + [
+        (name, WIDE_PX, "dark") for name in DARK
+    ]
     wanted += [(name, NARROW_PX, "light") for name in NARROW]
     only = sys.argv[2:]
     with served() as base, sync_playwright() as playwright:

@@ -12,18 +12,34 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests ask no hub; before anythin
 
 import pytest
 
-from recipe_core.request import PlanRequest
+from recipe_core.request.schema import PlanRequest
 
 Answer = TypeVar("Answer")
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
-def request_values(model: Any = LLAMA_70B, device: str = "h100-sxm", per_node: int = 8, nodes: int = 1, **parts: Any) -> dict[str, Any]:
+def request_values(
+    model: Any = LLAMA_70B,
+    device: str = "h100-sxm",
+    per_node: int = 8,
+    nodes: int = 1,
+    **parts: Any,
+) -> dict[str, Any]:
     """A request's plain values: a closed loop of 64 requests of 1,024 + 256 tokens unless ``workload`` says otherwise."""
-    workload = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64} | parts.pop("workload", {})
+    workload = {
+        "mode": "closed",
+        "input_tokens": 1024,
+        "output_tokens": 256,
+        "concurrency": 64,
+    } | parts.pop("workload", {})
     workload = {name: value for name, value in workload.items() if value is not None}
-    return {"model": model, "hardware": {"device": device, "per_node": per_node, "nodes": nodes}, "workload": workload, **parts}
+    return {
+        "model": model,
+        "hardware": {"device": device, "per_node": per_node, "nodes": nodes},
+        "workload": workload,
+        **parts,
+    }
 
 
 def make_request(*args: Any, **parts: Any) -> PlanRequest:

@@ -9,24 +9,45 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.candidates import Resolved, describe, every_split, one_split, resolve, setting
-from recipe_core.engines.deployment import Candidate, Deployment
 from recipe_core.engines.spec import engine
-from recipe_core.estimate import Cases, Setting
-from recipe_core.request import CandidateRequest
-from recipe_core.split import refusals
+from recipe_core.launch.process import Candidate, Deployment
+from recipe_core.request.schema import CandidateRequest
+from recipe_core.search.serving_candidates import (
+    Resolved,
+    describe,
+    every_split,
+    one_split,
+    resolve,
+    setting,
+)
+from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.splits import refusals
 from tests.conftest import make_request
 
-MODELS = ("meta-llama/Llama-3.1-70B-Instruct", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8", "deepseek-ai/DeepSeek-V3")
-DEVICES = {"cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"), "rocm": ("mi300x", "mi355x"), "cpu": ("cpu",)}
+MODELS = (
+    "meta-llama/Llama-3.1-70B-Instruct",
+    "Qwen/Qwen3-32B",
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-32B-FP8",
+    "deepseek-ai/DeepSeek-V3",
+)
+DEVICES = {
+    "cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"),
+    "rocm": ("mi300x", "mi355x"),
+    "cpu": ("cpu",),
+}
 SIZES = ((8, 1), (4, 2), (8, 2), (8, 4))
 DRAFT_CHECKPOINT = "example/Model-EAGLE3"
 
 
 @cache
-def legal(model: str, name: str, device: str, per_node: int, nodes: int, weights: str, cache_dtype: str) -> tuple[Resolved, Setting, Cases]:
+def legal(
+    model: str, name: str, device: str, per_node: int, nodes: int, weights: str, cache_dtype: str
+) -> tuple[Resolved, Setting, Cases]:
     """Every split that no rule refuses."""
-    found: Resolved = resolve(make_request(model, device, per_node, nodes, options={"context_parallel": True}))
+    found: Resolved = resolve(
+        make_request(model, device, per_node, nodes, options={"context_parallel": True})
+    )
     chosen = setting(found, engine(name), weights, cache_dtype)
     splits = every_split(found, chosen)
     fine = np.ones(len(splits), dtype=bool)
@@ -41,8 +62,13 @@ def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
     while count:
         device = draw.choice([d for runtime in spec.runtimes for d in DEVICES[runtime]])
         per_node, nodes = (1, 1) if device == "cpu" else draw.choice(SIZES)
-        weights, cache_dtype = draw.choice(("auto", "auto", "fp8", "fp16")), draw.choice(("auto", "auto", "fp8"))
-        found, chosen, splits = legal(draw.choice(MODELS), name, device, per_node, nodes, weights, cache_dtype)
+        weights, cache_dtype = (
+            draw.choice(("auto", "auto", "fp8", "fp16")),
+            draw.choice(("auto", "auto", "fp8")),
+        )
+        found, chosen, splits = legal(
+            draw.choice(MODELS), name, device, per_node, nodes, weights, cache_dtype
+        )
         if not len(splits) or chosen.needs_other_checkpoint:
             continue
         drawn = _deployment(draw, found, chosen, splits)
@@ -51,7 +77,9 @@ def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
             count -= 1
 
 
-def _deployment(draw: random.Random, found: Resolved, chosen: Setting, splits: Cases) -> Deployment | None:
+def _deployment(
+    draw: random.Random, found: Resolved, chosen: Setting, splits: Cases
+) -> Deployment | None:
     """One of the splits with limits, pools and drafts; None where a rule refuses those."""
     values = describe(chosen, splits, draw.randrange(len(splits)))
     values |= {
@@ -73,7 +101,9 @@ def _deployment(draw: random.Random, found: Resolved, chosen: Setting, splits: C
     if exact is None or any(rule.broken[0] for rule in refusals(*exact)):
         return None
     context = draw.choice((2048, 4096, 8191))
-    return Deployment(chosen, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m")
+    return Deployment(
+        chosen, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m"
+    )
 
 
 def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any]:
@@ -84,4 +114,7 @@ def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any
     sizes = [pool["tp"] * pool["pp"] * pool["dp"] for pool in (decode, prefill)]
     replicas = draw.randint(1, (there - sizes[1]) // sizes[0])
     others = draw.randint(1, (there - replicas * sizes[0]) // sizes[1])
-    return decode | {"replicas": replicas, "prefill": {k: prefill[k] for k in ("tp", "pp", "dp", "ep")} | {"replicas": others}}
+    return decode | {
+        "replicas": replicas,
+        "prefill": {k: prefill[k] for k in ("tp", "pp", "dp", "ep")} | {"replicas": others},
+    }

@@ -65,8 +65,17 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.root / "etc" / "slurm.conf")}
 
-    def run(self, *words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, cwd=cwd, env=self.environment | environment, capture_output=True, text=True, timeout=WAIT_S)
+    def run(
+        self, *words: str, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words,
+            cwd=cwd,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
 
     def show(self, job: str) -> dict[str, str]:
         """Fields of a job."""
@@ -105,7 +114,9 @@ def _configure(root: Path, nodes: int, gpus: int) -> None:
         gpus=gpus,
     )
     (root / "etc" / "slurm.conf").write_text(text)
-    (root / "etc" / "gres.conf").write_text(f"NodeName=n[0-{nodes - 1}] Name=gpu File={root}/dev/nvidia[0-{gpus - 1}]\n")
+    (root / "etc" / "gres.conf").write_text(
+        f"NodeName=n[0-{nodes - 1}] Name=gpu File={root}/dev/nvidia[0-{gpus - 1}]\n"
+    )
 
 
 def _free_ports(count: int) -> int:
@@ -123,9 +134,18 @@ def _free(port: int) -> bool:
 
 def _start(slurm: Slurm, nodes: int) -> None:
     root = slurm.root
-    own = [f"--{name}={root}/{path}" for name, path in (("key-file", "etc/munge.key"), ("socket", "run/munge.sock"))]
-    own += [f"--{name}={root}/{path}" for name, path in (("pid-file", "run/munged.pid"), ("log-file", "log/munged.log"))]
-    daemons = [("munged", "--force", *own, f"--seed-file={root}/run/munge.seed"), ("slurmctld", "-c")]
+    own = [
+        f"--{name}={root}/{path}"
+        for name, path in (("key-file", "etc/munge.key"), ("socket", "run/munge.sock"))
+    ]
+    own += [
+        f"--{name}={root}/{path}"
+        for name, path in (("pid-file", "run/munged.pid"), ("log-file", "log/munged.log"))
+    ]
+    daemons = [
+        ("munged", "--force", *own, f"--seed-file={root}/run/munge.seed"),
+        ("slurmctld", "-c"),
+    ]
     for words in (*daemons, *(("slurmd", "-N", f"n{n}") for n in range(nodes))):
         done = slurm.run(*words)
         assert done.returncode == 0, done.stderr
@@ -136,7 +156,9 @@ def _start(slurm: Slurm, nodes: int) -> None:
 
 
 def _stop(root: Path) -> None:
-    for path in sorted((root / "run").glob("*.pid"), reverse=True):  # node daemons before munged, which they ask
+    for path in sorted(
+        (root / "run").glob("*.pid"), reverse=True
+    ):  # node daemons before munged, which they ask
         try:
             os.kill(int(path.read_text()), signal.SIGTERM)
         except (ValueError, ProcessLookupError):

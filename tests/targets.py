@@ -9,16 +9,31 @@ from typing import Any
 
 import pytest
 
-from recipe_core.documents import parse_yaml
-from recipe_core.engines.deployment import Launch, Process
+from recipe_core.base.documents import parse_yaml
+from recipe_core.launch.process import Launch, Process
 from recipe_core.targets import Context, Image, Parameters, target_files
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
 DIGEST = "sha256:" + "5b8511ec" * 8
 ESTIMATE: dict[str, Any] = {
-    "memory": {"weights_bytes": 17.6e9, "kv_needed_bytes": 3.4e9, "total_bytes": 26.6e9, "kv_cache_bytes": 54.9e9, "max_concurrency": 1047},
-    "serving": {"ttft_s": 0.284, "tpot_s": 0.0239, "request_latency_s": 6.37, "output_tokens_per_s": 2573.0},
-    "bands": {"ttft_s": [0.207, 0.798], "tpot_s": [0.0174, 0.047], "output_tokens_per_s": [1672.0, 3267.0]},
+    "memory": {
+        "weights_bytes": 17.6e9,
+        "kv_needed_bytes": 3.4e9,
+        "total_bytes": 26.6e9,
+        "kv_cache_bytes": 54.9e9,
+        "max_concurrency": 1047,
+    },
+    "serving": {
+        "ttft_s": 0.284,
+        "tpot_s": 0.0239,
+        "request_latency_s": 6.37,
+        "output_tokens_per_s": 2573.0,
+    },
+    "bands": {
+        "ttft_s": [0.207, 0.798],
+        "tpot_s": [0.0174, 0.047],
+        "output_tokens_per_s": [1672.0, 3267.0],
+    },
 }
 WORKLOAD = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
 
@@ -30,7 +45,12 @@ def options(**values: Any) -> dict[str, Any]:
 
 def argv(values: dict[str, Any]) -> tuple[str, ...]:
     """The options as words."""
-    words = [word for name, value in values.items() if value is not False for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = [
+        word
+        for name, value in values.items()
+        if value is not False
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     return ("vllm", "serve", "${model}", *(word for word in words if word != "True"))
 
 
@@ -40,15 +60,28 @@ def launched(processes: tuple[Process, ...], values: dict[str, Any], **parts: An
 
 def single(devices: int = 8, **more: Any) -> Launch:
     """One server on one node."""
-    values = options(tensor_parallel_size=devices, pipeline_parallel_size=1, data_parallel_size=1, max_num_seqs=256) | more
+    values = (
+        options(
+            tensor_parallel_size=devices,
+            pipeline_parallel_size=1,
+            data_parallel_size=1,
+            max_num_seqs=256,
+        )
+        | more
+    )
     environment = {"VLLM_NO_USAGE_STATS": "1"}
-    return launched((Process("server-0", argv(values), environment, 0, tuple(range(devices))),), values)
+    return launched(
+        (Process("server-0", argv(values), environment, 0, tuple(range(devices))),), values
+    )
 
 
 def replicas(count: int = 4, tp: int = 2) -> Launch:
     """Servers that know nothing of each other, on consecutive ports of one node."""
     values = options(tensor_parallel_size=tp, pipeline_parallel_size=1, data_parallel_size=1)
-    made = [Process(f"server-{n}", argv(values), {}, n, tuple(range(n * tp, n * tp + tp)), group=n) for n in range(count)]
+    made = [
+        Process(f"server-{n}", argv(values), {}, n, tuple(range(n * tp, n * tp + tp)), group=n)
+        for n in range(count)
+    ]
     return launched(tuple(made), values)
 
 
@@ -57,8 +90,23 @@ def spread(nodes: int = 2, tp: int = 8) -> Launch:
     values = options(tensor_parallel_size=tp, pipeline_parallel_size=nodes, data_parallel_size=1)
     found = []
     for node in range(nodes):
-        own = values | {"nnodes": nodes, "node_rank": node, "master_addr": "${head}", "headless": node > 0}
-        found.append(Process(f"node-{node}", argv(own), {}, 0, tuple(range(tp)), node, "worker" if node else "server"))
+        own = values | {
+            "nnodes": nodes,
+            "node_rank": node,
+            "master_addr": "${head}",
+            "headless": node > 0,
+        }
+        found.append(
+            Process(
+                f"node-{node}",
+                argv(own),
+                {},
+                0,
+                tuple(range(tp)),
+                node,
+                "worker" if node else "server",
+            )
+        )
     return launched(tuple(found), values)
 
 
@@ -68,35 +116,98 @@ def pools(nodes: int = 1) -> Launch:
     last = nodes - 1
 
     def pool(name: str, offset: int, node: int, devices: tuple[int, ...]) -> Process:
-        environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{node}}}", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5500 + 100 * offset)}
-        return Process(f"{name}-0", argv(values), environment, offset, devices, node, name, offset - 1)  # type: ignore[arg-type]
+        environment = {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{node}}}",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5500 + 100 * offset),
+        }
+        return Process(
+            f"{name}-0", argv(values), environment, offset, devices, node, name, offset - 1
+        )  # type: ignore[arg-type]
 
     asked = [
         word
         for name, node, offset in (("prefill", 0, 1), ("decode", last, 2))
         for word in (f"--{name}", f"http://${{node{node}}}:${{port{offset}}}")
     ]
-    router = Process("router", ("vllm-router", "--host", "${host}", "--port", "${port}", *asked), {}, 0, (), 0, "router", 2)
-    found = (pool("prefill", 1, 0, (0, 1, 2, 3)), pool("decode", 2, last, (4, 5, 6, 7) if nodes == 1 else (0, 1, 2, 3)), router)
+    router = Process(
+        "router",
+        ("vllm-router", "--host", "${host}", "--port", "${port}", *asked),
+        {},
+        0,
+        (),
+        0,
+        "router",
+        2,
+    )
+    found = (
+        pool("prefill", 1, 0, (0, 1, 2, 3)),
+        pool("decode", 2, last, (4, 5, 6, 7) if nodes == 1 else (0, 1, 2, 3)),
+        router,
+    )
     return launched(found, values)
 
 
 def training(nodes: int = 2, devices: int = 8) -> Launch:
     """One torchrun a node."""
-    words = ("torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(devices), "--rdzv-backend", "c10d", "--rdzv-id", "recipe")
-    words += ("--rdzv-endpoint", "${head}:29500", "${root}/trainer/train.py", "--config", "${root}/training.yaml", "--folder", "${run}")
-    found = [Process(f"node-{node}", words, {"OMP_NUM_THREADS": "1"}, 0, tuple(range(devices)), node, "trainer") for node in range(nodes)]
+    words = (
+        "torchrun",
+        "--nnodes",
+        str(nodes),
+        "--nproc-per-node",
+        str(devices),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "recipe",
+    )
+    words += (
+        "--rdzv-endpoint",
+        "${head}:29500",
+        "${root}/trainer/train.py",
+        "--config",
+        "${root}/training.yaml",
+        "--folder",
+        "${run}",
+    )
+    found = [
+        Process(
+            f"node-{node}",
+            words,
+            {"OMP_NUM_THREADS": "1"},
+            0,
+            tuple(range(devices)),
+            node,
+            "trainer",
+        )
+        for node in range(nodes)
+    ]
     held = {"training.yaml": "steps: 10\n", "trainer/train.py": "print('a trainer')\n"}
-    return Launch(tuple(found), {"tensor_parallel": devices}, "", 0, "", "", files=held, kind="training")
+    return Launch(
+        tuple(found), {"tensor_parallel": devices}, "", 0, "", "", files=held, kind="training"
+    )
 
 
-NVIDIA = {"device": "h100-sxm", "vendor": "nvidia", "runtime": "cuda", "architecture": "sm_90", "device_memory_bytes": 85520809984}
-AMD = {"device": "mi300x", "vendor": "amd", "runtime": "rocm", "architecture": "gfx942", "device_memory_bytes": 206141652992}
+NVIDIA = {
+    "device": "h100-sxm",
+    "vendor": "nvidia",
+    "runtime": "cuda",
+    "architecture": "sm_90",
+    "device_memory_bytes": 85520809984,
+}
+AMD = {
+    "device": "mi300x",
+    "vendor": "amd",
+    "runtime": "rocm",
+    "architecture": "gfx942",
+    "device_memory_bytes": 206141652992,
+}
 VLLM = Image(reference="vllm/vllm-openai:v0.32.0", digest=DIGEST)
 ROCM = Image(reference="vllm/vllm-openai-rocm:v0.32.0")
 
 
-def context(launch: Launch | None = None, hardware: dict[str, Any] = NVIDIA, **parts: Any) -> Context:
+def context(
+    launch: Launch | None = None, hardware: dict[str, Any] = NVIDIA, **parts: Any
+) -> Context:
     """A recipe of a model of 70 billion parameters; ``parts`` replace fields."""
     launch = launch or single()
     fields: dict[str, Any] = {
@@ -127,14 +238,28 @@ EXAMPLES: dict[str, Context] = {
     "nvidia-one-node": with_parameters(context(), max_replicas=4, token_secret="hf-token"),
     "amd-one-node": with_parameters(
         context(
-            replicas(), AMD, name="qwen3-30b-a3b-mi300x-tp2-dp4-vllm", model="Qwen/Qwen3-30B-A3B", image=ROCM, weights_bytes=61_064_245_248
+            replicas(),
+            AMD,
+            name="qwen3-30b-a3b-mi300x-tp2-dp4-vllm",
+            model="Qwen/Qwen3-30B-A3B",
+            image=ROCM,
+            weights_bytes=61_064_245_248,
         )
     ),
-    "two-nodes": context(spread(), name="llama-3-1-405b-h100-sxm-tp8-pp2-vllm", model="meta-llama/Llama-3.1-405B-Instruct"),
+    "two-nodes": context(
+        spread(),
+        name="llama-3-1-405b-h100-sxm-tp8-pp2-vllm",
+        model="meta-llama/Llama-3.1-405B-Instruct",
+    ),
     "pools": context(pools(), name="llama-3-1-70b-h100-sxm-tp4-pools-vllm"),
-    "pools-two-nodes": context(pools(2), name="llama-3-1-70b-h100-sxm-tp4-pools-2-vllm", devices_per_node=4),
+    "pools-two-nodes": context(
+        pools(2), name="llama-3-1-70b-h100-sxm-tp4-pools-2-vllm", devices_per_node=4
+    ),
     "training-two-nodes": context(
-        training(), name="llama-3-1-8b-training", image=Image(reference="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"), engine="torch"
+        training(),
+        name="llama-3-1-8b-training",
+        image=Image(reference="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"),
+        engine="torch",
     ),
 }
 
@@ -146,8 +271,16 @@ def needs(program: str) -> Any:
 
 def documents(value: Context, *suffixes: str) -> dict[str, Any]:
     """Every YAML or JSON file of the context's targets, read, whose path ends in one of ``suffixes`` (all without any)."""
-    made = {path: text for path, text in target_files(value).items() if path.endswith((".yaml", ".json"))}
-    return {path: parse_yaml(text, path) for path, text in made.items() if not suffixes or path.endswith(suffixes)}
+    made = {
+        path: text
+        for path, text in target_files(value).items()
+        if path.endswith((".yaml", ".json"))
+    }
+    return {
+        path: parse_yaml(text, path)
+        for path, text in made.items()
+        if not suffixes or path.endswith(suffixes)
+    }
 
 
 def write_bundle(value: Context, folder: Path) -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.advice import looser_limits, nearest, remedies
-from recipe_core.edits import change
-from recipe_core.plan import plan
-from recipe_core.query import DEFAULT
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.advice import looser_limits, nearest, remedies
+from recipe_core.search.serving_plan import plan
 
 
 @pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "usd_per_hour", "request_latency_ms"])
@@ -27,7 +27,9 @@ def test_several_limits_are_loosened_together_where_none_alone_is_enough():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_lacks_memory_gets_changes_that_really_work(count):
-    small = change(DEFAULT, {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.per_node": count})
+    small = change(
+        DEFAULT, {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.per_node": count}
+    )
     table = plan(small)
     found = remedies(table)
     assert found
@@ -37,8 +39,15 @@ def test_what_lacks_memory_gets_changes_that_really_work(count):
 
 
 def test_only_weights_that_the_engine_can_load_are_proposed():
-    table = plan(change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.per_node": 1}))
-    proposed = [value for remedy in remedies(table) for field, value in remedy.changes.items() if field == "options.weight_dtypes"]
+    table = plan(
+        change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.per_node": 1})
+    )
+    proposed = [
+        value
+        for remedy in remedies(table)
+        for field, value in remedy.changes.items()
+        if field == "options.weight_dtypes"
+    ]
     assert set(proposed) <= {("fp8",)}
 
 

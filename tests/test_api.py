@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from starlette.testclient import TestClient
 
-from recipe_core.api import create_api
+from recipe_core.doors.api import create_api
 from tests.conftest import request_values
 
 
@@ -28,7 +28,9 @@ def test_catalogs(client):
     assert "h100-sxm" in client.get("/hardware").json()["hardware"]
     assert client.get("/hardware/mi300x").json()["vendor"] == "amd"
     assert "Qwen/Qwen3-8B" in client.get("/models").json()["models"]
-    assert client.get("/models/Qwen/Qwen3-8B").json()["parameters"] == pytest.approx(8.19e9, rel=0.005)
+    assert client.get("/models/Qwen/Qwen3-8B").json()["parameters"] == pytest.approx(
+        8.19e9, rel=0.005
+    )
     assert {e["name"] for e in client.get("/engines").json()["engines"]} >= {"vllm", "transformers"}
     assert client.get("/schema").json()["properties"]["hardware"]
 
@@ -45,8 +47,14 @@ def test_a_recipe_is_asked_for_and_asked_of(client):
     assert recipe["parameters"]["port"] == 9000
     found = client.post("/resolve", json={"recipe": recipe, "hardware": "mi300x:8"}).json()
     assert found["applied"] == ["mi300x-8"]
-    assert found["options"]["max_num_batched_tokens"] != recipe["engine"]["options"]["max_num_batched_tokens"]
-    changed = client.post("/diff", json={"before": recipe, "after": request_values(candidate={"tp": 4, "pp": 1, "dp": 2})}).json()
+    assert (
+        found["options"]["max_num_batched_tokens"]
+        != recipe["engine"]["options"]["max_num_batched_tokens"]
+    )
+    changed = client.post(
+        "/diff",
+        json={"before": recipe, "after": request_values(candidate={"tp": 4, "pp": 1, "dp": 2})},
+    ).json()
     assert {"field": "candidate.tp", "before": 8, "after": 4} in changed["changed"]["candidate"]
     answer = client.post("/build", json=recipe)
     assert "recipe.yaml" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
@@ -58,7 +66,10 @@ def test_a_command_is_converted(client):
     assert answer["recipe"]["candidate"]["tp"] == 2
     assert answer["lost"][0]["what"] == "--nope 1"
     document = {"argv": ["vllm", "serve", "Qwen/Qwen3-8B"], "hardware": "h200"}
-    assert client.post("/convert", json={"document": document}).json()["recipe"]["device"]["name"] == "h200-sxm"
+    assert (
+        client.post("/convert", json={"document": document}).json()["recipe"]["device"]["name"]
+        == "h200-sxm"
+    )
 
 
 def test_schemas_are_served(client):
@@ -77,7 +88,12 @@ def test_a_recipe_that_names_a_path_is_not_followed(client):
     ("path", "body", "status", "field"),
     [
         ("/recipe", {"request": request_values(), "surprise": 1}, 422, "surprise"),
-        ("/recipe", {"request": request_values(), "parameters": {"prot": 1}}, 422, "parameters.prot"),
+        (
+            "/recipe",
+            {"request": request_values(), "parameters": {"prot": 1}},
+            422,
+            "parameters.prot",
+        ),
         ("/recipe", {"request": request_values(), "for": ["mi300x:0"]}, 422, "for"),
         ("/recipe", {"schema_version": 9, "lock": None}, 400, None),
         ("/resolve", {"recipe": request_values()}, 422, "hardware"),
@@ -106,7 +122,9 @@ def test_what_is_not_json_is_refused(client):
 
 
 def test_large_bodies_are_refused_unread(client):
-    answer = client.post("/plan", content=b" " * (5 << 20), headers={"content-type": "application/json"})
+    answer = client.post(
+        "/plan", content=b" " * (5 << 20), headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 413
 
 
@@ -118,7 +136,11 @@ def test_unknown_paths_answer_json(client):
 def test_the_surface_is_frozen(client):
     """Paths and methods of the API; change them knowingly."""
     document = client.get("/openapi.json").json()
-    surface = sorted(f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods)
+    surface = sorted(
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method in methods
+    )
     assert surface == [
         "GET /engines",
         "GET /hardware",

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from recipe_core.arithmetic import Line, arithmetic, training_arithmetic
-from recipe_core.board import ServingBoard, TrainingBoard, board_of
-from recipe_core.edits import change
-from recipe_core.query import DEFAULT
+from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.board_of import board_of
+from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.training_board import TrainingBoard
 
 
 def number(text: str) -> float:
@@ -72,7 +74,9 @@ def test_cost_and_energy_are_of_the_same_rate() -> None:
     assert isinstance(board, ServingBoard)
     found = lines(arithmetic(board, int(board.ranked[0])))
     hourly, rate = number(found["Cost per hour"].value), number(found["Output"].value)
-    assert hourly / (3600 * rate) * 1e6 == pytest.approx(number(found["Cost per million output tokens"].value.lstrip("$")), rel=0.01)
+    assert hourly / (3600 * rate) * 1e6 == pytest.approx(
+        number(found["Cost per million output tokens"].value.lstrip("$")), rel=0.01
+    )
 
 
 def test_a_refused_split_shows_its_memory_alone() -> None:
@@ -87,7 +91,9 @@ def test_training_lines_give_their_values() -> None:
     assert isinstance(board, TrainingBoard)
     found = lines(training_arithmetic(board, int(board.ranked[0])))
     for name in ("Peak", "Tokens of a step", "Tokens per device"):
-        assert evaluated(found[name].numbers) == pytest.approx(number(found[name].value), rel=0.02), found[name]
+        assert evaluated(found[name].numbers) == pytest.approx(
+            number(found[name].value), rel=0.02
+        ), found[name]
     assert number(found["Steps"].value) >= evaluated(found["Steps"].numbers)
     step = sum(number(term) for term in found["Step"].numbers.split(" + "))
     assert step == pytest.approx(number(found["Step"].value), rel=0.02)

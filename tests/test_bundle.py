@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.bundle import EPOCH, bundle_files, write_bundle, zip_bytes
-from recipe_core.documents import parse_yaml
-from recipe_core.errors import BundleError, InputError, NoAnswer
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import BundleError, InputError, NoAnswer
+from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.verify import check_bundle, read_bundle, unpack
+from recipe_core.bundle.write import EPOCH, bundle_files, write_bundle, zip_bytes
 from recipe_core.launcher.machine import Device, Machine
-from recipe_core.manifest import MANIFEST
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from recipe_core.verify import check_bundle, read_bundle, unpack
 from tests.conftest import make_request
 
 
@@ -51,9 +51,19 @@ def test_a_bundle_reads_back_as_its_recipe(recipe, tmp_path):
 
 def test_a_bundle_holds_what_it_promises(recipe):
     files = bundle_files(recipe)
-    assert {"recipe.yaml", "expected.json", "launch.json", "launch.py", "launcher/main.py", "README.md", MANIFEST} <= set(files)
+    assert {
+        "recipe.yaml",
+        "expected.json",
+        "launch.json",
+        "launch.py",
+        "launcher/main.py",
+        "README.md",
+        MANIFEST,
+    } <= set(files)
     manifest = json.loads(files[MANIFEST])
-    assert manifest["files"] == {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST}
+    assert manifest["files"] == {
+        name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST
+    }
     assert json.loads(files["expected.json"]) == recipe.estimate
     assert Recipe.parse(parse_yaml(files["recipe.yaml"].decode())) == recipe
 
@@ -72,14 +82,24 @@ def test_what_is_launched_is_what_was_estimated(recipe):
 
 def test_the_launcher_needs_only_the_standard_library(recipe, tmp_path):
     folder = write_bundle(recipe, tmp_path / "bundle")
-    done = subprocess.run([sys.executable, "-S", str(folder / "launch.py"), "--help"], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-S", str(folder / "launch.py"), "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "preflight" in done.stdout
 
 
 def test_preflight_refuses_a_machine_without_the_gpus(recipe, tmp_path):
     folder = write_bundle(recipe, tmp_path / "bundle")
-    done = subprocess.run([sys.executable, str(folder / "launch.py"), "preflight"], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(folder / "launch.py"), "preflight"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 1
     assert "cuda" in (done.stdout + done.stderr).lower()
     assert "Traceback" not in done.stderr
@@ -199,7 +219,11 @@ def test_unpacking_twice_gives_the_same_folder(recipe, tmp_path):
 def test_a_recipe_of_a_folder_travels_without_it(tmp_path, tiny_config):
     """The config goes with the recipe, so that another machine can estimate it again."""
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    recipe = make_recipe(make_request(str(tmp_path), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}))
+    recipe = make_recipe(
+        make_request(
+            str(tmp_path), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}
+        )
+    )
     (tmp_path / "config.json").unlink()
     bundle = write_bundle(recipe, tmp_path / "b.zip")
     assert read_bundle(bundle).warnings == ()
@@ -216,7 +240,12 @@ def test_a_secret_of_this_machine_is_found_wherever_it_hides(tiny_config, monkey
     """Even where it has no form of a secret: its value is in a variable that is called one."""
     monkeypatch.setenv("REGISTRY_PASSWORD", "tr0ub4dor-and-3")
     found = make_recipe(
-        make_request(tiny_config | {"note": "tr0ub4dor-and-3"}, "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
+        make_request(
+            tiny_config | {"note": "tr0ub4dor-and-3"},
+            "h100-sxm",
+            1,
+            workload={"input_tokens": 64, "output_tokens": 64},
+        )
     )
     with pytest.raises(InputError, match="REGISTRY_PASSWORD") as error:
         bundle_files(found)
@@ -226,8 +255,16 @@ def test_a_secret_of_this_machine_is_found_wherever_it_hides(tiny_config, monkey
 def test_every_target_is_in_the_bundle_or_said_not_to_be(recipe):
     files = bundle_files(recipe)
     readme = files["README.md"].decode()
-    assert {"targets/compose/compose.yaml", "targets/kubernetes/deployment.yaml", "monitoring/rules.yaml"} <= set(files)
-    for command in ("kubectl apply -k targets/kubernetes", "docker compose -f targets/compose/compose.yaml up", "sbatch targets/slurm"):
+    assert {
+        "targets/compose/compose.yaml",
+        "targets/kubernetes/deployment.yaml",
+        "monitoring/rules.yaml",
+    } <= set(files)
+    for command in (
+        "kubectl apply -k targets/kubernetes",
+        "docker compose -f targets/compose/compose.yaml up",
+        "sbatch targets/slurm",
+    ):
         assert command in readme
     assert "Not for kubernetes-keda" in readme  # one copy does not scale
     assert recipe.lock.image.reference in files["targets/compose/compose.yaml"].decode()
@@ -244,8 +281,21 @@ def test_a_bundle_over_nodes_says_what_runs_where():
 
 def test_a_training_bundle_holds_the_trainer(tmp_path):
     absent = ("mode", "input_tokens", "output_tokens", "concurrency")
-    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9} | dict.fromkeys(absent)
-    found = make_recipe(make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=workload, options={"engines": ["torch"]}))
+    workload = {
+        "kind": "training",
+        "sequence_length": 4096,
+        "global_batch": 64,
+        "tokens": 1e9,
+    } | dict.fromkeys(absent)
+    found = make_recipe(
+        make_request(
+            "meta-llama/Llama-3.1-8B",
+            "h100-sxm",
+            8,
+            workload=workload,
+            options={"engines": ["torch"]},
+        )
+    )
     checked = read_bundle(write_bundle(found, tmp_path / "b.zip"))
     assert (checked.recipe, checked.warnings) == (found, ())
     assert {"trainer/main.py", "train.json", "targets/slurm/job.sbatch"} <= set(checked.files)
@@ -276,8 +326,15 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
     path = write_bundle(recipe, tmp_path / "b.zip")
     names = ["NVIDIA H100 80GB HBM3"] * 8
     for devices, ok in ((names, True), (names[:4], False), (["NVIDIA L4"] * 8, False), ([], False)):
-        here = Machine("cuda" if devices else "cpu", tuple(Device(n, name, 80 << 30) for n, name in enumerate(devices)), "x", 8, 1, 1)
-        monkeypatch.setattr("recipe_core.fit.machine.detect", lambda here=here: here)
+        here = Machine(
+            "cuda" if devices else "cpu",
+            tuple(Device(n, name, 80 << 30) for n, name in enumerate(devices)),
+            "x",
+            8,
+            1,
+            1,
+        )
+        monkeypatch.setattr("recipe_core.bundle.host_check.machine.detect", lambda here=here: here)
         answer = check_bundle(path)
         assert (answer["ok"], answer["fits_here"], bool(answer["machine"])) == (True, ok, not ok)
 
@@ -286,8 +343,14 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
     ("parts", "says"),
     [
         ({"per_node": 1}, "too much"),
-        ({"per_node": 6, "nodes": 2, "candidate": {"tp": 4, "pp": 1, "dp": 3}}, "do not pack into 2 nodes"),
-        ({"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}}, "does not load them as int4"),
+        (
+            {"per_node": 6, "nodes": 2, "candidate": {"tp": 4, "pp": 1, "dp": 3}},
+            "do not pack into 2 nodes",
+        ),
+        (
+            {"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}},
+            "does not load them as int4",
+        ),
         ({"objective": {"limits": {"tpot_ms": 0.1}}}, "exceeds the limit"),
     ],
 )

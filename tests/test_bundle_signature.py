@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from recipe_core.bundle import bundle_files, write_bundle, zip_bytes
-from recipe_core.documents import write_whole
-from recipe_core.errors import BundleError, InputError
-from recipe_core.manifest import MANIFEST
+from recipe_core.base.documents import write_whole
+from recipe_core.base.errors import BundleError, InputError
+from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.sbom import sbom
+from recipe_core.bundle.signing import SIGNATURE, new_key, sign
+from recipe_core.bundle.verify import read_bundle, unpack
+from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.recipe.lock import ImageLock
-from recipe_core.sbom import sbom
-from recipe_core.signing import SIGNATURE, new_key, sign
-from recipe_core.verify import read_bundle, unpack
 from tests.conftest import make_request
 
 pytest.importorskip("cryptography", reason="needs cryptography (the extra 'sign')")
@@ -92,7 +92,9 @@ def test_a_signed_zip_unpacks_with_its_signature(recipe, keys, tmp_path):
     assert read_bundle(folder, keys[1]).signed.trusted
 
 
-@pytest.mark.parametrize("key", [b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
+@pytest.mark.parametrize(
+    "key", [b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
 def test_what_is_no_key_is_refused(recipe, key, tmp_path):
     with pytest.raises(InputError, match="private key"):
         sign(b"manifest", key)
@@ -102,12 +104,21 @@ def test_what_is_no_key_is_refused(recipe, key, tmp_path):
 
 def test_a_key_of_another_kind_or_encrypted_is_refused():
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
 
-    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
     with pytest.raises(InputError, match="no ed25519 key"):
         sign(b"m", other)
-    locked = ed25519.Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"p"))
+    locked = ed25519.Ed25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"p")
+    )
     with pytest.raises(InputError, match="encrypted"):
         sign(b"m", locked)
 
@@ -136,7 +147,9 @@ def test_the_bill_names_what_is_pulled(recipe):
 
 def test_an_image_is_named_by_digest_and_tag(recipe):
     image = ImageLock(reference="vllm/vllm-openai:v0.32.0", digest=f"sha256:{'ab' * 32}")
-    found = sbom(recipe.model_copy(update={"lock": recipe.lock.model_copy(update={"image": image})}))
+    found = sbom(
+        recipe.model_copy(update={"lock": recipe.lock.model_copy(update={"image": image})})
+    )
     (container,) = [each for each in found["components"] if each["type"] == "container"]
     assert container["purl"].startswith("pkg:oci/vllm-openai@sha256%3Aabab")
     assert container["purl"].endswith("tag=v0.32.0")
@@ -145,5 +158,9 @@ def test_an_image_is_named_by_digest_and_tag(recipe):
 
 def test_a_folder_is_not_named_by_its_path(tmp_path, tiny_config):
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    found = make_recipe(make_request(str(tmp_path), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}))
+    found = make_recipe(
+        make_request(
+            str(tmp_path), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}
+        )
+    )
     assert str(tmp_path) not in json.dumps(sbom(found))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.bundle import Bundle, bundle_of, replace_folder
-from recipe_core.errors import InputError
+from recipe_core.base.errors import InputError
+from recipe_core.bundle.write import Bundle, bundle_of, replace_folder
 from recipe_core.launcher.plan import load_plan
-from recipe_core.query import from_query
 from recipe_core.recipe import Additions, make_recipe, with_parameters
-from recipe_core.request import PlanRequest
+from recipe_core.request.link import from_query
+from recipe_core.request.schema import PlanRequest
 from recipe_core.targets import SERVING, TRAINING, Parameters, form
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
@@ -36,16 +36,29 @@ def test_commands_are_those_that_the_launcher_runs(name: str, tmp_path: Path) ->
     for found in node_commands(made.context, ADDRESSES[nodes]):
         words = shlex.split(found.launcher)
         assert words[:3] == ["python", "launch.py", "up"]
-        plan = load_plan(tmp_path / "bundle", node=found.node if nodes > 1 else None, head=",".join(ADDRESSES[nodes]))
+        plan = load_plan(
+            tmp_path / "bundle",
+            node=found.node if nodes > 1 else None,
+            head=",".join(ADDRESSES[nodes]),
+        )
         assert [name for name, _ in found.processes] == [process.name for process in plan.processes]
         for (_, command), process in zip(found.processes, plan.processes, strict=True):
             typed = [word for word in shlex.split(command) if word != "\n"]
-            argv = [word.replace(str(plan.run), "run").replace(str(plan.root), ".") for word in process.argv]
+            argv = [
+                word.replace(str(plan.run), "run").replace(str(plan.root), ".")
+                for word in process.argv
+            ]
             assert typed[-len(argv) :] == argv
             settings = dict(word.split("=", 1) for word in typed[: -len(argv)])
             visible = settings.pop("CUDA_VISIBLE_DEVICES", None)
-            assert settings == {key: value.replace(str(plan.root), ".") for key, value in process.env.items()}
-            assert visible == (",".join(map(str, process.devices)) if len(plan.processes) > 1 and process.devices else None)
+            assert settings == {
+                key: value.replace(str(plan.root), ".") for key, value in process.env.items()
+            }
+            assert visible == (
+                ",".join(map(str, process.devices))
+                if len(plan.processes) > 1 and process.devices
+                else None
+            )
 
 
 def test_no_line_of_a_command_parts_a_flag_from_its_value() -> None:
@@ -76,24 +89,32 @@ def test_the_form_asks_only_for_what_is_read() -> None:
     context = bundle("serving").context
     names = {each.name for asked in form.groups(context, SERVING).values() for each in asked}
     assert set(Parameters.model_fields) - names == {"device_groups"}
-    assert "device_groups" in {each.name for each in form.groups(replace(context, vendor="amd"), SERVING)["Everywhere"]}
+    assert "device_groups" in {
+        each.name for each in form.groups(replace(context, vendor="amd"), SERVING)["Everywhere"]
+    }
     assert list(form.groups(context, ["docker"])) == ["Everywhere"]
     assert form.default("port", context) == "8000"
     assert form.default("image", context).startswith("vllm/vllm-openai:v")
     assert form.default("partition", context) == ""
 
 
-@pytest.mark.parametrize("place", [{"namespace": "llm", "port": 9000}, {"image": "registry.example/vllm:1.2"}, {}])
+@pytest.mark.parametrize(
+    "place", [{"namespace": "llm", "port": 9000}, {"image": "registry.example/vllm:1.2"}, {}]
+)
 def test_a_recipe_for_another_place_is_the_recipe_made_there(place: dict[str, object]) -> None:
     request: PlanRequest = make_request()
     parameters = Parameters.model_validate(place)
-    assert with_parameters(make_recipe(request), parameters) == make_recipe(request, Additions(parameters=parameters))
+    assert with_parameters(make_recipe(request), parameters) == make_recipe(
+        request, Additions(parameters=parameters)
+    )
 
 
 def test_an_image_that_moves_is_refused_in_another_place() -> None:
     recipe = make_recipe(make_request())
     with pytest.raises(InputError, match=r"parameters\.image"):
-        with_parameters(recipe, Parameters.model_construct(**(Parameters().model_dump() | {"image": "vllm"})))
+        with_parameters(
+            recipe, Parameters.model_construct(**(Parameters().model_dump() | {"image": "vllm"}))
+        )
 
 
 def test_main_files_have_commands() -> None:

@@ -121,18 +121,27 @@ def test_an_entry_says_where_everything_is_from(name):
     assert entry.id == name
     assert {"config", entry.published.source} <= set(entry.sources)
     assert all(str(source.url).startswith("https://") for source in entry.sources.values())
-    assert not entry.published.includes or entry.published.language_model > 0.9 * entry.published.parameters
+    assert (
+        not entry.published.includes
+        or entry.published.language_model > 0.9 * entry.published.parameters
+    )
     if entry.same_as:
         assert catalog_entry(entry.same_as).same_as is None
 
 
 def test_no_name_means_two_models():
-    names = Counter(name.casefold() for entry in map(catalog_entry, catalog_ids()) for name in (entry.id, *entry.aliases))
+    names = Counter(
+        name.casefold()
+        for entry in map(catalog_entry, catalog_ids())
+        for name in (entry.id, *entry.aliases)
+    )
     assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_alias_is_a_name():
-    aliases = {alias: entry for entry in map(catalog_entry, catalog_ids()) for alias in entry.aliases}
+    aliases = {
+        alias: entry for entry in map(catalog_entry, catalog_ids()) for alias in entry.aliases
+    }
     assert len(aliases) >= 350
     assert all(catalog_entry(alias) == entry for alias, entry in aliases.items())
     assert catalog_model("gpt2").parameters == catalog_model("openai-community/gpt2").parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.plan import chosen_plan, plan
+from recipe_core.search.serving_plan import chosen_plan, plan
 from tests.conftest import make_request
 
 CAUSES = {"compute", "memory", "network", "overhead", "queue"}
@@ -25,7 +25,12 @@ def estimate_of(model="meta-llama/Llama-3.1-70B-Instruct", **parts):
         {"workload": {"concurrency": 1}},
         {"workload": {"concurrency": 512, "input_tokens": 8000, "output_tokens": 200}},
         {"model": "openai/gpt-oss-120b", "candidate": {"tp": 4, "dp": 2, "ep": 8}},
-        {"model": "deepseek-ai/DeepSeek-V3.2", "candidate": {"tp": 16}, "nodes": 2, "workload": {"concurrency": 16}},
+        {
+            "model": "deepseek-ai/DeepSeek-V3.2",
+            "candidate": {"tp": 16},
+            "nodes": 2,
+            "workload": {"concurrency": 16},
+        },
         {"workload": {"mode": "static", "concurrency": None, "batch": 8}},
         {"workload": {"mode": "open", "concurrency": None, "request_rate": 2}},
     ],
@@ -50,10 +55,14 @@ def test_one_sequence_is_bound_by_memory_and_a_long_prompt_by_compute():
 def test_one_device_has_no_network():
     answer = estimate_of("meta-llama/Llama-3.1-8B-Instruct", candidate={"tp": 1})
     assert "network" not in answer["causes_s"]["decode"]
-    assert answer["causes_s"]["decode"]["queue"] == pytest.approx(answer["breakdown_s"]["decode"]["prefill_interference"])
+    assert answer["causes_s"]["decode"]["queue"] == pytest.approx(
+        answer["breakdown_s"]["decode"]["prefill_interference"]
+    )
 
 
 def test_causes_of_a_row_are_its_own_and_not_the_plan_s_first():
     table = plan(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm"))
     answer = table.detailed(int(table.ranked[0]))
-    assert sum(answer["causes_s"]["decode"].values()) == pytest.approx(answer["serving"]["tpot_s"], rel=1e-9)
+    assert sum(answer["causes_s"]["decode"].values()) == pytest.approx(
+        answer["serving"]["tpot_s"], rel=1e-9
+    )

@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core import charts, curves, labels, tables, tornado
-from recipe_core.board import Board, ServingBoard, TrainingBoard, board_of
-from recipe_core.charts import front, lines
-from recipe_core.edits import change
-from recipe_core.query import DEFAULT
-from recipe_core.timeline import timeline
-from recipe_core.units import GIB
+from recipe_core.base import labels
+from recipe_core.base.units import GIB
+from recipe_core.explain import curves, tornado
+from recipe_core.explain.timeline import timeline
+from recipe_core.present import charts, tables
+from recipe_core.present.charts import front, lines
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.board import Board
+from recipe_core.search.board_of import board_of
+from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.training_board import TrainingBoard
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 TRAIN = ("workload.kind", "training")
@@ -41,17 +46,24 @@ def keys(trace: Mapping[str, Any]) -> set[str]:
 @pytest.mark.parametrize("x", ["tpot", "interactivity", "usd", "ttft"])
 def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
     traces = drawn(charts.tradeoff(board(), x, "per_gpu"))
-    assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == {board().key(int(row)) for row in board().ranked}
+    assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == {
+        board().key(int(row)) for row in board().ranked
+    }
     assert not keys(traces["Fits"]) & keys(traces["Best tradeoffs"])
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
     found = board(("objective.limits.tpot_ms", 40.0))
-    traces = drawn(charts.tradeoff(found, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"]))
+    traces = drawn(
+        charts.tradeoff(found, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
+    )
     names = ("Fits", "Best tradeoffs", "Over a limit", "Pinned")
     assert len({traces[name]["marker"]["symbol"] for name in names}) == len(names)
     assert len({traces[name]["marker"]["color"] for name in names}) == len(names)
-    devices = [found.raw("gpus")[found.row(key)] for key in (point[0] for point in traces["Fits"]["customdata"])]
+    devices = [
+        found.raw("gpus")[found.row(key)]
+        for key in (point[0] for point in traces["Fits"]["customdata"])
+    ]
     assert np.argmax(devices) == np.argmax(traces["Fits"]["marker"]["size"])
 
 
@@ -65,7 +77,8 @@ def test_a_limit_is_a_line_and_what_it_refuses_is_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "shape", "rising"), [("tpot", "per_gpu", "hv", 1), ("interactivity", "usd", "vh", 1), ("tpot", "usd", "hv", -1)]
+    ("x", "y", "shape", "rising"),
+    [("tpot", "per_gpu", "hv", 1), ("interactivity", "usd", "vh", 1), ("tpot", "usd", "hv", -1)],
 )
 def test_the_front_is_a_staircase(x: str, y: str, shape: str, rising: int) -> None:
     steps = charts.tradeoff(board(), x, y).data[0]
@@ -75,7 +88,11 @@ def test_the_front_is_a_staircase(x: str, y: str, shape: str, rising: int) -> No
 
 
 def test_pins_that_are_gone_are_not_drawn() -> None:
-    assert "Pinned" not in drawn(charts.tradeoff(board(), "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]))
+    assert "Pinned" not in drawn(
+        charts.tradeoff(
+            board(), "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]
+        )
+    )
 
 
 def test_many_points_are_thinned_but_the_front_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,19 +104,34 @@ def test_many_points_are_thinned_but_the_front_stays(monkeypatch: pytest.MonkeyP
 
 
 def test_many_points_are_thinned_around_the_front() -> None:
-    found = board(("hardware.nodes", 16), ("options.kv_dtypes", ("auto", "fp8")), ("options.engines", ("vllm", "sglang", "tensorrt-llm")))
+    found = board(
+        ("hardware.nodes", 16),
+        ("options.kv_dtypes", ("auto", "fp8")),
+        ("options.engines", ("vllm", "sglang", "tensorrt-llm")),
+    )
     traces = drawn(charts.tradeoff(found, "tpot", "per_gpu"))
     assert len(found.ranked) > front.MAX_POINTS
     assert all(len(trace["x"]) <= front.MAX_POINTS for trace in traces.values())
-    assert keys(traces["Best tradeoffs"]) == {found.key(int(row)) for row in np.flatnonzero(found.front("tpot", "per_gpu"))}
+    assert keys(traces["Best tradeoffs"]) == {
+        found.key(int(row)) for row in np.flatnonzero(found.front("tpot", "per_gpu"))
+    }
 
 
 @pytest.mark.parametrize("make", [board, training])
 def test_no_chart_needs_webgl(make: Any) -> None:
     """Without a GPU it takes seconds of processor time, and the report's policy forbids the programs that it compiles."""
     found = make()
-    figures = [charts.tradeoff(found, *found.axes), charts.parallel(found, found.listed[:3]), charts.heatmap(found, found.listed[2])]
-    assert not [trace.type for figure in figures for trace in figure.data if trace.type.endswith("gl") or trace.type == "parcoords"]
+    figures = [
+        charts.tradeoff(found, *found.axes),
+        charts.parallel(found, found.listed[:3]),
+        charts.heatmap(found, found.listed[2]),
+    ]
+    assert not [
+        trace.type
+        for figure in figures
+        for trace in figure.data
+        if trace.type.endswith("gl") or trace.type == "parcoords"
+    ]
 
 
 def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
@@ -109,7 +141,9 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     assert rows == [found.nearest()]
     layout = charts.memory_bars(found, rows).layout
     capacity = found.capacity_bytes(0) / GIB
-    assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx([found.usable_bytes(0) / GIB, capacity])
+    assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx(
+        [found.usable_bytes(0) / GIB, capacity]
+    )
     assert layout["xaxis"]["range"][1] > found.values("memory")[0] > capacity
     text = charts.memory_bars(found, rows).data[-1]["text"][0]
     assert text.endswith(f"{found.short_bytes(0) / GIB:,.1f} short")
@@ -122,7 +156,9 @@ def test_memory_parts_add_to_the_total(make: Any) -> None:
     rows = tables.memory_rows(found, [found.key(found.best())])
     bars = [trace for trace in charts.memory_bars(found, rows).data if trace["type"] == "bar"]
     assert np.sum([bar["x"] for bar in bars], axis=0) == pytest.approx(found.values("memory")[rows])
-    assert len({(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars}) == len(bars)
+    assert len(
+        {(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars}
+    ) == len(bars)
 
 
 def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
@@ -136,8 +172,13 @@ def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
 def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
     found = training()
     row = next(int(row) for row in found.ranked if found.degree("pp")[row] == 4)
-    stages = [{name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in found.estimate(row)["memory"]["stages"]]
-    figure = charts.stage_bars(stages, found.parts, found.usable_bytes(row), found.capacity_bytes(row))
+    stages = [
+        {name.removesuffix("_bytes"): value for name, value in stage.items()}
+        for stage in found.estimate(row)["memory"]["stages"]
+    ]
+    figure = charts.stage_bars(
+        stages, found.parts, found.usable_bytes(row), found.capacity_bytes(row)
+    )
     totals = np.sum([trace["y"] for trace in figure.data], axis=0)
     assert max(totals) == pytest.approx(found.values("memory")[row])
     assert [shape["y0"] for shape in figure.layout.shapes] == pytest.approx(
@@ -148,7 +189,9 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
 def test_a_waterfall_ends_at_the_whole_time() -> None:
     parts = board().estimate(board().best())["breakdown_s"]["decode"]
     bars = charts.waterfall(parts, labels.CAUSES).data[0]
-    assert list(bars["x"])[:-1] == sorted((seconds * 1e3 for seconds in parts.values()), reverse=True)
+    assert list(bars["x"])[:-1] == sorted(
+        (seconds * 1e3 for seconds in parts.values()), reverse=True
+    )
     assert bars["measure"][-1] == "total"
     assert set(bars["y"]) == {labels.CAUSES[cause] for cause in parts} | {"Total"}
 
@@ -208,9 +251,9 @@ def test_the_heatmap_has_the_best_of_each_cell_and_crosses(make: Any) -> None:
     found = make()
     figure = charts.heatmap(found, "per_gpu")
     cells, crosses = figure.data
-    assert max(value for line in cells["z"] for value in line if value is not None) == pytest.approx(
-        found.values("per_gpu")[found.feasible].max()
-    )
+    assert max(
+        value for line in cells["z"] for value in line if value is not None
+    ) == pytest.approx(found.values("per_gpu")[found.feasible].max())
     empty = sum(value is None for line in cells["z"] for value in line)
     assert len(crosses.text) == empty
     assert all(said for line in cells["customdata"] for said in line)
@@ -222,7 +265,11 @@ def test_parallel_axes_hold_degrees_and_measures(make: Any) -> None:
     figure = charts.parallel(found, ("per_gpu", "memory"))
     titles = list(figure.layout.xaxis.ticktext)
     assert titles[-2:] == [found.measures[name].head for name in ("per_gpu", "memory")]
-    assert set(titles[:-2]) == {name for name in ("tp", "pp", "dp", "ep", "cp") if len(np.unique(found.degree(name)[found.ranked])) > 1}
+    assert set(titles[:-2]) == {
+        name
+        for name in ("tp", "pp", "dp", "ep", "cp")
+        if len(np.unique(found.degree(name)[found.ranked])) > 1
+    }
     places = np.concatenate([trace.y.reshape(-1, len(titles) + 1) for trace in figure.data[:-1]])
     assert len(places) == min(len(found.ranked), lines.LINES)
     assert ((places[:, :-1] >= 0) & (places[:, :-1] <= 1)).all()
@@ -235,7 +282,10 @@ def test_the_best_split_is_the_strongest_line() -> None:
     best = int(found.ranked[np.argmin(found.raw("tpot")[found.ranked])])
     assert any(found.label(best) in said for said in strongest.text)
     assert strongest.line.color == charts.palette(dark=False).series[0]
-    assert all(trace.line.width < strongest.line.width for trace in charts.parallel(found, ("tpot", "memory")).data[: lines.SHADES - 1])
+    assert all(
+        trace.line.width < strongest.line.width
+        for trace in charts.parallel(found, ("tpot", "memory")).data[: lines.SHADES - 1]
+    )
 
 
 def test_boxes_keep_what_passes_through_all_marked_axes() -> None:
@@ -254,11 +304,17 @@ def test_boxes_keep_what_passes_through_all_marked_axes() -> None:
     assert {int(found.degree("tp")[row]) for row in ends} == {int(levels[0]), int(levels[-1])}
     lean = charts.passing(found, names, [box(at, 0.95, 1.05), box(len(titles) - 1, -0.05, 0.5)])
     values = found.raw("memory")[found.ranked]
-    assert lean == [row for row in most if found.raw("memory")[row] <= values.min() + 0.5 * np.ptp(values)]
-    assert charts.passing(found, names, [{"x": [0.4, 0.6], "y": [0, 1]}]) == [int(row) for row in found.ranked]  # between two axes
+    assert lean == [
+        row for row in most if found.raw("memory")[row] <= values.min() + 0.5 * np.ptp(values)
+    ]
+    assert charts.passing(found, names, [{"x": [0.4, 0.6], "y": [0, 1]}]) == [
+        int(row) for row in found.ranked
+    ]  # between two axes
 
 
 def test_dark_and_light_differ() -> None:
     assert charts.palette(dark=True) != charts.palette(dark=False)
-    assert charts.tradeoff(board(), "tpot", "per_gpu", dark=True) != charts.tradeoff(board(), "tpot", "per_gpu")
+    assert charts.tradeoff(board(), "tpot", "per_gpu", dark=True) != charts.tradeoff(
+        board(), "tpot", "per_gpu"
+    )
     assert charts.parts_bars({"mlp": 10, "head": 20}).data[0]["y"][0] == "Language-model head"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from recipe_core.api import create_api
+from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.files import check_items, check_values, item, read_items
 from recipe_core.commands.ground import Ground
@@ -17,11 +17,11 @@ from recipe_core.commands.judge import check_command, check_commands
 from recipe_core.commands.launches import launch_of
 from recipe_core.commands.meaning import meaning_of, settle
 from recipe_core.commands.render import render
-from recipe_core.commands.text import verdict_text
-from recipe_core.engines.deployment import Candidate, Deployment
-from recipe_core.errors import InputError, NoAnswer, RecipeError
-from recipe_core.plan import plan
+from recipe_core.doors.api import create_api
+from recipe_core.launch.process import Candidate, Deployment
+from recipe_core.present.command_text import verdict_text
 from recipe_core.recipe import deployment_of
+from recipe_core.search.serving_plan import plan
 from tests.conftest import make_request, request_values
 
 H100 = Ground.of(hardware="h100-sxm", gpus=8)
@@ -58,9 +58,14 @@ def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
     first = check("vllm serve Qwen/Qwen3-32B -tp 8 --max-model-len 16384")
     (command,) = first["better"]["commands"]
     again = check(command["argv"])
-    promised, told = (a["serving"]["output_tokens_per_s"] for a in (first["better"]["estimate"], again["estimate"]))
+    promised, told = (
+        a["serving"]["output_tokens_per_s"]
+        for a in (first["better"]["estimate"], again["estimate"])
+    )
     assert told == pytest.approx(promised)
-    assert told / first["estimate"]["serving"]["output_tokens_per_s"] - 1 == pytest.approx(first["better"]["gain"])
+    assert told / first["estimate"]["serving"]["output_tokens_per_s"] - 1 == pytest.approx(
+        first["better"]["gain"]
+    )
     assert again["better"] is None
     assert again["waste"]["idle"] == 0
 
@@ -81,15 +86,23 @@ def test_without_a_limit_the_model_s_whole_context_must_fit():
     assert long["verdict"] == "cannot start"
     assert "the longest request that fits" in long["reasons"][0]
     assert long["changes"]
-    assert check("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192", ground)["ok"] is True
-    assert check("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto", ground)["ok"] is True
+    assert (
+        check("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192", ground)["ok"]
+        is True
+    )
+    assert (
+        check("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto", ground)["ok"]
+        is True
+    )
 
 
 def test_a_cache_that_holds_fewer_than_are_in_flight_is_tight():
     ground = Ground.of(hardware="rtx-4090", gpus=1, concurrency=64)
     command = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
     assert check(command, ground)["verdict"] == "tight"
-    assert check(command, Ground.of(hardware="rtx-4090", gpus=1, concurrency=4))["verdict"] == "fits"
+    assert (
+        check(command, Ground.of(hardware="rtx-4090", gpus=1, concurrency=4))["verdict"] == "fits"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,14 +113,29 @@ def test_a_cache_that_holds_fewer_than_are_in_flight_is_tight():
         ("vllm serve Qwen/Qwen3-32B -tp 4 --enable-expert-parallel", "no experts to share"),
         ("vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 1000000", "exceed the model's context"),
         ("vllm serve Qwen/Qwen3-32B -tp 4 --quantization awq", "awq expects quantised weights"),
-        ("vllm serve Qwen/Qwen3-32B-FP8 -tp 4 --quantization awq", "awq does not load the fp8-block weights"),
+        (
+            "vllm serve Qwen/Qwen3-32B-FP8 -tp 4 --quantization awq",
+            "awq does not load the fp8-block weights",
+        ),
         ("vllm serve Qwen/Qwen3-32B -tp 4 --swap-space 4", "no --swap-space"),
-        ("vllm serve Qwen/Qwen3-32B -tp 4 --max-num-batched-tokens 64 --max-num-seqs 128", "less than one for each"),
-        ("vllm serve Qwen/Qwen3-32B -tp 4 --no-enable-chunked-prefill --max-num-batched-tokens 2048", "without chunked prefill"),
-        ("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --enable-eplb", "balancing experts needs expert parallelism"),
+        (
+            "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-batched-tokens 64 --max-num-seqs 128",
+            "less than one for each",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-32B -tp 4 --no-enable-chunked-prefill --max-num-batched-tokens 2048",
+            "without chunked prefill",
+        ),
+        (
+            "vllm serve Qwen/Qwen3-30B-A3B -tp 4 --enable-eplb",
+            "balancing experts needs expert parallelism",
+        ),
         ("vllm serve Qwen/Qwen3-32B -tp two", "takes int, not 'two'"),
         ("CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-32B -tp 4", "sees 2 devices and uses 4"),
-        ("docker run --ipc=host vllm/vllm-openai:v0.32.0 vllm serve Qwen/Qwen3-32B -tp 4", "starts vllm serve by itself"),
+        (
+            "docker run --ipc=host vllm/vllm-openai:v0.32.0 vllm serve Qwen/Qwen3-32B -tp 4",
+            "starts vllm serve by itself",
+        ),
         ("sglang serve Qwen/Qwen3-32B --tp 8 --dp 2 --nnodes 2", "do not span 2 nodes"),
         ("vllm serve Qwen/Qwen3-32B other -tp 4", "belongs to no option"),
     ],
@@ -119,7 +147,9 @@ def test_known_bad_commands_are_refused_with_the_reason(command, says):
 
 
 def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
-    answer = check("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 8 --max-model-len 8192 --disable-log-requests --port 9000")
+    answer = check(
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 8 --max-model-len 8192 --disable-log-requests --port 9000"
+    )
     assert answer["verdict"] == "cannot start"
     (command,) = answer["better"]["commands"]
     assert "--disable-log-requests" not in command["argv"]
@@ -129,9 +159,18 @@ def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
 
 def test_options_that_say_nothing_of_the_split_are_passed_on():
     kept = "--tool-call-parser hermes --enable-auto-tool-choice --served-model-name q --trust-remote-code"
-    for command in (f"vllm serve Qwen/Qwen3-32B {kept}", f"sglang serve Qwen/Qwen3-32B {kept.replace('--enable-auto-tool-choice', '')}"):
+    for command in (
+        f"vllm serve Qwen/Qwen3-32B {kept}",
+        f"sglang serve Qwen/Qwen3-32B {kept.replace('--enable-auto-tool-choice', '')}",
+    ):
         (offered,) = check(command)["better"]["commands"]
-        for word in ("--tool-call-parser", "hermes", "--served-model-name", "q", "--trust-remote-code"):
+        for word in (
+            "--tool-call-parser",
+            "hermes",
+            "--served-model-name",
+            "q",
+            "--trust-remote-code",
+        ):
             assert word in offered["argv"]
 
 
@@ -147,11 +186,15 @@ def test_an_older_image_makes_unknown_flags_a_warning():
 
 
 def test_several_nodes():
-    command = "sglang serve deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --dist-init-addr a:1"
+    command = (
+        "sglang serve deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --dist-init-addr a:1"
+    )
     answer = check(command, Ground.of(hardware="h100-sxm"))
     assert (answer["hardware"]["nodes"], answer["ok"]) == (2, True)
     assert answer["better"]["commands"][0]["argv"].count("--nnodes") == 1
-    assert found(check("vllm serve deepseek-ai/DeepSeek-V3 -tp 16", Ground.of(hardware="h100-sxm")), "nodes")
+    assert found(
+        check("vllm serve deepseek-ai/DeepSeek-V3 -tp 16", Ground.of(hardware="h100-sxm")), "nodes"
+    )
     assert check(command, Ground.of(hardware="h100-sxm", gpus=8, nodes=3))["ok"] is False
 
 
@@ -162,7 +205,9 @@ def test_more_devices_than_a_node_holds_are_several_nodes(hardware):
     assert answer["hardware"]["nodes"] * 8 == int(hardware.partition(":")[2])
     assert found(answer, "nodes")
     assert answer["ok"] is True
-    assert check("vllm serve Qwen/Qwen3-8B", Ground.of(hardware="gb200:72"))["hardware"]["nodes"] == 1
+    assert (
+        check("vllm serve Qwen/Qwen3-8B", Ground.of(hardware="gb200:72"))["hardware"]["nodes"] == 1
+    )
 
 
 def test_what_is_left_open_is_chosen():
@@ -200,7 +245,10 @@ def test_a_model_that_is_not_known_still_gets_its_findings():
 
 
 def test_a_stated_load_must_fit_the_context():
-    answer = check("vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 2048", Ground.of(hardware="h100-sxm", input_tokens=4000))
+    answer = check(
+        "vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 2048",
+        Ground.of(hardware="h100-sxm", input_tokens=4000),
+    )
     assert answer["ok"] is False
     assert found(answer, "too-long")
 
@@ -218,7 +266,10 @@ def test_drafts_are_estimated_once_their_acceptance_is_known():
     assert drafted["candidate"]["speculative"]["tokens"] == 1
     assert drafted["estimate"]["serving"]["tpot_s"] < plain["estimate"]["serving"]["tpot_s"]
     assert "--speculative-config" in drafted["better"]["commands"][0]["argv"]
-    without = check("vllm serve Qwen/Qwen3-32B -tp 4 --spec-method mtp --spec-tokens 1", Ground.of(hardware="h100-sxm", acceptance=0.8))
+    without = check(
+        "vllm serve Qwen/Qwen3-32B -tp 4 --spec-method mtp --spec-tokens 1",
+        Ground.of(hardware="h100-sxm", acceptance=0.8),
+    )
     assert any("no draft layers" in reason for reason in without["reasons"])
 
 
@@ -229,7 +280,12 @@ def test_names_that_are_no_model(name):
 
 
 def test_goals():
-    answers = {goal: check("vllm serve Qwen/Qwen3-32B -tp 2", Ground.of(hardware="h100-sxm", optimize=goal)) for goal in ("tpot", "cost")}
+    answers = {
+        goal: check(
+            "vllm serve Qwen/Qwen3-32B -tp 2", Ground.of(hardware="h100-sxm", optimize=goal)
+        )
+        for goal in ("tpot", "cost")
+    }
     tpot = [answers["tpot"][side]["serving"]["tpot_s"] for side in ("estimate",)]
     assert answers["tpot"]["better"]["estimate"]["serving"]["tpot_s"] < tpot[0]
     assert answers["cost"]["better"] is None or answers["cost"]["better"]["gain"] > 0.02
@@ -255,7 +311,17 @@ def test_what_is_judged_on_is_checked(values, field):
 
 
 @pytest.mark.parametrize(
-    "command", ["nginx -g daemon", "", "[1, 2]", '["vllm"', "vllm serve 'x", "x" * 70_000, ["vllm"] * 20_000, {"a": 1}]
+    "command",
+    [
+        "nginx -g daemon",
+        "",
+        "[1, 2]",
+        '["vllm"',
+        "vllm serve 'x",
+        "x" * 70_000,
+        ["vllm"] * 20_000,
+        {"a": 1},
+    ],
 )
 def test_what_is_no_command_is_one_error(command):
     with pytest.raises(InputError):
@@ -263,7 +329,9 @@ def test_what_is_no_command_is_one_error(command):
 
 
 def test_the_first_of_several_servers_is_judged():
-    answer = check("vllm serve Qwen/Qwen3-32B -tp 2 & vllm serve meta-llama/Llama-3.1-8B-Instruct &")
+    answer = check(
+        "vllm serve Qwen/Qwen3-32B -tp 2 & vllm serve meta-llama/Llama-3.1-8B-Instruct &"
+    )
     assert answer["model"] == "Qwen/Qwen3-32B"
     assert found(answer, "several")
 
@@ -289,14 +357,27 @@ def test_alone_and_together_commands_get_the_same_verdict():
 
 
 def test_files_of_commands(tmp_path):
-    (tmp_path / "a.sh").write_text("export TP=4\nvllm serve Qwen/Qwen3-32B \\\n  -tp $TP\nvllm serve Qwen/Qwen3-32B -tp 3 &\n")
+    (tmp_path / "a.sh").write_text(
+        "export TP=4\nvllm serve Qwen/Qwen3-32B \\\n  -tp $TP\nvllm serve Qwen/Qwen3-32B -tp 3 &\n"
+    )
     (tmp_path / "b.txt").write_text(f"# a list\n{COMMANDS[0]}\n\nvllm serve 'open\n{COMMANDS[2]}\n")
-    (tmp_path / "c.md").write_text(f"Text, don't read.\n```bash\n{COMMANDS[3]}\n```\nmore\n~~~\nls\n~~~\n")
-    lines = [{"command": COMMANDS[4], "hardware": "h200-sxm"}, {"argv": ["vllm", "serve", "Qwen/Qwen3-32B", "-tp", "4"]}, {"x": 1}]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "not json\n")
+    (tmp_path / "c.md").write_text(
+        f"Text, don't read.\n```bash\n{COMMANDS[3]}\n```\nmore\n~~~\nls\n~~~\n"
+    )
+    lines = [
+        {"command": COMMANDS[4], "hardware": "h200-sxm"},
+        {"argv": ["vllm", "serve", "Qwen/Qwen3-32B", "-tp", "4"]},
+        {"x": 1},
+    ]
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + "not json\n"
+    )
     (tmp_path / "e.png").write_bytes(b"\x89PNG")
     answers = list(check_items(list(read_items(tmp_path)), {"hardware": "h100-sxm:8"}))
-    verdicts = [(answer["source"], answer.get("verdict", answer.get("error", {}).get("field"))) for answer in answers]
+    verdicts = [
+        (answer["source"], answer.get("verdict", answer.get("error", {}).get("field")))
+        for answer in answers
+    ]
     assert verdicts == [
         ("a.sh:1#1", "fits"),
         ("a.sh:1#2", "cannot start"),
@@ -322,7 +403,13 @@ def test_a_folder_without_commands_is_an_error(tmp_path):
 
 def test_lines_may_be_requests_or_commands_in_any_order():
     request = request_values("Qwen/Qwen3-32B", candidate={"tp": 4, "pp": 1, "dp": 1})
-    values = [request, {"command": COMMANDS[0]}, {"command": "ls"}, {"bad": 1}, {"command": COMMANDS[1]}]
+    values = [
+        request,
+        {"command": COMMANDS[0]},
+        {"command": "ls"},
+        {"bad": 1},
+        {"command": COMMANDS[1]},
+    ]
     first, second, third, fourth, fifth = check_values(values, {"hardware": "h100-sxm"})
     assert first == {"ok": True, "reasons": []}
     assert second["verdict"] == "fits"
@@ -341,22 +428,48 @@ def test_an_item_is_a_command_with_what_to_judge_it_on():
 
 
 def recipe(*words):
-    return subprocess.run([sys.executable, "-m", "recipe_core", "check", *words], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "recipe_core", "check", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def test_the_command_line_prints_one_line_a_command(tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(COMMANDS[:2]))
     done = recipe("--dir", str(tmp_path), "--hardware", "h100-sxm", "--gpus", "8")
     assert done.returncode == 0
-    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["fits", "cannot start"]
+    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == [
+        "fits",
+        "cannot start",
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--command", COMMANDS[0], "--hardware", "h100-sxm", "--gpus", "8", "--concurrency", "8"), 0, "fits: Qwen/Qwen3-32B"),
+        (
+            (
+                "--command",
+                COMMANDS[0],
+                "--hardware",
+                "h100-sxm",
+                "--gpus",
+                "8",
+                "--concurrency",
+                "8",
+            ),
+            0,
+            "fits: Qwen/Qwen3-32B",
+        ),
         (("--command", COMMANDS[1], "--hardware", "h100-sxm:8"), 1, "why: 64 attention heads"),
-        (("--command", '["vllm", "serve", "$M", "-tp", "x"]', "--hardware", "h100-sxm"), 2, "takes int, not 'x'"),
+        (
+            ("--command", '["vllm", "serve", "$M", "-tp", "x"]', "--hardware", "h100-sxm"),
+            2,
+            "takes int, not 'x'",
+        ),
         (("--command", COMMANDS[0]), 2, ""),
         (("--command", COMMANDS[0], "--dir", "."), 2, ""),
         (("--command", COMMANDS[0], "--hardware", "h100-sxm", "--optimize", "fun"), 2, ""),
@@ -384,7 +497,12 @@ def test_the_api_judges_commands():
 # There and back
 
 
-MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8", "openai/gpt-oss-120b")
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-32B-FP8",
+    "openai/gpt-oss-120b",
+)
 
 
 def feasible(model, engine, weights, cache):
@@ -416,7 +534,9 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
         "memory_fraction": data.draw(st.sampled_from([0.5, 0.8, 0.9, 0.95])),
     }
     wanted = {name: getattr(chosen.candidate, name) for name in chosen.candidate.__slots__} | limits
-    deployment = Deployment(chosen.setting, Candidate(**wanted), data.draw(st.integers(2048, 8192)), 1 << 20, "m")
+    deployment = Deployment(
+        chosen.setting, Candidate(**wanted), data.draw(st.integers(2048, 8192)), 1 << 20, "m"
+    )
     try:
         rendered = render(deployment, key[0], {})
     except NoAnswer:
@@ -425,8 +545,12 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
     assert launch is not None
     arguments = read_arguments(launch.engine, launch.args)
     meant = meaning_of(arguments)
-    assert [finding.option for finding in (*arguments.findings, *meant.findings)] == ["--config"] * len(rendered[0].files)
-    if any("enable_attention_dp: true" in text for text in rendered[0].files.values()):  # what the file adds to the command
+    assert [finding.option for finding in (*arguments.findings, *meant.findings)] == [
+        "--config"
+    ] * len(rendered[0].files)
+    if any(
+        "enable_attention_dp: true" in text for text in rendered[0].files.values()
+    ):  # what the file adds to the command
         meant.candidate |= {"tp": 1, "dp": meant.candidate["tp"]}
     settle(meant, chosen.setting.model, {})
     assert (meant.model, meant.max_context) == (key[0], deployment.max_context)
@@ -435,12 +559,20 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
     for name in ("tp", "pp", "ep", *limits):
         assert meant.candidate[name] == wanted[name], name
     assert meant.candidate.get("cp", 1) == wanted["cp"]
-    assert meant.candidate.get("weight_dtype", chosen.setting.model.weight_dtype) == wanted["weight_dtype"]
+    assert (
+        meant.candidate.get("weight_dtype", chosen.setting.model.weight_dtype)
+        == wanted["weight_dtype"]
+    )
     assert meant.candidate.get("kv_dtype", "auto") in (wanted["kv_dtype"], "auto")
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(max_size=80), st.sampled_from(["", "vllm serve Qwen/Qwen3-32B ", "trtllm-serve ", "sglang serve Qwen/Qwen3-32B "]))
+@given(
+    st.text(max_size=80),
+    st.sampled_from(
+        ["", "vllm serve Qwen/Qwen3-32B ", "trtllm-serve ", "sglang serve Qwen/Qwen3-32B "]
+    ),
+)
 def test_any_text_gets_a_verdict_or_one_error_and_starts_no_process(text, start):
     def forbidden(*args, **kwargs):
         raise AssertionError("a process was started")

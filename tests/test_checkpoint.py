@@ -27,7 +27,9 @@ def test_headers_are_added_up(tmp_path):
 
 def test_the_index_comes_first(tmp_path):
     safetensors(tmp_path / "a.safetensors", {"x": 10})
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 123}, "weight_map": {}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 123}, "weight_map": {}})
+    )
     assert checkpoint_bytes(tmp_path) == 123
 
 

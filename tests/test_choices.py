@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.board import board_of
-from recipe_core.edits import change
-from recipe_core.errors import InputError
-from recipe_core.hardware.catalog import device, device_names
-from recipe_core.owning import Owning
-from recipe_core.presets import aim_of, aims, preset_changes, preset_of, presets
-from recipe_core.query import DEFAULT
-from recipe_core.request import HardwareRequest
-from recipe_core.slos import limit_steps
-from recipe_core.summary import steps_of, summary
-from recipe_core.support import support
+from recipe_core.base.errors import InputError
+from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.ownership import OwnershipCost
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.measured.support import support
+from recipe_core.request.describe import steps_of, summary
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
+from recipe_core.search.board_of import board_of
+from recipe_core.search.slos import limit_steps
 
 TRAINING = change(DEFAULT, {"workload.kind": "training"})
 
@@ -45,7 +45,9 @@ def test_every_aim_is_recognised(request_: Any) -> None:
 
 @pytest.mark.parametrize("name", ["tpot", "ttft", "usd", "usd_hour", "gpus", "output"])
 def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
-    request = change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.ttft_ms": 400.0})
+    request = change(
+        DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.ttft_ms": 400.0}
+    )
     board = board_of(request)
     found = limit_steps(board, name)
     assert list(found.steps) == sorted(found.steps)
@@ -53,7 +55,9 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
         field = f"objective.limits.{board.measures[name].limit}"
         after = board_of(change(request, {field: int(step) if name == "gpus" else step}))
         assert found.count(step) == len(after.ranked)
-    assert found.count(None) == len(board_of(change(request, {f"objective.limits.{board.measures[name].limit}": None})).ranked)
+    assert found.count(None) == len(
+        board_of(change(request, {f"objective.limits.{board.measures[name].limit}": None})).ranked
+    )
 
 
 def test_the_stated_limit_is_a_step_and_does_not_count_against_itself() -> None:
@@ -65,7 +69,11 @@ def test_the_stated_limit_is_a_step_and_does_not_count_against_itself() -> None:
 
 
 def test_a_measure_that_is_not_known_has_no_steps() -> None:
-    board = board_of(change(DEFAULT, {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": 1}))
+    board = board_of(
+        change(
+            DEFAULT, {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": 1}
+        )
+    )
     assert not np.isfinite(board.raw("usd")).any()
     assert limit_steps(board, "usd").steps == ()
 
@@ -78,7 +86,9 @@ def test_training_limits_count_too() -> None:
 
 
 def test_owning_adds_capital_upkeep_and_power() -> None:
-    own = Owning(capex_usd=35_040.0, years=4.0, watts=1000.0, usd_per_kwh=0.1, pue=1.5, upkeep=0.25)
+    own = OwnershipCost(
+        capex_usd=35_040.0, years=4.0, watts=1000.0, usd_per_kwh=0.1, pue=1.5, upkeep=0.25
+    )
     assert own.capital_usd_per_hour == pytest.approx(1.0)
     assert own.upkeep_usd_per_hour == pytest.approx(1.0)
     assert own.power_usd_per_hour == pytest.approx(0.15)
@@ -87,10 +97,12 @@ def test_owning_adds_capital_upkeep_and_power() -> None:
     assert half.usd_per_device_hour == pytest.approx(4.15)
 
 
-@pytest.mark.parametrize("bad", [{"years": 0}, {"pue": 0.9}, {"use": 0}, {"capex_usd": float("nan")}, {"wheels": 4}])
+@pytest.mark.parametrize(
+    "bad", [{"years": 0}, {"pue": 0.9}, {"use": 0}, {"capex_usd": float("nan")}, {"wheels": 4}]
+)
 def test_owning_refuses_what_makes_no_sense(bad: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
-        Owning.of(**bad)
+        OwnershipCost.of(**bad)
 
 
 def test_a_device_says_how_well_it_is_known() -> None:
@@ -103,9 +115,16 @@ def test_a_device_says_how_well_it_is_known() -> None:
 
 
 def test_a_request_in_one_line() -> None:
-    assert summary(DEFAULT) == "Llama-3.1-8B-Instruct · 8 × h100-sxm · 64 requests in flight, 1,024 → 256 tokens · throughput"
-    several = change(DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)})
+    assert (
+        summary(DEFAULT)
+        == "Llama-3.1-8B-Instruct · 8 × h100-sxm · 64 requests in flight, 1,024 → 256 tokens · throughput"
+    )
+    several = change(
+        DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)}
+    )
     assert "8 × h100-sxm or 16 × mi300x in 2 nodes" in summary(several)
-    assert summary(TRAINING).endswith("pre-train, 256 × 4,096 tokens a step, 10.0 B tokens · time to finish")
+    assert summary(TRAINING).endswith(
+        "pre-train, 256 × 4,096 tokens a step, 10.0 B tokens · time to finish"
+    )
     assert steps_of(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
     assert summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1

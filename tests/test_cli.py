@@ -10,14 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.documents import to_yaml
+from recipe_core.base.documents import to_yaml
 from tests.conftest import request_values
 
 ROOT = Path(__file__).parent.parent
 
 
-def recipe(*words: str, stdin: str | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "recipe_core", *words], input=stdin, capture_output=True, text=True, cwd=cwd, timeout=120)
+def recipe(
+    *words: str, stdin: str | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe_core", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+    )
     assert "Traceback" not in done.stderr
     return done
 
@@ -37,7 +46,9 @@ def test_plan_prints_the_contract(request_file):
     first = answer["candidates"][0]
     assert first["rank"] == 1
     assert {"engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"} <= set(first["candidate"])
-    assert {"memory", "serving", "cost", "energy", "bands", "basis", "breakdown_s"} <= set(first["estimate"])
+    assert {"memory", "serving", "cost", "energy", "bands", "basis", "breakdown_s"} <= set(
+        first["estimate"]
+    )
     assert all(row["reasons"] for row in answer["refused"])
     assert answer["nearest"] is None
 
@@ -68,8 +79,14 @@ def test_an_unknown_suffix_writes_nothing(request_file, tmp_path):
 def test_estimate_answers_lines_in_order(tmp_path):
     good = request_values(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1})
     path = tmp_path / "many.jsonl"
-    path.write_text("\n".join([json.dumps(good), "{broken", json.dumps(good | {"model": "nope"}), json.dumps(good)]))
-    answers = [json.loads(line) for line in recipe("estimate", str(path), "--json").stdout.splitlines()]
+    path.write_text(
+        "\n".join(
+            [json.dumps(good), "{broken", json.dumps(good | {"model": "nope"}), json.dumps(good)]
+        )
+    )
+    answers = [
+        json.loads(line) for line in recipe("estimate", str(path), "--json").stdout.splitlines()
+    ]
     assert [("error" in answer) for answer in answers] == [False, True, True, False]
     assert answers[0] == answers[3]
     assert "line 2" in answers[1]["error"]["message"]
@@ -78,10 +95,18 @@ def test_estimate_answers_lines_in_order(tmp_path):
 def test_thousands_of_lines_are_answered_together(tmp_path):
     loads = range(1, 2001)
     lines = [
-        json.dumps(request_values(workload={"concurrency": n}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1})) for n in loads
+        json.dumps(
+            request_values(
+                workload={"concurrency": n}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}
+            )
+        )
+        for n in loads
     ]
     (tmp_path / "many.jsonl").write_text("\n".join(lines))
-    answers = [json.loads(line) for line in recipe("estimate", str(tmp_path / "many.jsonl")).stdout.splitlines()]
+    answers = [
+        json.loads(line)
+        for line in recipe("estimate", str(tmp_path / "many.jsonl")).stdout.splitlines()
+    ]
     rates = [answer["serving"]["output_tokens_per_s"] for answer in answers]
     assert len(rates) == 2000
     assert rates[0] < rates[63] < rates[1023]
@@ -111,7 +136,15 @@ def test_bad_input_is_one_line_and_exit_code_2(values, field):
 
 
 @pytest.mark.parametrize(
-    "words", [("plan", "missing.yaml"), ("plan",), ("fly",), ("check",), ("up", "missing.zip"), ("serve", "--port", "99999")]
+    "words",
+    [
+        ("plan", "missing.yaml"),
+        ("plan",),
+        ("fly",),
+        ("check",),
+        ("up", "missing.zip"),
+        ("serve", "--port", "99999"),
+    ],
 )
 def test_bad_words_are_exit_code_2(words):
     assert recipe(*words).returncode == 2
@@ -143,9 +176,22 @@ def test_a_signed_bundle_for_two_kinds_of_devices(request_file, tmp_path):
     key, bundle, other = (str(tmp_path / name) for name in ("k.pem", "b.zip", "other.zip"))
     assert recipe("keygen", key).returncode == 0
     assert recipe("keygen", key).returncode == 2  # never overwritten
-    words = ("--sign", key, "--set", "port=9000", "--option", "seed=1", "--env", "VLLM_LOGGING_LEVEL=INFO", "--for", "mi300x:8")
+    words = (
+        "--sign",
+        key,
+        "--set",
+        "port=9000",
+        "--option",
+        "seed=1",
+        "--env",
+        "VLLM_LOGGING_LEVEL=INFO",
+        "--for",
+        "mi300x:8",
+    )
     assert recipe("build", request_file(), "-o", bundle, *words).returncode == 0
-    checked = json.loads(recipe("check", bundle, "--public-key", str(tmp_path / "k.pub.pem"), "--json").stdout)
+    checked = json.loads(
+        recipe("check", bundle, "--public-key", str(tmp_path / "k.pub.pem"), "--json").stdout
+    )
     assert checked["signed"]["trusted"]
     assert json.loads(recipe("lock", bundle, "--json").stdout)["seeds"]["seed"] == 1
     resolved = recipe("resolve", bundle, "--hardware", "mi300x:8", "-o", other)
@@ -159,12 +205,32 @@ def test_a_profile_of_ones_own_from_template_to_bundle(request_file, tmp_path):
     profile, bundle = tmp_path / "mine.yaml", str(tmp_path / "b.zip")
     text = recipe("hardware", "h100-sxm", "--template").stdout
     profile.write_text(text.replace("value: 85520809984.0", "value: 64e9"))
-    assert json.loads(recipe("hardware", str(profile), "--json").stdout)["memory_bytes"]["value"] == 64e9
-    assert recipe("build", request_file(device=str(profile)), "-o", bundle, "--for", f"{profile}:4").returncode == 0
-    command = ("--command", "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 4096", "--hardware", f"{profile}:2", "--json")
-    assert json.loads(recipe("check", *command).stdout)["hardware"]["device"]["name"] == "my-h100-sxm"
+    assert (
+        json.loads(recipe("hardware", str(profile), "--json").stdout)["memory_bytes"]["value"]
+        == 64e9
+    )
+    assert (
+        recipe(
+            "build", request_file(device=str(profile)), "-o", bundle, "--for", f"{profile}:4"
+        ).returncode
+        == 0
+    )
+    command = (
+        "--command",
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 4096",
+        "--hardware",
+        f"{profile}:2",
+        "--json",
+    )
+    assert (
+        json.loads(recipe("check", *command).stdout)["hardware"]["device"]["name"] == "my-h100-sxm"
+    )
     lines = tmp_path / "many.jsonl"
-    lines.write_text(json.dumps(request_values(device=str(profile))) + "\n" + json.dumps(request_values(device="none.yaml")))
+    lines.write_text(
+        json.dumps(request_values(device=str(profile)))
+        + "\n"
+        + json.dumps(request_values(device="none.yaml"))
+    )
     first, second = map(json.loads, recipe("estimate", str(lines)).stdout.splitlines())
     assert first["feasible"]
     assert "cannot read" in second["error"]["message"]
@@ -192,7 +258,14 @@ def test_a_lock_says_what_is_not_as_it_was(request_file, tmp_path):
 
 def test_a_command_is_converted_into_a_bundle(tmp_path):
     bundle = str(tmp_path / "b.zip")
-    done = recipe("convert", "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1", "--hardware", "h100-sxm:2", "-o", bundle)
+    done = recipe(
+        "convert",
+        "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1",
+        "--hardware",
+        "h100-sxm:2",
+        "-o",
+        bundle,
+    )
     assert "not taken over: --nope 1" in done.stdout
     assert recipe("check", bundle).returncode == 0
     assert recipe("convert", "vllm serve Qwen/Qwen3-32B").returncode == 2
@@ -224,9 +297,23 @@ def test_what_does_not_fit_is_not_built(request_file, tmp_path):
 
 
 def test_check_a_command():
-    fits = recipe("check", "--command", "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960", "--hardware", "h100-sxm:2", "--json")
+    fits = recipe(
+        "check",
+        "--command",
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
+        "--hardware",
+        "h100-sxm:2",
+        "--json",
+    )
     assert json.loads(fits.stdout)["ok"] is True
-    tight = recipe("check", "--command", "vllm serve Qwen/Qwen3-32B --max-model-len=40960 --foo bar", "--hardware", "h100-sxm:1", "--json")
+    tight = recipe(
+        "check",
+        "--command",
+        "vllm serve Qwen/Qwen3-32B --max-model-len=40960 --foo bar",
+        "--hardware",
+        "h100-sxm:1",
+        "--json",
+    )
     answer = json.loads(tight.stdout)
     assert tight.returncode == 1
     assert "longest request that fits" in answer["reasons"][0]
@@ -278,7 +365,9 @@ def test_a_busy_port_is_named():
 def test_the_surface_is_frozen():
     """What commands and options there are; change it knowingly."""
     commands = [
-        line.split()[0] for line in recipe("--help").stdout.split("Commands:")[1].splitlines() if line.startswith("  ") and line[2] != " "
+        line.split()[0]
+        for line in recipe("--help").stdout.split("Commands:")[1].splitlines()
+        if line.startswith("  ") and line[2] != " "
     ]
     assert commands == [
         "models",
@@ -308,19 +397,39 @@ def test_the_options_are_frozen():
     """Options by command; change them knowingly, with docs/."""
     import typer
 
-    from recipe_core.cli import app
+    from recipe_core.doors.cli import app
 
     commands = typer.main.get_command(app).commands
-    options = {name: {word for each in command.params for word in each.opts if word.startswith("--")} for name, command in commands.items()}
-    ground = {"--hardware", "--gpus", "--nodes", "--input-tokens", "--output-tokens", "--concurrency"}
+    options = {
+        name: {word for each in command.params for word in each.opts if word.startswith("--")}
+        for name, command in commands.items()
+    }
+    ground = {
+        "--hardware",
+        "--gpus",
+        "--nodes",
+        "--input-tokens",
+        "--output-tokens",
+        "--concurrency",
+    }
     found = {name: words - {"--json"} for name, words in options.items()}
     assert {name: words for name, words in found.items() if words} == {
         "hardware": {"--detect", "--template"},
         "plan": {"--all", "--sensitivity", "--top"},
         "estimate": {"--trace"},
-        "check": ground | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
+        "check": ground
+        | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
         "validate": {"--by", "--training"},
-        "build": {"--env", "--for", "--measured", "--option", "--output", "--set", "--sign", "--variants"},
+        "build": {
+            "--env",
+            "--for",
+            "--measured",
+            "--option",
+            "--output",
+            "--set",
+            "--sign",
+            "--variants",
+        },
         "lock": {"--model", "--verify"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},

@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.grammar import grammars
 from recipe_core.commands.launches import find_launches, image_tag, launch_of
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
+from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.errors import InputError
 
-PUBLISHED = [json.loads(line) for line in (Path(__file__).parent / "data" / "commands.jsonl").read_text().splitlines()]
+PUBLISHED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "commands.jsonl").read_text().splitlines()
+]
 READ = ["vllm", "sglang", "tensorrt-llm"]
 
 
@@ -55,8 +58,14 @@ def codes(text: str) -> list[str]:
         ("a && b; c | d & e\nf || (g)", [("a",), ("b",), ("c",), ("d",), ("e",), ("f",), ("g",)]),
         ("a > log 2>&1 < in &>> all b", [("a", "b")]),
         ("a <model> <your-model-id> {{ tp }}", [("a", "<model>", "<your-model-id>", "{{ tp }}")]),
-        ("a $HOME/x ${UNSET} $(nproc --all) `id -u`", [("a", "$HOME/x", "${UNSET}", "$(nproc --all)", "`id -u`")]),
-        ("M=org/name\nexport TP=8\na $M ${TP} \"$M-x\" '$M' ${P:-9000}", [("a", "org/name", "8", "org/name-x", "$M", "9000")]),
+        (
+            "a $HOME/x ${UNSET} $(nproc --all) `id -u`",
+            [("a", "$HOME/x", "${UNSET}", "$(nproc --all)", "`id -u`")],
+        ),
+        (
+            "M=org/name\nexport TP=8\na $M ${TP} \"$M-x\" '$M' ${P:-9000}",
+            [("a", "org/name", "8", "org/name-x", "$M", "9000")],
+        ),
         ("cat <<EOF > f\nit's not closed\nEOF\na b", [("cat",), ("a", "b")]),
         ("a#b c", [("a#b", "c")]),
         ("a '' \"\"", [("a", "", "")]),
@@ -100,7 +109,24 @@ def test_plain_text_splits_as_shlex_does(text):
 
 
 @pytest.mark.parametrize(
-    "piece", ["<a", "`x", "$(", "${a", "{{", "A=1\n", "<<E\n", "'a'", "\\\n", '"$A"', "a $A ", "((", "bash -c '", "&&", ">"]
+    "piece",
+    [
+        "<a",
+        "`x",
+        "$(",
+        "${a",
+        "{{",
+        "A=1\n",
+        "<<E\n",
+        "'a'",
+        "\\\n",
+        '"$A"',
+        "a $A ",
+        "((",
+        "bash -c '",
+        "&&",
+        ">",
+    ],
 )
 def test_reading_takes_time_in_proportion(piece):
     """No piece makes the reader go over the text again and again: a full-size text of it is read at once."""
@@ -109,7 +135,10 @@ def test_reading_takes_time_in_proportion(piece):
         script = read_script(text)
     except InputError:
         return
-    assert sum(len(word) for command in script.commands for word in command.words) <= 3 * MAX_CHARACTERS
+    assert (
+        sum(len(word) for command in script.commands for word in command.words)
+        <= 3 * MAX_CHARACTERS
+    )
     find_launches(script)
 
 
@@ -130,11 +159,27 @@ def test_reading_takes_time_in_proportion(piece):
         ("sudo -E env A=1 nohup numactl -N 0 vllm serve m > log &", "vllm", ("m",)),
         ("pip install vllm && for i in 0; do vllm serve m; done", "vllm", ("m",)),
         ("bash -lc 'source x; exec vllm serve m'", "vllm", ("m",)),
-        ("docker run -it --rm --gpus all -p8000:8000 vllm/vllm-openai:v0.32.0 --model m", "vllm", ("--model", "m")),
-        ("docker run --entrypoint vllm docker.io/vllm/vllm-openai@sha256:abc serve m", "vllm", ("m",)),
+        (
+            "docker run -it --rm --gpus all -p8000:8000 vllm/vllm-openai:v0.32.0 --model m",
+            "vllm",
+            ("--model", "m"),
+        ),
+        (
+            "docker run --entrypoint vllm docker.io/vllm/vllm-openai@sha256:abc serve m",
+            "vllm",
+            ("m",),
+        ),
         ("podman run --device=/dev/kfd rocm/vllm:6 bash -c 'vllm serve m'", "vllm", ("m",)),
-        ("docker run --shm-size 32g lmsysorg/sglang:dev python3 -m sglang.launch_server --model m", "sglang", ("--model", "m")),
-        ("docker run nvcr.io/nvidia/tensorrt-llm/release:1.2.0 trtllm-serve m", "tensorrt-llm", ("m",)),
+        (
+            "docker run --shm-size 32g lmsysorg/sglang:dev python3 -m sglang.launch_server --model m",
+            "sglang",
+            ("--model", "m"),
+        ),
+        (
+            "docker run nvcr.io/nvidia/tensorrt-llm/release:1.2.0 trtllm-serve m",
+            "tensorrt-llm",
+            ("m",),
+        ),
     ],
 )
 def test_a_server_is_found_behind_what_wraps_it(text, name, args):
@@ -144,7 +189,14 @@ def test_a_server_is_found_behind_what_wraps_it(text, name, args):
 
 @pytest.mark.parametrize(
     "text",
-    ["echo vllm serve m", "pip install vllm serve", "trtllm-serve disaggregated -c x", "docker run ubuntu ls", "vllm bench serve", ""],
+    [
+        "echo vllm serve m",
+        "pip install vllm serve",
+        "trtllm-serve disaggregated -c x",
+        "docker run ubuntu ls",
+        "vllm bench serve",
+        "",
+    ],
 )
 def test_what_starts_no_server(text):
     assert find_launches(read_script(text))[0] == []
@@ -172,7 +224,14 @@ def test_what_an_image_starts_is_not_to_be_said_again():
 
 
 @pytest.mark.parametrize(
-    ("image", "tag"), [("a/b:1", "1"), ("a/b", None), ("host:5000/a/b", None), ("host:5000/a/b:2", "2"), ("a@sha256:ff", "sha256:ff")]
+    ("image", "tag"),
+    [
+        ("a/b:1", "1"),
+        ("a/b", None),
+        ("host:5000/a/b", None),
+        ("host:5000/a/b:2", "2"),
+        ("a@sha256:ff", "sha256:ff"),
+    ],
 )
 def test_image_tags(image, tag):
     assert image_tag(image) == tag
@@ -196,7 +255,9 @@ def test_tables_and_grammars_agree(name):
 
 
 def test_each_engine_that_is_built_or_read_has_its_table():
-    buildable = {name for name in engine_names() if engine(name).buildable and not engine(name).wraps}
+    buildable = {
+        name for name in engine_names() if engine(name).buildable and not engine(name).wraps
+    }
     for name in {*READ, *buildable}:
         assert engine(name).options.options, name
 
@@ -214,7 +275,10 @@ def test_every_option_in_every_spelling_is_read(name):
     spec = engine(name)
     for option in spec.options.options.values():
         for flag in option.spellings:
-            for argv in ([flag, *sample(option)], [f"{flag}={sample(option)[0]}"] if sample(option) else [flag]):
+            for argv in (
+                [flag, *sample(option)],
+                [f"{flag}={sample(option)[0]}"] if sample(option) else [flag],
+            ):
                 found = read_arguments(name, argv)
                 assert option.name in found.values, argv
                 assert [f for f in found.findings if f.level == "error"] == [], argv
@@ -232,10 +296,22 @@ def test_every_option_in_every_spelling_is_read(name):
         ("vllm serve m -O3", {"optimization_level": "3"}),
         ("vllm serve m --no-enable-prefix-caching", {"enable_prefix_caching": False}),
         ("vllm serve m --moe-backend FlashInfer-Cutlass", {"moe_backend": "flashinfer_cutlass"}),
-        ("vllm serve m -cc.mode 3 -cc.custom_ops+ a,b", {"compilation_config": {"mode": 3, "custom_ops": ["a", "b"]}}),
-        ("vllm serve m --served-model-name a b --port 1", {"served_model_name": ["a", "b"], "port": 1}),
-        ("sglang serve m --tp 2 --mem-fraction-static .8", {"tp_size": 2, "mem_fraction_static": 0.8}),
-        ("trtllm-serve m --kv_cache_free_gpu_memory_fraction 0.8", {"free_gpu_memory_fraction": 0.8}),
+        (
+            "vllm serve m -cc.mode 3 -cc.custom_ops+ a,b",
+            {"compilation_config": {"mode": 3, "custom_ops": ["a", "b"]}},
+        ),
+        (
+            "vllm serve m --served-model-name a b --port 1",
+            {"served_model_name": ["a", "b"], "port": 1},
+        ),
+        (
+            "sglang serve m --tp 2 --mem-fraction-static .8",
+            {"tp_size": 2, "mem_fraction_static": 0.8},
+        ),
+        (
+            "trtllm-serve m --kv_cache_free_gpu_memory_fraction 0.8",
+            {"free_gpu_memory_fraction": 0.8},
+        ),
     ],
 )
 def test_values_are_typed(command, values):
@@ -268,7 +344,11 @@ def test_values_are_typed(command, values):
         ("vllm serve m -tp 0", "range", "greater than or equal to 1"),
         ("vllm serve m --gpu-memory-utilization 1.5", "range", "less than or equal to 1"),
         ("trtllm-serve m --tp-size 2", "unknown", "Did you mean --tp_size"),
-        ("python -m sglang.launch_server --model m --enable-dp-attention", "deprecated", "--attn-dp-size"),
+        (
+            "python -m sglang.launch_server --model m --enable-dp-attention",
+            "deprecated",
+            "--attn-dp-size",
+        ),
         ("vllm serve m --cpu-offload-gb 4", "unmodelled", "weights in host memory"),
         ("vllm serve m --kv-cache-dtype nvfp4", "unmodelled", "nvfp4 is not in the estimate"),
     ],
@@ -304,8 +384,14 @@ def test_published_commands_are_read(row):
     ("options", "candidate"),
     [
         ("--tp 8 --dp-size 4", {"tp": 8, "dp": 4, "ep": 1}),
-        ("--tp 8 --attn-dp-size 4 --max-running-requests 256", {"tp": 2, "dp": 4, "ep": 1, "max_num_seqs": 64}),
-        ("--tp 8 --dp 8 --enable-dp-attention --chunked-prefill-size 65536", {"tp": 1, "dp": 8, "ep": 1, "max_batched_tokens": 8192}),
+        (
+            "--tp 8 --attn-dp-size 4 --max-running-requests 256",
+            {"tp": 2, "dp": 4, "ep": 1, "max_num_seqs": 64},
+        ),
+        (
+            "--tp 8 --dp 8 --enable-dp-attention --chunked-prefill-size 65536",
+            {"tp": 1, "dp": 8, "ep": 1, "max_batched_tokens": 8192},
+        ),
         ("--tp 8 --ep-size 4", {"tp": 8, "dp": 1, "ep": 4}),
         ("--tp 8 --moe-a2a-backend deepep", {"tp": 8, "dp": 1, "ep": 8}),
         ("--tp $TP --dp 2", {"dp": 2, "ep": 1}),
@@ -322,10 +408,17 @@ def test_attention_ranks_that_do_not_divide_are_refused():
 
 
 def test_drafts_are_read_from_json_or_options():
-    nested = 'vllm serve m --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 5}\''
+    nested = (
+        'vllm serve m --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 5}\''
+    )
     assert meant(nested).draft == {"tokens": 5, "method": "eagle"}
-    assert meant("vllm serve m --spec-method ngram --spec-tokens 2").draft == {"tokens": 2, "method": "ngram"}
-    assert meant("sglang serve m --speculative-algorithm NEXTN --speculative-num-steps 3").draft == {"tokens": 3, "method": "mtp"}
+    assert meant("vllm serve m --spec-method ngram --spec-tokens 2").draft == {
+        "tokens": 2,
+        "method": "ngram",
+    }
+    assert meant(
+        "sglang serve m --speculative-algorithm NEXTN --speculative-num-steps 3"
+    ).draft == {"tokens": 3, "method": "mtp"}
     assert meant("vllm serve m").draft is None
 
 
@@ -344,18 +437,59 @@ def forbid_processes(monkeypatch):
 
     for name in ("Popen", "run", "call", "check_output"):
         monkeypatch.setattr(subprocess, name, forbidden)
-    for name in ("system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve", "execvp", "execvpe"):
+    for name in (
+        "system",
+        "popen",
+        "fork",
+        "forkpty",
+        "posix_spawn",
+        "posix_spawnp",
+        "execv",
+        "execve",
+        "execvp",
+        "execvpe",
+    ):
         monkeypatch.setattr(f"os.{name}", forbidden, raising=False)
 
 
-FLAGS = sorted({flag for name in READ for flag in (*engine(name).options.by_spelling, *grammars()[name].gone)})
+FLAGS = sorted(
+    {flag for name in READ for flag in (*engine(name).options.by_spelling, *grammars()[name].gone)}
+)
 PIECES = st.one_of(
     st.text(max_size=30),
     st.sampled_from(
-        [*FLAGS, "vllm serve", "python3 -m sglang.launch_server", "trtllm-serve", "docker run", "vllm/vllm-openai:v1.2.3", "bash -c"]
+        [
+            *FLAGS,
+            "vllm serve",
+            "python3 -m sglang.launch_server",
+            "trtllm-serve",
+            "docker run",
+            "vllm/vllm-openai:v1.2.3",
+            "bash -c",
+        ]
     ),
     st.sampled_from(
-        ["8", "-1", "fp8", "auto", "{}", '{"a": 1}', "'", '"', "\\\n", "&&", "|", "$TP", "${A:-1}", "$(x)", "<m>", "#", "=", ".", "<<E"]
+        [
+            "8",
+            "-1",
+            "fp8",
+            "auto",
+            "{}",
+            '{"a": 1}',
+            "'",
+            '"',
+            "\\\n",
+            "&&",
+            "|",
+            "$TP",
+            "${A:-1}",
+            "$(x)",
+            "<m>",
+            "#",
+            "=",
+            ".",
+            "<<E",
+        ]
     ),
 )
 
@@ -377,7 +511,10 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(READ), st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12))
+@given(
+    st.sampled_from(READ),
+    st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12),
+)
 def test_any_words_of_options_are_read(name, given_words):
     found = read_arguments(name, given_words)
     assert set(found.values) <= set(engine(name).options.by_name)

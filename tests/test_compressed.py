@@ -7,26 +7,42 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recipe_core.estimate.cache import context_bytes, in_flight_bytes
-from recipe_core.estimate.operators import Step, step_parts
-from recipe_core.estimate.pages import packing
+from recipe_core.base.units import GIB
 from recipe_core.model.catalog import catalog_model
 from recipe_core.model.spec import layer_kinds
-from recipe_core.plan import chosen_plan
-from recipe_core.units import GIB
+from recipe_core.physics.serving.cache import context_bytes, in_flight_bytes
+from recipe_core.physics.serving.cache_pages import packing
+from recipe_core.physics.serving.operators import Step, step_parts
+from recipe_core.search.serving_plan import chosen_plan
 from tests.conftest import make_request
 
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
 
 
 def packed(name, value_bytes=1.0):
-    return packing(tuple((layer.attention, count) for layer, count in catalog_model(name).kinds), value_bytes)
+    return packing(
+        tuple((layer.attention, count) for layer, count in catalog_model(name).kinds), value_bytes
+    )
 
 
 def one(model=FLASH, tp=2, max_context=30_000, engine="vllm", **parts):
-    workload = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": max_context}
-    candidate = {"engine": engine, "tp": tp, "pp": 1, "dp": 1, "ep": 1, "max_batched_tokens": 8192} | parts
-    table, at = chosen_plan(make_request(model, "h200-sxm", 8, 1, workload=workload, candidate=candidate))
+    workload = {
+        "input_tokens": 512,
+        "output_tokens": 512,
+        "concurrency": 1,
+        "max_context": max_context,
+    }
+    candidate = {
+        "engine": engine,
+        "tp": tp,
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "max_batched_tokens": 8192,
+    } | parts
+    table, at = chosen_plan(
+        make_request(model, "h200-sxm", 8, 1, workload=workload, candidate=candidate)
+    )
     return table.blocks[0], table.estimate(at)
 
 
@@ -38,7 +54,13 @@ def test_blocks_are_as_wide_as_the_widest_group(name, block_bytes):
 
 @pytest.mark.parametrize(
     ("context", "in_flight", "blocks"),
-    [(30_000, 16_384, 6800), (13_528, 16_384, 5554), (1_048_576, 16_384, 10_778), (30_000, 2048, 976), (131_072, 8192, 3866)],
+    [
+        (30_000, 16_384, 6800),
+        (13_528, 16_384, 5554),
+        (1_048_576, 16_384, 10_778),
+        (30_000, 2048, 976),
+        (131_072, 8192, 3866),
+    ],
 )
 @pytest.mark.parametrize("name", [FLASH, PRO])
 def test_a_request_needs_the_blocks_that_vllm_plans(name, context, in_flight, blocks):
@@ -49,7 +71,9 @@ def test_a_request_needs_the_blocks_that_vllm_plans(name, context, in_flight, bl
 def test_a_million_tokens_in_16_bit():
     """vLLM's announcement says 9.62 GiB with index keys in 16 bit, which are kept in fp8 (1 GB less)."""
     index_bytes = 30 * 1_048_576 / 4 * (256 - 132)
-    assert (packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0] + index_bytes) / GIB == pytest.approx(9.62, rel=0.02)
+    assert (
+        packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0] + index_bytes
+    ) / GIB == pytest.approx(9.62, rel=0.02)
 
 
 def test_a_start_needs_what_vllm_logged():
@@ -65,13 +89,17 @@ def test_the_longest_request_is_where_one_more_token_does_not_fit():
     """By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower blocks."""
     block, _ = one()
     m, layers = block.estimates.memory, layer_kinds(block.setting.model.layers)
-    share = float((m.weights_bytes + m.activations_bytes + m.runtime_bytes + 5.44 * GIB)[0] / m.capacity_bytes[0])
+    share = float(
+        (m.weights_bytes + m.activations_bytes + m.runtime_bytes + 5.44 * GIB)[0]
+        / m.capacity_bytes[0]
+    )
     block, answer = one(memory_fraction=share)
     longest = block.estimates.memory.context_limit
     assert not answer["feasible"]
     assert longest[0] == pytest.approx(13_528, rel=0.1)
     held = [
-        context_bytes(block.setting, layers, block.cases, tokens) + in_flight_bytes(block.setting, layers, block.cases, tokens)
+        context_bytes(block.setting, layers, block.cases, tokens)
+        + in_flight_bytes(block.setting, layers, block.cases, tokens)
         for tokens in (longest, longest + 1)
     ]
     assert held[0] <= block.estimates.memory.pool_bytes < held[1]
@@ -82,7 +110,15 @@ def test_the_cache_is_not_divided_and_what_is_in_flight_counts_once():
     assert two.estimates.memory.sequence_bytes == eight.estimates.memory.sequence_bytes
     assert two.estimates.memory.sequence_bytes[0] < 0.03 * GIB
     sglang = one(engine="sglang")[0]
-    assert in_flight_bytes(sglang.setting, layer_kinds(sglang.setting.model.layers), sglang.cases, sglang.cases.max_context) == 0
+    assert (
+        in_flight_bytes(
+            sglang.setting,
+            layer_kinds(sglang.setting.model.layers),
+            sglang.cases,
+            sglang.cases.max_context,
+        )
+        == 0
+    )
 
 
 def test_layers_without_entries_keep_their_window():
@@ -96,7 +132,9 @@ def decode(block, context, sequences=64.0, model=None):
     """Seconds by cause of a step in which all sequences decode one token."""
     setting = block.setting if model is None else replace(block.setting, model=model)
     none, all_of_them = np.zeros(1), np.array([sequences])
-    return step_parts(setting, block.cases, Step(none, none, all_of_them, np.array([float(context)]), all_of_them))
+    return step_parts(
+        setting, block.cases, Step(none, none, all_of_them, np.array([float(context)]), all_of_them)
+    )
 
 
 def test_a_long_past_costs_little():
@@ -115,7 +153,10 @@ def test_only_layers_with_entries_make_and_choose_them():
     block, _ = one()
     model = block.setting.model
     kinds = dict(zip((0, 4, 128), (layer for layer, _ in model.kinds), strict=True))
-    parts = {ratio: decode(block, 8000, model=replace(model, layers=(layer,))) for ratio, layer in kinds.items()}
+    parts = {
+        ratio: decode(block, 8000, model=replace(model, layers=(layer,)))
+        for ratio, layer in kinds.items()
+    }
     assert {ratio: ("compressor" in p, "indexer" in p) for ratio, p in parts.items()} == {
         0: (False, False),
         4: (True, True),

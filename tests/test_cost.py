@@ -7,15 +7,15 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from recipe_core.candidates import every_split, one_split, resolve, settings
-from recipe_core.errors import HardwareError
-from recipe_core.estimate import estimate
-from recipe_core.estimate.cost import Cost, at_work, busy, cost
-from recipe_core.estimate.operators import Step, step_parts, total
-from recipe_core.hardware.catalog import cluster, device
+from recipe_core.base.errors import HardwareError
+from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.prices import offers
-from recipe_core.plan import chosen_plan, plan
-from recipe_core.request import HardwareRequest
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.physics.serving.cost import Cost, at_work, busy, cost
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.physics.serving.operators import Step, step_parts, total
+from recipe_core.search.serving_candidates import every_split, one_split, resolve, settings
+from recipe_core.search.serving_plan import chosen_plan, plan
 from tests.conftest import make_request, request_values
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
@@ -31,27 +31,50 @@ def estimate_of(*args, hardware=None, **parts):
 
 
 @pytest.mark.parametrize(
-    "workload", [{}, {"mode": "static", "batch": 16, "concurrency": None}, {"mode": "offline", "requests": 500, "concurrency": None}]
+    "workload",
+    [
+        {},
+        {"mode": "static", "batch": 16, "concurrency": None},
+        {"mode": "offline", "requests": 500, "concurrency": None},
+    ],
 )
 def test_cost_adds_up(workload):
-    found = estimate_of(workload=workload, candidate=ONE | {"tp": 4}, hardware={"usd_per_device_hour": 2.5})
+    found = estimate_of(
+        workload=workload, candidate=ONE | {"tp": 4}, hardware={"usd_per_device_hour": 2.5}
+    )
     cost, tokens_per_s = found["cost"], found["serving"]["output_tokens_per_s"]
     assert cost["usd_per_hour"] == pytest.approx(10)
     assert cost["usd_per_million_output_tokens"] == pytest.approx(10 / (tokens_per_s * 3600) * 1e6)
-    assert cost["usd_per_request"] == pytest.approx(cost["usd_per_million_output_tokens"] * 256 / 1e6)
-    shares = 1024 * cost["usd_per_million_input_tokens_alone"] + 256 * cost["usd_per_million_output_tokens_alone"]
+    assert cost["usd_per_request"] == pytest.approx(
+        cost["usd_per_million_output_tokens"] * 256 / 1e6
+    )
+    shares = (
+        1024 * cost["usd_per_million_input_tokens_alone"]
+        + 256 * cost["usd_per_million_output_tokens_alone"]
+    )
     assert shares / 1e6 == pytest.approx(cost["usd_per_request"])
-    assert cost["usd_per_million_input_tokens_alone"] * 1024 / 1e6 == pytest.approx(cost["prefill_share"] * cost["usd_per_request"])
+    assert cost["usd_per_million_input_tokens_alone"] * 1024 / 1e6 == pytest.approx(
+        cost["prefill_share"] * cost["usd_per_request"]
+    )
     assert 0 < cost["prefill_share"] < 1
 
 
 def test_twice_the_price_costs_twice_as_much():
-    once, twice = (estimate_of(candidate=ONE | {"tp": 2}, hardware={"usd_per_device_hour": usd})["cost"] for usd in (2.0, 4.0))
-    assert {name: value / once[name] for name, value in twice.items()} == pytest.approx(dict.fromkeys(once, 2.0) | {"prefill_share": 1.0})
+    once, twice = (
+        estimate_of(candidate=ONE | {"tp": 2}, hardware={"usd_per_device_hour": usd})["cost"]
+        for usd in (2.0, 4.0)
+    )
+    assert {name: value / once[name] for name, value in twice.items()} == pytest.approx(
+        dict.fromkeys(once, 2.0) | {"prefill_share": 1.0}
+    )
 
 
 def test_a_named_offer_is_taken_and_said():
-    named = next(offer for offer in offers() if offer.device == "h100-sxm" and offer.name.startswith("lambda"))
+    named = next(
+        offer
+        for offer in offers()
+        if offer.device == "h100-sxm" and offer.name.startswith("lambda")
+    )
     found = estimate_of(candidate=ONE | {"tp": 2}, hardware={"offer": named.name})
     assert found["cost"]["usd_per_hour"] == pytest.approx(2 * named.usd_per_device_hour)
     assert named.name in found["basis"]["usd_per_hour"]
@@ -88,7 +111,10 @@ def test_prompts_bear_their_share_of_the_busy_time(workload, low, high):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-@pytest.mark.parametrize("workload", [{}, {"concurrency": 1}, {"mode": "open", "request_rate": 0.01, "concurrency": None}])
+@pytest.mark.parametrize(
+    "workload",
+    [{}, {"concurrency": 1}, {"mode": "open", "request_rate": 0.01, "concurrency": None}],
+)
 def test_power_is_between_idle_and_the_limit(name, workload):
     table = plan(make_request(LLAMA_8B, name, 4, workload=workload))
     profile, rows = device(name), table.columns
@@ -100,7 +126,12 @@ def test_power_is_between_idle_and_the_limit(name, workload):
 
 def test_a_replica_that_waits_draws_little():
     quiet, full = (
-        estimate_of(LLAMA_8B, per_node=1, workload={"mode": "open", "request_rate": rate, "concurrency": None}, candidate=ONE)["energy"]
+        estimate_of(
+            LLAMA_8B,
+            per_node=1,
+            workload={"mode": "open", "request_rate": rate, "concurrency": None},
+            candidate=ONE,
+        )["energy"]
         for rate in (0.001, 10.0)
     )
     assert quiet["watts"] == pytest.approx(device("h100-sxm").idle_watts.value, rel=0.05)
@@ -110,8 +141,13 @@ def test_a_replica_that_waits_draws_little():
 
 def test_prompts_draw_more_than_decoding():
     prompts, tokens = (
-        estimate_of(LLAMA_8B, per_node=1, workload=lengths | {"concurrency": 8}, candidate=ONE)["energy"]["watts"]
-        for lengths in ({"input_tokens": 8192, "output_tokens": 2}, {"input_tokens": 16, "output_tokens": 1024})
+        estimate_of(LLAMA_8B, per_node=1, workload=lengths | {"concurrency": 8}, candidate=ONE)[
+            "energy"
+        ]["watts"]
+        for lengths in (
+            {"input_tokens": 8192, "output_tokens": 2},
+            {"input_tokens": 16, "output_tokens": 1024},
+        )
     )
     assert prompts > 1.3 * tokens
 
@@ -153,14 +189,22 @@ def test_columns_are_many_cases_of_one():
     for i in np.flatnonzero(block.feasible)[::7]:
         alone = cost(chosen, block.cases.take([i]), _row(block.serving, i))
         for field in fields(Cost):
-            assert getattr(alone, field.name)[0] == pytest.approx(getattr(block.cost, field.name)[i], rel=1e-9), field.name
+            assert getattr(alone, field.name)[0] == pytest.approx(
+                getattr(block.cost, field.name)[i], rel=1e-9
+            ), field.name
 
 
 def _row(served, i):
     def pick(value):
-        return {name: seconds[[i]] for name, seconds in value.items()} if isinstance(value, dict) else value[[i]]
+        return (
+            {name: seconds[[i]] for name, seconds in value.items()}
+            if isinstance(value, dict)
+            else value[[i]]
+        )
 
-    return type(served)(**{field.name: pick(getattr(served, field.name)) for field in fields(served)})
+    return type(served)(
+        **{field.name: pick(getattr(served, field.name)) for field in fields(served)}
+    )
 
 
 def test_busy_shares_are_shares():
@@ -173,15 +217,33 @@ def test_at_work_only_compute_and_memory_count():
     block = _estimates()
     one = np.ones(1)
     step = Step(0 * one, 0 * one, 64 * one, 1024 * one, 64 * one)
-    free, real = step_parts(at_work(block.setting), block.cases, step), step_parts(block.setting, block.cases, step)
-    assert {name: free[name][0] for name in ("all_reduce", "engine", "launch")} == {"all_reduce": 0, "engine": 0, "launch": 0}
+    free, real = (
+        step_parts(at_work(block.setting), block.cases, step),
+        step_parts(block.setting, block.cases, step),
+    )
+    assert {name: free[name][0] for name in ("all_reduce", "engine", "launch")} == {
+        "all_reduce": 0,
+        "engine": 0,
+        "launch": 0,
+    }
     assert 0 < total(free)[0] < total(real)[0]
     assert free["qkv"][0] > 0
 
 
 def test_each_pool_pays_and_draws_for_its_own():
-    candidate = {"engine": "vllm", "tp": 2, "pp": 1, "dp": 1, "ep": 1, "prefill": {"tp": 4, "pp": 1, "dp": 1}}
-    found = estimate_of(per_node=8, workload={"input_tokens": 8192, "output_tokens": 64, "concurrency": 4}, candidate=candidate)
+    candidate = {
+        "engine": "vllm",
+        "tp": 2,
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "prefill": {"tp": 4, "pp": 1, "dp": 1},
+    }
+    found = estimate_of(
+        per_node=8,
+        workload={"input_tokens": 8192, "output_tokens": 64, "concurrency": 4},
+        candidate=candidate,
+    )
     assert found["cost"]["prefill_share"] == pytest.approx(4 / 6)
     assert 6 * 70 < found["energy"]["watts"] < found["energy"]["watts_limit"] == 6 * 700
 

@@ -7,11 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from recipe_core.board import ServingBoard, TrainingBoard, board_of
-from recipe_core.curves import load_curve, scaling, usd_per_million_by_use
-from recipe_core.edits import change
-from recipe_core.query import DEFAULT
-from recipe_core.tornado import FIGURES, tornado
+from recipe_core.explain.curves import load_curve, scaling, usd_per_million_by_use
+from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.board_of import board_of
+from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.training_board import TrainingBoard
 
 
 @cache
@@ -45,7 +47,9 @@ def test_scaling_has_the_best_of_each_number_of_devices() -> None:
     assert list(found.gpus) == sorted(set(board.raw("gpus")[board.feasible]))
     for gpus, rate in zip(found.gpus, found.tokens_per_s, strict=True):
         assert rate == board.raw("output")[board.feasible & (board.raw("gpus") == gpus)].max()
-    assert found.ideal_tokens_per_s[-1] == pytest.approx(found.tokens_per_s[0] * found.gpus[-1] / found.gpus[0])
+    assert found.ideal_tokens_per_s[-1] == pytest.approx(
+        found.tokens_per_s[0] * found.gpus[-1] / found.gpus[0]
+    )
 
 
 @pytest.mark.parametrize("measure", FIGURES)
@@ -55,7 +59,9 @@ def test_a_tornado_moves_one_assumption_at_a_time(measure: str) -> None:
     assert row is not None
     base, swings = tornado(board, row, measure)
     assert base == pytest.approx(board.raw(measure)[row])
-    assert [swing.width(base) for swing in swings] == sorted((swing.width(base) for swing in swings), reverse=True)
+    assert [swing.width(base) for swing in swings] == sorted(
+        (swing.width(base) for swing in swings), reverse=True
+    )
 
 
 def test_a_tornado_knows_which_way_things_go() -> None:

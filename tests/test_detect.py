@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipe_core.cli import app
-from recipe_core.hardware import detect as module
-from recipe_core.hardware import tools
-from recipe_core.hardware.catalog import cluster, device
-from recipe_core.hardware.links import islands, links, parse_amd_topo, parse_nvidia_topo, parse_rocm_topo
+from recipe_core.doors.cli import app
+from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.detect import machine as module
+from recipe_core.hardware.detect import tools
+from recipe_core.hardware.detect.links import (
+    islands,
+    links,
+    parse_amd_topo,
+    parse_nvidia_topo,
+    parse_rocm_topo,
+)
 from recipe_core.hardware.profile import Device
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launcher import machine
-from recipe_core.request import HardwareRequest
 
 DATA = Path(__file__).parent / "data" / "hardware"
 
@@ -24,11 +30,15 @@ DATA = Path(__file__).parent / "data" / "hardware"
 def tool(folder: Path, name: str, answers: dict[str, str | Path]) -> None:
     """A program that prints the first answer whose words are all among its arguments, and fails on any other call."""
     cases = "\n".join(
-        f'  *{"*".join(words.split())}*) cat "{answer}"; exit 0;;' if isinstance(answer, Path) else f"  *{words}*) {answer};;"
+        f'  *{"*".join(words.split())}*) cat "{answer}"; exit 0;;'
+        if isinstance(answer, Path)
+        else f"  *{words}*) {answer};;"
         for words, answer in answers.items()
     )
     path = folder / name
-    path.write_text(f'#!/bin/sh\ncase " $* " in\n{cases}\nesac\necho "unknown option $*" >&2; exit 2\n')
+    path.write_text(
+        f'#!/bin/sh\ncase " $* " in\n{cases}\nesac\necho "unknown option $*" >&2; exit 2\n'
+    )
     path.chmod(0o755)
 
 
@@ -58,7 +68,9 @@ def agrees(found: module.Found) -> None:
     assert found.request is not None
     cluster(HardwareRequest(**found.request["hardware"]))
     Device.model_validate(found.profile)
-    assert module.describe(found).endswith(f"nodes: 1{chr(10) + '  fabric: ' + found.links.fabric if found.links else ''}")
+    assert module.describe(found).endswith(
+        f"nodes: 1{chr(10) + '  fabric: ' + found.links.fabric if found.links else ''}"
+    )
 
 
 def test_hgx_h100(bench):
@@ -66,11 +78,17 @@ def test_hgx_h100(bench):
     found = module.detect()
     agrees(found)
     assert (found.matched, found.count) == ("h100-sxm", 8)
-    assert found.request == {"hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1, "fabric": "nvlink4"}}
+    assert found.request == {
+        "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1, "fabric": "nvlink4"}
+    }
     assert (found.links.kind, found.links.domain, found.links.per_pair) == ("nvlink", 8, 18)
     assert found.versions["driver"] == "570.133.20"
     assert found.versions["CUDA of the driver"] == "12.8"
-    assert found.profile["memory_bytes"] == {"value": 81559 << 20, "source": "machine", "status": "measured"}
+    assert found.profile["memory_bytes"] == {
+        "value": 81559 << 20,
+        "source": "machine",
+        "status": "measured",
+    }
     assert found.allocatable_memory_bytes["status"] == "assumed"
     assert found.allocatable_memory_bytes["value"] == pytest.approx(79.18 * 2**30, rel=1e-3)
 
@@ -79,14 +97,18 @@ def test_part_of_an_hgx_board(bench, monkeypatch):
     nvidia(bench, "hgx-h100", "topo-hgx-h100.txt")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     found = module.detect()
-    assert found.request == {"hardware": {"device": "h100-sxm", "per_node": 2, "nodes": 1, "fabric": "nvlink4"}}
+    assert found.request == {
+        "hardware": {"device": "h100-sxm", "per_node": 2, "nodes": 1, "fabric": "nvlink4"}
+    }
 
 
 def test_l40s_over_pcie(bench):
     nvidia(bench, "l40s", "topo-l40s-pcie.txt")
     found = module.detect()
     agrees(found)
-    assert found.request == {"hardware": {"device": "l40s", "per_node": 4, "nodes": 1, "fabric": "pcie4"}}
+    assert found.request == {
+        "hardware": {"device": "l40s", "per_node": 4, "nodes": 1, "fabric": "pcie4"}
+    }
     assert found.links.kind == "pcie"
 
 
@@ -94,7 +116,9 @@ def test_bridged_pairs(bench):
     nvidia(bench, "h100-nvl", "topo-h100-nvl-pairs.txt")
     found = module.detect()
     agrees(found)
-    assert found.request == {"hardware": {"device": "h100-nvl", "per_node": 4, "nodes": 1, "fabric": "nvlink4-bridge"}}
+    assert found.request == {
+        "hardware": {"device": "h100-nvl", "per_node": 4, "nodes": 1, "fabric": "nvlink4-bridge"}
+    }
     assert (found.links.domain, found.links.per_pair) == (2, 12)
     joined = cluster(HardwareRequest(**found.request["hardware"]))
     assert joined.beyond is not None
@@ -140,19 +164,34 @@ def test_torch_tells_what_a_process_gets(bench, monkeypatch):
 
 
 def test_mi300x_by_rocm_smi(bench):
-    tool(bench, "rocm-smi", {"--showtopo": DATA / "rocm-smi-topo-mi300x.json", "--showproductname": DATA / "rocm-smi-mi300x.json"})
+    tool(
+        bench,
+        "rocm-smi",
+        {
+            "--showtopo": DATA / "rocm-smi-topo-mi300x.json",
+            "--showproductname": DATA / "rocm-smi-mi300x.json",
+        },
+    )
     found = module.detect()
     agrees(found)
-    assert found.request == {"hardware": {"device": "mi300x", "per_node": 8, "nodes": 1, "fabric": "xgmi-mi300"}}
+    assert found.request == {
+        "hardware": {"device": "mi300x", "per_node": 8, "nodes": 1, "fabric": "xgmi-mi300"}
+    }
     assert (found.links.kind, found.links.domain) == ("xgmi", 8)
     assert found.versions["driver"] == "6.12.12"
 
 
 def test_mi300x_by_amd_smi(bench):
-    tool(bench, "amd-smi", {"topology": DATA / "amd-smi-topo-mi300x.json", "static": DATA / "amd-smi-mi300x.json"})
+    tool(
+        bench,
+        "amd-smi",
+        {"topology": DATA / "amd-smi-topo-mi300x.json", "static": DATA / "amd-smi-mi300x.json"},
+    )
     found = module.detect()
     agrees(found)
-    assert found.request == {"hardware": {"device": "mi300x", "per_node": 2, "nodes": 1, "fabric": "xgmi-mi300"}}
+    assert found.request == {
+        "hardware": {"device": "mi300x", "per_node": 2, "nodes": 1, "fabric": "xgmi-mi300"}
+    }
     assert found.versions["driver"] == "6.14.14"
 
 
@@ -208,10 +247,16 @@ def test_matrices_leave_out_network_cards():
     assert len(pairs) == 8 * 7
     assert set(pairs.values()) == {"NV18"}
     assert len(parse_rocm_topo((DATA / "rocm-smi-topo-mi300x.json").read_text())) == 8 * 7
-    assert parse_amd_topo((DATA / "amd-smi-topo-mi300x.json").read_text()) == {(0, 1): "XGMI", (1, 0): "XGMI"}
+    assert parse_amd_topo((DATA / "amd-smi-topo-mi300x.json").read_text()) == {
+        (0, 1): "XGMI",
+        (1, 0): "XGMI",
+    }
 
 
-@pytest.mark.parametrize(("topology", "sizes"), [("topo-hgx-h100", [8]), ("topo-h100-nvl-pairs", [2, 2]), ("topo-l40s-pcie", [1, 1, 1, 1])])
+@pytest.mark.parametrize(
+    ("topology", "sizes"),
+    [("topo-hgx-h100", [8]), ("topo-h100-nvl-pairs", [2, 2]), ("topo-l40s-pcie", [1, 1, 1, 1])],
+)
 def test_islands(topology, sizes):
     pairs = parse_nvidia_topo((DATA / f"{topology}.txt").read_text())
     assert sorted(map(len, islands(pairs, sorted({one for one, _ in pairs})))) == sizes
@@ -228,6 +273,9 @@ def test_an_unknown_pcie_generation_names_no_fabric():
     assert found.fabric is None
 
 
-@pytest.mark.parametrize(("printed", "usual"), [("gfx9010", "gfx90a"), ("gfx9402", "gfx942"), ("gfx942", "gfx942"), ("gfx1100", "gfx1100")])
+@pytest.mark.parametrize(
+    ("printed", "usual"),
+    [("gfx9010", "gfx90a"), ("gfx9402", "gfx942"), ("gfx942", "gfx942"), ("gfx1100", "gfx1100")],
+)
 def test_gfx_names(printed, usual):
     assert tools.gfx(printed) == usual

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recipe_core.candidates import one_split, resolve
-from recipe_core.check import check_request
-from recipe_core.errors import InputError, RecipeError
-from recipe_core.estimate import estimate
-from recipe_core.estimate.disaggregated import transfer_bytes, transfer_s
-from recipe_core.estimate.operators import total
-from recipe_core.estimate.speculative import engine_step
-from recipe_core.estimate.steady import decode_step
-from recipe_core.many import estimate_many
-from recipe_core.plan import chosen_plan
-from recipe_core.query import from_query, to_query
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.physics.serving.continuous_batching import decode_step
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.physics.serving.operators import total
+from recipe_core.physics.serving.pools import transfer_bytes, transfer_s
+from recipe_core.physics.serving.speculative import engine_step
+from recipe_core.present.terminal import split_text
 from recipe_core.recipe import make_recipe, relaunch
-from recipe_core.request import PlanRequest
-from recipe_core.terminal import split_text
+from recipe_core.request.link import from_query, to_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.batch import estimate_many
+from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.verdict import check_request
 from tests.conftest import make_request, request_values
 
 LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
@@ -31,7 +31,9 @@ OFFLINE = {"mode": "offline", "requests": 4000, "concurrency": None}
 
 
 def values(model=LLAMA, workload=CLOSED, nodes=2, device="h100-sxm", **candidate):
-    return request_values(model, device, 8, nodes, workload=dict(workload), candidate=POOLS | candidate)
+    return request_values(
+        model, device, 8, nodes, workload=dict(workload), candidate=POOLS | candidate
+    )
 
 
 def estimate_of(*args, **parts):
@@ -52,8 +54,13 @@ def instant(setting):
     links = {}
     for name in ("fabric", "network"):
         link = getattr(setting.cluster, name)
-        bandwidth, latency = link.bandwidth_bytes_per_s.model_copy(update=free), link.latency_s.model_copy(update={"value": 1e-30})
-        links[name] = link.model_copy(update={"bandwidth_bytes_per_s": bandwidth, "latency_s": latency})
+        bandwidth, latency = (
+            link.bandwidth_bytes_per_s.model_copy(update=free),
+            link.latency_s.model_copy(update={"value": 1e-30}),
+        )
+        links[name] = link.model_copy(
+            update={"bandwidth_bytes_per_s": bandwidth, "latency_s": latency}
+        )
     return replace(setting, cluster=replace(setting.cluster, **links))
 
 
@@ -61,13 +68,25 @@ def instant(setting):
     ("model", "split", "prefill", "per_token"),
     [
         (LLAMA, {"tp": 4}, {"tp": 4}, 80 * 2 * 2 * 128 * 2),  # 2 of 8 heads a rank
-        (LLAMA, {"tp": 8}, {"tp": 2}, 80 * 4 * 2 * 128 * 2),  # the narrower pool holds 4 heads a rank
-        (LLAMA, {"tp": 2, "pp": 2}, {"tp": 4, "pp": 2}, 40 * 4 * 2 * 128 * 2),  # stages go side by side
+        (
+            LLAMA,
+            {"tp": 8},
+            {"tp": 2},
+            80 * 4 * 2 * 128 * 2,
+        ),  # the narrower pool holds 4 heads a rank
+        (
+            LLAMA,
+            {"tp": 2, "pp": 2},
+            {"tp": 4, "pp": 2},
+            40 * 4 * 2 * 128 * 2,
+        ),  # stages go side by side
         (DEEPSEEK, {"tp": 8}, {"tp": 8}, 61 * 576 * 2),  # a latent goes whole, once
         (DEEPSEEK, {"tp": 1, "dp": 8, "ep": 8}, {"tp": 8}, 61 * 576 * 2),
     ],
 )
-def test_the_cache_of_a_prompt_is_sent_by_as_many_ranks_as_the_narrower_pool_has(model, split, prefill, per_token):
+def test_the_cache_of_a_prompt_is_sent_by_as_many_ranks_as_the_narrower_pool_has(
+    model, split, prefill, per_token
+):
     chosen, cases = columns(model, **({"dp": 1} | split), prefill=prefill)
     assert transfer_bytes(chosen, cases)[0] == 1024 * per_token
 
@@ -78,20 +97,31 @@ def test_the_transfer_takes_latency_and_bytes_over_the_rate_of_what_joins_the_po
     chosen, cases = columns(tp=tp, dp=1, prefill={"tp": tp})
     profile = getattr(chosen.cluster, link)
     rate = profile.bandwidth_bytes_per_s.value * profile.efficiency.value
-    latency = profile.latency_s.value + (profile.latency_per_rank_s.value if profile.latency_per_rank_s else 0.0)
-    assert transfer_s(chosen, cases)[0] == pytest.approx(latency + transfer_bytes(chosen, cases)[0] / rate)
+    latency = profile.latency_s.value + (
+        profile.latency_per_rank_s.value if profile.latency_per_rank_s else 0.0
+    )
+    assert transfer_s(chosen, cases)[0] == pytest.approx(
+        latency + transfer_bytes(chosen, cases)[0] / rate
+    )
 
 
 def test_a_rack_joins_pools_of_different_nodes():
     chosen, cases = columns(DEEPSEEK, nodes=8, device="gb200", tp=8, dp=1, prefill={"tp": 8})
-    assert transfer_s(chosen, cases)[0] < 0.2 * transfer_s(*columns(DEEPSEEK, device="b200-sxm", tp=8, dp=1, prefill={"tp": 8}))[0]
+    assert (
+        transfer_s(chosen, cases)[0]
+        < 0.2 * transfer_s(*columns(DEEPSEEK, device="b200-sxm", tp=8, dp=1, prefill={"tp": 8}))[0]
+    )
 
 
 @pytest.mark.parametrize("workload", [CLOSED, OPEN, OFFLINE], ids=lambda load: load["mode"])
 def test_parts_add_up(workload):
     answer = estimate_of(workload=workload)
-    assert sum(answer["breakdown_s"]["decode"].values()) == pytest.approx(answer["serving"]["tpot_s"], rel=1e-12)
-    assert sum(answer["breakdown_s"]["prefill"].values()) == pytest.approx(answer["serving"]["ttft_s"], rel=1e-12)
+    assert sum(answer["breakdown_s"]["decode"].values()) == pytest.approx(
+        answer["serving"]["tpot_s"], rel=1e-12
+    )
+    assert sum(answer["breakdown_s"]["prefill"].values()) == pytest.approx(
+        answer["serving"]["ttft_s"], rel=1e-12
+    )
     assert {"transfer", "handoff", "prompts_ahead"} <= set(answer["breakdown_s"]["prefill"])
     assert "prefill_interference" not in answer["breakdown_s"]["decode"]
 
@@ -100,7 +130,9 @@ def test_parts_add_up(workload):
 def test_a_closed_loop_has_as_many_requests_in_it_as_are_in_flight(concurrency):
     """Little's law: requests per second × seconds of a request."""
     serving = estimate_of(workload={"mode": "closed", "concurrency": concurrency})["serving"]
-    assert serving["output_tokens_per_s"] / 256 * serving["request_latency_s"] == pytest.approx(concurrency, rel=1e-4)
+    assert serving["output_tokens_per_s"] / 256 * serving["request_latency_s"] == pytest.approx(
+        concurrency, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
@@ -116,19 +148,28 @@ def test_queued_requests_go_through_at_the_rate_of_the_slower_pool(replicas):
 
 @pytest.mark.parametrize("workload", [OPEN, CLOSED], ids=lambda load: load["mode"])
 def test_more_prefill_replicas_lower_the_time_to_first_token_only(workload):
-    answers = [estimate_of(workload=workload, nodes=4, prefill={"tp": 4, "replicas": n})["serving"] for n in (1, 2, 4)]
+    answers = [
+        estimate_of(workload=workload, nodes=4, prefill={"tp": 4, "replicas": n})["serving"]
+        for n in (1, 2, 4)
+    ]
     first = [answer["ttft_s"] for answer in answers]
     assert first == sorted(first, reverse=True)
     assert first[2] < first[0]
-    assert [answer["tpot_s"] for answer in answers] == pytest.approx([answers[0]["tpot_s"]] * 3, rel=0.02)
+    assert [answer["tpot_s"] for answer in answers] == pytest.approx(
+        [answers[0]["tpot_s"]] * 3, rel=0.02
+    )
 
 
 def test_with_nothing_to_wait_for_tpot_is_that_of_decoding_alone():
     """No transfer, little to prefill: as good as all requests decode at once, and none of their steps has a prompt in it."""
-    chosen, cases = columns(workload=CLOSED | {"output_tokens": 4096}, nodes=8, prefill={"tp": 8, "replicas": 6})
+    chosen, cases = columns(
+        workload=CLOSED | {"output_tokens": 4096}, nodes=8, prefill={"tp": 8, "replicas": 6}
+    )
     free = instant(chosen)
     answer = estimate(free, cases)
-    alone = float(total(engine_step(free, cases, decode_step(cases, cases.load / cases.replicas)))[0])
+    alone = float(
+        total(engine_step(free, cases, decode_step(cases, cases.load / cases.replicas)))[0]
+    )
     assert answer.serving.tpot_s[0] == pytest.approx(alone, rel=0.005)
     assert answer.serving.tpot_s[0] <= alone
     assert answer.serving.prefill["transfer"][0] < 1e-5
@@ -144,9 +185,13 @@ def test_the_queue_for_a_step_of_one_prompt_is_that_of_deterministic_service():
     """M/D/1: a wait of ρ·s / 2(1 - ρ), with prompts as long as a step's budget and one replica."""
     load = {"mode": "open", "input_tokens": 8192, "output_tokens": 2, "concurrency": None}
     prefill = {"tp": 4}
-    most = estimate_of(workload=load | {"request_rate": 0.01}, prefill=prefill)["pools"]["prefill"]["requests_per_s"]
+    most = estimate_of(workload=load | {"request_rate": 0.01}, prefill=prefill)["pools"]["prefill"][
+        "requests_per_s"
+    ]
     for busy in (0.2, 0.5, 0.9):
-        wait = estimate_of(workload=load | {"request_rate": busy * most}, prefill=prefill)["breakdown_s"]["prefill"]["prompts_ahead"]
+        wait = estimate_of(workload=load | {"request_rate": busy * most}, prefill=prefill)[
+            "breakdown_s"
+        ]["prefill"]["prompts_ahead"]
         assert wait == pytest.approx(busy / (2 * (1 - busy)) / most, rel=0.01)
 
 
@@ -168,13 +213,18 @@ def test_both_pools_are_counted_and_shown():
     answer = estimate_of()
     assert answer["pools"]["prefill"]["gpus"] == answer["pools"]["decode"]["gpus"] == 8
     serving = answer["serving"]
-    assert serving["output_tokens_per_s_per_gpu"] * 16 == pytest.approx(serving["output_tokens_per_s"])
+    assert serving["output_tokens_per_s_per_gpu"] * 16 == pytest.approx(
+        serving["output_tokens_per_s"]
+    )
     for memory in (answer["memory"], answer["memory"]["prefill"]):
         parts = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
         assert sum(memory[name] for name in parts) == memory["total_bytes"]
     assert any("pool bounds the rate" in note for note in answer["notes"])
     table, row = chosen_plan(PlanRequest.parse(values()))
-    assert split_text(table.candidate(row)) == "tp 4 × pp 1 × dp 2 with a prefill pool of tp 4 × pp 1 × dp 1 × 2 replicas"
+    assert (
+        split_text(table.candidate(row))
+        == "tp 4 × pp 1 × dp 2 with a prefill pool of tp 4 × pp 1 × dp 1 × 2 replicas"
+    )
 
 
 def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
@@ -188,7 +238,10 @@ def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
 
 
 def test_drafts_go_with_pools():
-    plain, drafts = estimate_of()["serving"], estimate_of(speculative={"tokens": 3, "acceptance": 0.8})
+    plain, drafts = (
+        estimate_of()["serving"],
+        estimate_of(speculative={"tokens": 3, "acceptance": 0.8}),
+    )
     assert drafts["serving"]["tpot_s"] < 0.7 * plain["tpot_s"]
     assert drafts["breakdown_s"]["decode"]["draft"] > 0
 
@@ -197,7 +250,10 @@ def test_drafts_go_with_pools():
     ("candidate", "reason"),
     [
         ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; there are 16"),
-        ({"replicas": 3}, "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; there are 16"),
+        (
+            {"replicas": 3},
+            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; there are 16",
+        ),
         ({"prefill": {"tp": 1}}, "prefill pool: needs "),
         ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads do not divide over tp 3"),
         ({"engine": "transformers"}, "does not hand caches from a prefill pool"),
@@ -214,7 +270,10 @@ def test_pools_that_cannot_run_say_why(candidate, reason):
     [
         ({"workload": {"mode": "static", "batch": 8, "concurrency": None}}, "candidate.prefill"),
         ({"candidate": {"prefill": None, "replicas": 2}}, "candidate.replicas"),
-        ({"objective": {"limits": {"ttft_ms": 500, "percentile": 95}}}, "objective.limits.percentile"),
+        (
+            {"objective": {"limits": {"ttft_ms": 500, "percentile": 95}}},
+            "objective.limits.percentile",
+        ),
         ({"candidate": {"prefill": {"pp": 2}}}, "candidate.prefill.tp"),
         ({"candidate": {"prefill": {"tp": 2, "zp": 2}}}, "candidate.prefill.zp"),
     ],
@@ -248,14 +307,23 @@ def test_links_keep_pools():
 def test_a_described_candidate_asks_for_the_same():
     request = PlanRequest.parse(values(speculative={"tokens": 2, "acceptance": 0.6}))
     table, row = chosen_plan(request)
-    again, other = chosen_plan(request.model_copy(update={"candidate": type(request.candidate).model_validate(table.candidate(row))}))
+    again, other = chosen_plan(
+        request.model_copy(
+            update={"candidate": type(request.candidate).model_validate(table.candidate(row))}
+        )
+    )
     assert again.estimate(other) == table.estimate(row)
 
 
 def test_numbers_stay_finite_for_every_pool_size():
     loads = [1, 10, 1000, 100_000]
     every = [
-        values(workload={"mode": "closed", "concurrency": load}, nodes=8, dp=dp, prefill={"tp": 2, "pp": pp, "replicas": n})
+        values(
+            workload={"mode": "closed", "concurrency": load},
+            nodes=8,
+            dp=dp,
+            prefill={"tp": 2, "pp": pp, "replicas": n},
+        )
         for load in loads
         for dp in (1, 4)
         for pp in (1, 2)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core import documents
-from recipe_core.errors import InputError
+from recipe_core.base import documents
+from recipe_core.base.errors import InputError
 
 
 def test_numbers_with_an_exponent_are_numbers():
@@ -30,7 +30,9 @@ def test_dangerous_or_broken_yaml_is_refused(text, says):
 
 
 def test_a_billion_laughs_is_refused_before_it_grows():
-    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+    )
     with pytest.raises(InputError, match="alias"):
         documents.parse_yaml(bomb)
 
@@ -51,11 +53,31 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path):
 
 
 def test_unknown_figures_become_null():
-    assert documents.to_json({"a": [float("nan"), 1.5], "b": float("inf")}, indent=None) == '{"a": [null, 1.5], "b": null}'
+    assert (
+        documents.to_json({"a": [float("nan"), 1.5], "b": float("inf")}, indent=None)
+        == '{"a": [null, 1.5], "b": null}'
+    )
 
 
 @pytest.mark.parametrize(
-    "word", ["1e-08", "1E5", "-2.5e+3", ".5", "0o17", "y", "N", "on", "null", "1_000", "0x1f", "8000", "2026-01-02", "a: b", "*x"]
+    "word",
+    [
+        "1e-08",
+        "1E5",
+        "-2.5e+3",
+        ".5",
+        "0o17",
+        "y",
+        "N",
+        "on",
+        "null",
+        "1_000",
+        "0x1f",
+        "8000",
+        "2026-01-02",
+        "a: b",
+        "*x",
+    ],
 )
 def test_words_that_look_like_something_else_stay_words(word):
     text = documents.to_yaml({"command": [word]})

@@ -9,18 +9,22 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from recipe_core.engines.launch import launch
+from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
-from recipe_core.errors import InputError, NoAnswer
+from recipe_core.launch.serving.start import launch
 from recipe_core.launcher.plan import Filler, Parameters
-from recipe_core.plan import chosen_plan
 from recipe_core.recipe import deployment_of
+from recipe_core.search.serving_plan import chosen_plan
 from tests.conftest import LLAMA_70B, make_request
 
 
 def launched(*args, options=None, workload=None, **candidate):
-    parts = {"candidate": {"pp": 1, "dp": 1} | candidate, "options": options or {}, "workload": workload or {}}
+    parts = {
+        "candidate": {"pp": 1, "dp": 1} | candidate,
+        "options": options or {},
+        "workload": workload or {},
+    }
     table, row = chosen_plan(make_request(*args, **parts))
     assert table.reasons(row) == []
     return launch(deployment_of(table, row))
@@ -58,7 +62,9 @@ def test_a_tag_that_moves_is_refused():
 
 
 def test_containers_differ_by_architecture():
-    one, other = (engine("sglang").image("rocm", architecture) for architecture in ("gfx942", "gfx950"))
+    one, other = (
+        engine("sglang").image("rocm", architecture) for architecture in ("gfx942", "gfx950")
+    )
     assert one is not None
     assert other is not None
     assert one.reference != other.reference
@@ -103,12 +109,32 @@ def test_replicas_of_experts_are_servers_of_their_own():
 @pytest.mark.parametrize(
     ("model", "candidate", "expected"),
     [
-        ("meta-llama/Llama-3.1-8B-Instruct", {"tp": 1}, {"--dtype": "bfloat16", "--kv-cache-dtype": "auto"}),
-        ("meta-llama/Llama-3.1-8B-Instruct", {"tp": 1, "weight_dtype": "fp8"}, {"--quantization": "fp8"}),
-        ("meta-llama/Llama-3.1-8B-Instruct", {"tp": 1, "kv_dtype": "fp8"}, {"--kv-cache-dtype": "fp8"}),
-        ("meta-llama/Llama-3.1-8B-Instruct", {"tp": 1, "weight_dtype": "fp16"}, {"--dtype": "float16"}),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            {"tp": 1},
+            {"--dtype": "bfloat16", "--kv-cache-dtype": "auto"},
+        ),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            {"tp": 1, "weight_dtype": "fp8"},
+            {"--quantization": "fp8"},
+        ),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            {"tp": 1, "kv_dtype": "fp8"},
+            {"--kv-cache-dtype": "fp8"},
+        ),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            {"tp": 1, "weight_dtype": "fp16"},
+            {"--dtype": "float16"},
+        ),
         ("Qwen/Qwen3-32B-FP8", {"tp": 2}, {"--dtype": "bfloat16", "--quantization": None}),
-        ("Qwen/Qwen3-32B", {"tp": 4, "max_num_seqs": 17, "block_size": 32}, {"--max-num-seqs": "17", "--block-size": "32"}),
+        (
+            "Qwen/Qwen3-32B",
+            {"tp": 4, "max_num_seqs": 17, "block_size": 32},
+            {"--max-num-seqs": "17", "--block-size": "32"},
+        ),
     ],
 )
 def test_dtypes_and_limits_reach_the_command(model, candidate, expected):
@@ -118,7 +144,11 @@ def test_dtypes_and_limits_reach_the_command(model, candidate, expected):
 
 @pytest.mark.parametrize(
     ("values", "says"),
-    [({"tensor_paralel_size": 2}, "tensor_parallel_size"), ({"max_num_seqs": "8"}, "takes int"), ({"dtype": "fp9"}, "bfloat16")],
+    [
+        ({"tensor_paralel_size": 2}, "tensor_parallel_size"),
+        ({"max_num_seqs": "8"}, "takes int"),
+        ({"dtype": "fp9"}, "bfloat16"),
+    ],
 )
 def test_options_are_typed_and_known(values, says):
     with pytest.raises(InputError, match=says):
@@ -131,7 +161,12 @@ def test_every_word_is_one_argument():
 
 
 def test_a_json_word_has_no_blanks_and_only_known_keys():
-    assert engine("vllm").argv({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})[1].count(" ") == 0
+    assert (
+        engine("vllm")
+        .argv({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})[1]
+        .count(" ")
+        == 0
+    )
     with pytest.raises(InputError, match="kv_conector"):
         engine("vllm").argv({"kv_transfer_config": {"kv_conector": "NixlConnector"}})
 
@@ -154,7 +189,9 @@ def test_sglang_meets_at_the_head():
 
 
 def test_tensorrt_llm_starts_its_ranks_by_mpi():
-    started = launched("deepseek-ai/DeepSeek-V3", "h200-sxm", 8, 2, engine="tensorrt-llm", tp=1, dp=16, ep=16)
+    started = launched(
+        "deepseek-ai/DeepSeek-V3", "h200-sxm", 8, 2, engine="tensorrt-llm", tp=1, dp=16, ep=16
+    )
     head, worker = started.processes
     assert head.argv[:5] == ("mpirun", "-np", "16", "-H", "${node0}:8,${node1}:8")
     assert "trtllm-llmapi-launch" in head.argv
@@ -167,9 +204,13 @@ def test_replicas_that_fill_nodes_are_servers_of_their_own():
     assert [(p.node, p.group, p.role) for p in processes] == [(0, 0, "server"), (1, 1, "server")]
 
 
-@pytest.mark.parametrize(("name", "program"), [("vllm", "vllm-router"), ("sglang", "sglang_router.launch_router")])
+@pytest.mark.parametrize(
+    ("name", "program"), [("vllm", "vllm-router"), ("sglang", "sglang_router.launch_router")]
+)
 def test_pools_stand_behind_a_router(name, program):
-    started = launched(LLAMA_70B, "h100-sxm", 8, 2, engine=name, tp=4, replicas=2, prefill={"tp": 2, "replicas": 3})
+    started = launched(
+        LLAMA_70B, "h100-sxm", 8, 2, engine=name, tp=4, replicas=2, prefill={"tp": 2, "replicas": 3}
+    )
     router, *servers = started.processes
     assert program in router.argv
     assert router.devices == ()
@@ -180,12 +221,18 @@ def test_pools_stand_behind_a_router(name, program):
 
 
 def test_engines_that_stay_in_a_node_are_refused_more():
-    table, row = chosen_plan(make_request(LLAMA_70B, "h100-sxm", 8, 2, candidate={"engine": "tgi", "tp": 16, "pp": 1, "dp": 1}))
+    table, row = chosen_plan(
+        make_request(
+            LLAMA_70B, "h100-sxm", 8, 2, candidate={"engine": "tgi", "tp": 16, "pp": 1, "dp": 1}
+        )
+    )
     assert any("stays in a node: 16 of 8" in reason for reason in table.reasons(row))
 
 
 def test_groups_that_do_not_pack_are_refused():
-    table, row = chosen_plan(make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, candidate={"tp": 2, "pp": 1, "dp": 3}))
+    table, row = chosen_plan(
+        make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, candidate={"tp": 2, "pp": 1, "dp": 3})
+    )
     assert "do not pack into 2 nodes" in table.reasons(row)[0]
     with pytest.raises(NoAnswer, match="do not pack into 2 nodes"):
         launch(deployment_of(table, row))
@@ -194,23 +241,45 @@ def test_groups_that_do_not_pack_are_refused():
 @pytest.mark.parametrize(
     ("draft", "model", "expected"),
     [
-        ({"method": "mtp"}, "deepseek-ai/DeepSeek-V3", '{"method":"mtp","num_speculative_tokens":2}'),
-        ({"method": "eagle", "model": "a/EAGLE3-b"}, LLAMA_70B, '{"method":"eagle3","num_speculative_tokens":2,"model":"a/EAGLE3-b"}'),
-        ({"method": "ngram"}, LLAMA_70B, '"method":"ngram","num_speculative_tokens":2,"prompt_lookup_max":2'),
+        (
+            {"method": "mtp"},
+            "deepseek-ai/DeepSeek-V3",
+            '{"method":"mtp","num_speculative_tokens":2}',
+        ),
+        (
+            {"method": "eagle", "model": "a/EAGLE3-b"},
+            LLAMA_70B,
+            '{"method":"eagle3","num_speculative_tokens":2,"model":"a/EAGLE3-b"}',
+        ),
+        (
+            {"method": "ngram"},
+            LLAMA_70B,
+            '"method":"ngram","num_speculative_tokens":2,"prompt_lookup_max":2',
+        ),
     ],
 )
 def test_drafts_reach_the_command(draft, model, expected):
-    one = launched(model, "h200-sxm", tp=8, workload={"speculative": {"tokens": 2, "acceptance": 0.7} | draft})
+    one = launched(
+        model, "h200-sxm", tp=8, workload={"speculative": {"tokens": 2, "acceptance": 0.7} | draft}
+    )
     assert expected in flags(one.processes[0].argv)["--speculative-config"]
 
 
 def test_an_eagle_draft_needs_its_checkpoint():
     with pytest.raises(InputError, match="checkpoint of its own"):
-        launched(LLAMA_70B, "h100-sxm", tp=8, workload={"speculative": {"tokens": 2, "acceptance": 0.7, "method": "eagle"}})
+        launched(
+            LLAMA_70B,
+            "h100-sxm",
+            tp=8,
+            workload={"speculative": {"tokens": 2, "acceptance": 0.7, "method": "eagle"}},
+        )
 
 
 def test_the_users_options_are_passed_on():
-    options = {"engine_options": {"tool_call_parser": "hermes", "enable_lora": True}, "environment": {"NCCL_SOCKET_IFNAME": "ens3"}}
+    options = {
+        "engine_options": {"tool_call_parser": "hermes", "enable_lora": True},
+        "environment": {"NCCL_SOCKET_IFNAME": "ens3"},
+    }
     started = launched("Qwen/Qwen3-32B", "h100-sxm", tp=4, options=options)
     assert flags(started.processes[0].argv)["--tool-call-parser"] == "hermes"
     assert started.processes[0].env["NCCL_SOCKET_IFNAME"] == "ens3"
@@ -243,8 +312,12 @@ def test_options_that_contradict_or_leak_are_refused(options, says):
     ],
 )
 def test_weights_without_kernels_are_refused(model, device, name, says):
-    table, row = chosen_plan(make_request(model, device, candidate={"engine": name, "tp": 4, "pp": 1, "dp": 1}))
-    assert (says is None and table.reasons(row) == []) or any(str(says) in reason for reason in table.reasons(row))
+    table, row = chosen_plan(
+        make_request(model, device, candidate={"engine": name, "tp": 4, "pp": 1, "dp": 1})
+    )
+    assert (says is None and table.reasons(row) == []) or any(
+        str(says) in reason for reason in table.reasons(row)
+    )
 
 
 def test_rules_by_hardware_reach_the_environment():
@@ -256,10 +329,23 @@ def test_rules_by_hardware_reach_the_environment():
 
 
 def test_a_dynamo_graph_has_a_component_for_each_pool():
-    started = launched(LLAMA_70B, "h100-sxm", 8, 2, engine="dynamo", tp=4, replicas=2, prefill={"tp": 2, "replicas": 3})
+    started = launched(
+        LLAMA_70B,
+        "h100-sxm",
+        8,
+        2,
+        engine="dynamo",
+        tp=4,
+        replicas=2,
+        prefill={"tp": 2, "replicas": 3},
+    )
     graph = yaml.safe_load(started.files["engine/dynamo-graph.yaml"])
     components = {each["name"]: each for each in graph["spec"]["components"]}
-    assert {name: each["replicas"] for name, each in components.items()} == {"Frontend": 1, "PrefillWorker": 3, "DecodeWorker": 2}
+    assert {name: each["replicas"] for name, each in components.items()} == {
+        "Frontend": 1,
+        "PrefillWorker": 3,
+        "DecodeWorker": 2,
+    }
     worker = components["PrefillWorker"]["podTemplate"]["spec"]["containers"][0]
     assert worker["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert worker["args"][worker["args"].index("--tensor-parallel-size") + 1] == "2"
@@ -282,13 +368,21 @@ def test_pools_of_tensorrt_llm_stand_behind_its_own_server():
     found = pools_of_tensorrt_llm("h100-sxm", 8)
     front, *servers = found.processes
     assert [p.role for p in servers] == ["prefill"] * 3 + ["decode"] * 2
-    known = {"prefill": "engine/tensorrt-llm-prefill.yaml", "decode": "engine/tensorrt-llm-decode.yaml"}
+    known = {
+        "prefill": "engine/tensorrt-llm-prefill.yaml",
+        "decode": "engine/tensorrt-llm-decode.yaml",
+    }
     assert all(flags(p.argv)["--config"] == f"${{root}}/{known[p.role]}" for p in servers)
     prefill, decode = (yaml.safe_load(found.files[name]) for name in known.values())
     assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
     assert prefill["disable_overlap_scheduler"] is True
     assert "disable_overlap_scheduler" not in decode
-    assert front.argv[front.argv.index("--") + 1 :][:4] == ("trtllm-serve", "disaggregated", "-c", "${run}/pools.yaml")
+    assert front.argv[front.argv.index("--") + 1 :][:4] == (
+        "trtllm-serve",
+        "disaggregated",
+        "-c",
+        "${run}/pools.yaml",
+    )
 
 
 def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
@@ -300,12 +394,19 @@ def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
     fill = Filler(Parameters("m", "0.0.0.0", 8000, "10.0.0.1,10.0.0.2"), tmp_path)
     words = [fill.text(word) for word in found.processes[0].argv]
     end = words.index("--")
-    done = subprocess.run([sys.executable, *words[1:end], "--", sys.executable, "-c", "print('started')"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *words[1:end], "--", sys.executable, "-c", "print('started')"],
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "started\n", done.stderr
     content = yaml.safe_load((tmp_path / "run/pools.yaml").read_text())
     assert (content["hostname"], content["port"]) == ("0.0.0.0", 8000)
     there = {
-        role: [f"10.0.0.{1 + p.node}:{8000 + p.port_offset}" for p in found.processes if p.role == role] for role in ("prefill", "decode")
+        role: [
+            f"10.0.0.{1 + p.node}:{8000 + p.port_offset}" for p in found.processes if p.role == role
+        ]
+        for role in ("prefill", "decode")
     }
     assert content["context_servers"] == {"num_instances": 3, "urls": there["prefill"]}
     assert content["generation_servers"] == {"num_instances": 2, "urls": there["decode"]}

@@ -8,16 +8,24 @@ from collections import Counter
 import pytest
 import yaml
 
+from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
-from recipe_core.engines.launch import launch
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.errors import NoAnswer
+from recipe_core.launch.serving.start import launch
 from tests.deployments import deployments
 
 EACH = 300
 LIMITS = ("max_num_seqs", "max_batched_tokens", "memory_fraction")
-CACHE = {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8", "f16": "fp16", "bf16": "bf16", "f32": "fp32"}
+CACHE = {
+    "auto": None,
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e4m3fn": "fp8",
+    "f16": "fp16",
+    "bf16": "bf16",
+    "f32": "fp32",
+}
 
 
 def options(words):
@@ -36,13 +44,21 @@ def read_command(name, words, files):
     config = yaml.safe_load(files[path]) if path else {}
     if config.get("enable_attention_dp"):
         meant.candidate |= {"tp": 1, "dp": meant.candidate["tp"]}
-    cache = {"fp8": "fp8"}.get(config.get("kv_cache_config", {}).get("dtype"), meant.candidate.get("kv_dtype"))
+    cache = {"fp8": "fp8"}.get(
+        config.get("kv_cache_config", {}).get("dtype"), meant.candidate.get("kv_dtype")
+    )
     draft = meant.draft or _draft_of(config.get("speculative_config"))
-    return meant.candidate | {"context": meant.max_context, "kv": None if cache == "auto" else cache, "draft": draft and draft["tokens"]}
+    return meant.candidate | {
+        "context": meant.max_context,
+        "kv": None if cache == "auto" else cache,
+        "draft": draft and draft["tokens"],
+    }
 
 
 def _draft_of(config):
-    return config and {"tokens": config.get("num_nextn_predict_layers") or config.get("max_draft_len")}
+    return config and {
+        "tokens": config.get("num_nextn_predict_layers") or config.get("max_draft_len")
+    }
 
 
 def read_vllm_file(values):
@@ -100,18 +116,36 @@ def read_llama(words):
     assert int(o["ctx_size"]) % slots == 0
     stages = o.get("tensor_split", "1").count(",") + 1
     cache = {"context": int(o["ctx_size"]) // slots, "kv": CACHE[o["cache_type_k"]], "slots": slots}
-    return {"tp": 1, "pp": stages, "dp": 1, "ep": 1, "max_batched_tokens": int(o["batch_size"]), **cache}
+    return {
+        "tp": 1,
+        "pp": stages,
+        "dp": 1,
+        "ep": 1,
+        "max_batched_tokens": int(o["batch_size"]),
+        **cache,
+    }
 
 
 def read_transformers(words):
     o = options(words)
-    return {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "max_batched_tokens": int(o["cb_max_batch_tokens"]), "weight_dtype": o["dtype"]}
+    return {
+        "tp": 1,
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "max_batched_tokens": int(o["cb_max_batch_tokens"]),
+        "weight_dtype": o["dtype"],
+    }
 
 
 def read_dynamo(words):
     """The words of vLLM among those of its worker, without Dynamo's own."""
     own = engine("dynamo").options.by_spelling
-    kept = [word for k, word in enumerate(words) if word not in own and (k == 0 or words[k - 1] not in own)]
+    kept = [
+        word
+        for k, word in enumerate(words)
+        if word not in own and (k == 0 or words[k - 1] not in own)
+    ]
     return read_command("vllm", kept, {})
 
 
@@ -126,7 +160,9 @@ def server(name, process, files):
         case "dynamo":
             return read_dynamo(words[3:])
         case "triton":
-            return read_vllm_file(json.loads(next(text for path, text in files.items() if path.endswith(".json"))))
+            return read_vllm_file(
+                json.loads(next(text for path, text in files.items() if path.endswith(".json")))
+            )
         case "triton-tensorrt-llm":
             return read_llmapi_file(yaml.safe_load(next(iter(files.values()))))
         case "tgi":

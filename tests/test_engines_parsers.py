@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.engines.launch import launch
-from recipe_core.errors import NoAnswer
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.serving.start import launch
 from recipe_core.model.catalog import load_model
 from tests.deployments import DRAFT_CHECKPOINT, MODELS, deployments
 from tests.test_engines_ranks import ASKED
@@ -22,7 +22,11 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "engine_parsers.py"
 RECIPES, DEEP = 2000, 150
 """Random recipes of an engine, and how many of them are also held against the engine's configuration, which takes longer."""
 CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3"}
-EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
+EAGLE3 = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+}
 PROGRAMS = {
     ("vllm", "serve"): "vllm",
     ("sglang", "serve"): "sglang",
@@ -59,8 +63,22 @@ def folders(tmp_path_factory):
 
 def filled(words, model):
     """Words with what a launch fills in."""
-    values = {"model": model, "host": "127.0.0.1", "port": "8000", "head": "127.0.0.1", "root": "bundle", "run": "bundle/run"}
-    return [re.sub(r"\$\{(\w+?)(\d*)\}", lambda m: values.get(m[1], "127.0.0.1" if m[1] == "node" else "8001"), word) for word in words]
+    values = {
+        "model": model,
+        "host": "127.0.0.1",
+        "port": "8000",
+        "head": "127.0.0.1",
+        "root": "bundle",
+        "run": "bundle/run",
+    }
+    return [
+        re.sub(
+            r"\$\{(\w+?)(\d*)\}",
+            lambda m: values.get(m[1], "127.0.0.1" if m[1] == "node" else "8001"),
+            word,
+        )
+        for word in words
+    ]
 
 
 def lines(engine, folders, count):
@@ -76,8 +94,12 @@ def lines(engine, folders, count):
                 continue
             words = filled(argv, folders[deployment.setting.model.name])
             words = [word.replace(DRAFT_CHECKPOINT, folders[DRAFT_CHECKPOINT]) for word in words]
-            size, program = next((len(p), name) for p, name in PROGRAMS.items() if tuple(words[: len(p)]) == p)
-            deep = left > count - DEEP and process.role != "worker" and "ray" not in words  # which would look for a cluster
+            size, program = next(
+                (len(p), name) for p, name in PROGRAMS.items() if tuple(words[: len(p)]) == p
+            )
+            deep = (
+                left > count - DEEP and process.role != "worker" and "ray" not in words
+            )  # which would look for a cluster
             out[program].append({"argv": words[size:], "deep": deep})
         left -= 1
         if not left:
@@ -94,7 +116,13 @@ def engine_part(words):
 
 def run(engine, words):
     given = "".join(json.dumps(each) + "\n" for each in words)
-    done = subprocess.run([python_with(engine), str(SCRIPT), engine], input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python_with(engine), str(SCRIPT), engine],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout, done.stderr[-2000:]
     *refusals, counts = done.stdout.splitlines()
     return [json.loads(each) for each in refusals], json.loads(counts)
@@ -113,6 +141,8 @@ def test_the_engines_own_parser_takes_every_command(engine, folders):
 def test_the_engines_own_parser_refuses_what_is_wrong(engine, folders):
     python_with(engine)
     flag = {"vllm": "--model", "sglang": "--model-path"}[engine]
-    refusals, counts = run(engine, [{"argv": [flag, folders[MODELS[1]], "--tensor-paralel-size", "2"]}])
+    refusals, counts = run(
+        engine, [{"argv": [flag, folders[MODELS[1]], "--tensor-paralel-size", "2"]}]
+    )
     assert counts == {"lines": 1, "refused": 1}
     assert "tensor" in refusals[0]["why"]

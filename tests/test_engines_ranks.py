@@ -13,15 +13,19 @@ from dataclasses import replace
 
 import pytest
 
-from recipe_core.engines.launch import launch
-from recipe_core.engines.vllm_ranks import NODE
-from recipe_core.errors import InputError, NoAnswer
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.vllm_ranks import NODE
 from recipe_core.recipe import make_recipe, relaunch
 from tests.conftest import make_request
 from tests.deployments import deployments
 from tests.test_engines_meaning import check_places, check_server, expected, options, read_command
 
-EXTERNAL, HYBRID, RAY = "data_parallel_external_lb", "data_parallel_hybrid_lb", "distributed_executor_backend"
+EXTERNAL, HYBRID, RAY = (
+    "data_parallel_external_lb",
+    "data_parallel_hybrid_lb",
+    "distributed_executor_backend",
+)
 ASKED = {"external": {EXTERNAL: True}, "hybrid": {HYBRID: True}, "ray": {RAY: "ray"}}
 
 
@@ -55,7 +59,11 @@ def test_every_way_says_what_was_estimated(way):
             words = engine_words(process)
             if process.role == "router" or words is None:
                 continue
-            told, own, pool = read_command("vllm", words, {}), options(words), pools[answered[process.group]]
+            told, own, pool = (
+                read_command("vllm", words, {}),
+                options(words),
+                pools[answered[process.group]],
+            )
             check_server(deployment, told, expected(deployment, pool))
             seen.update(name for name in (EXTERNAL, HYBRID, RAY) if name in own)
             if EXTERNAL in own or HYBRID in own:  # a part of the ranks that the words count
@@ -80,7 +88,9 @@ def test_every_external_rank_is_told_its_number_and_where_the_first_one_is():
             if EXTERNAL in own:
                 where = own["data_parallel_address"], own["data_parallel_rpc_port"]
                 groups.setdefault(where, []).append((int(own["data_parallel_rank"]), process, own))
-        assert len({port for _, port in groups}) == len(groups)  # engines that share a node meet at ports of their own
+        assert len({port for _, port in groups}) == len(
+            groups
+        )  # engines that share a node meet at ports of their own
         for (address, _), ranks in groups.items():
             numbers, processes, owns = zip(*ranks, strict=True)
             assert sorted(numbers) == list(range(int(owns[0]["data_parallel_size"])))
@@ -93,7 +103,13 @@ def test_every_external_rank_is_told_its_number_and_where_the_first_one_is():
 
 def test_replicas_of_a_dense_model_need_no_rank_to_be_balanced_outside():
     candidate = {"tp": 2, "pp": 1, "dp": 4}
-    request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate=candidate, options={"engine_options": {EXTERNAL: True}})
+    request = make_request(
+        "Qwen/Qwen3-32B",
+        "h100-sxm",
+        8,
+        candidate=candidate,
+        options={"engine_options": {EXTERNAL: True}},
+    )
     recipe = make_recipe(request)
     started = relaunch(recipe)
     assert [process.devices for process in started.processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -105,23 +121,56 @@ def test_replicas_of_a_dense_model_need_no_rank_to_be_balanced_outside():
 def two_nodes(**asked):
     """Shared experts over two nodes."""
     candidate = {"tp": 1, "pp": 1, "dp": 16, "ep": 16}
-    return make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 8, 2, candidate=candidate, options={"engine_options": asked})
+    return make_request(
+        "Qwen/Qwen3-30B-A3B",
+        "h100-sxm",
+        8,
+        2,
+        candidate=candidate,
+        options={"engine_options": asked},
+    )
 
 
 def test_a_hybrid_balancer_has_a_server_on_every_node():
     started = relaunch(make_recipe(two_nodes(**{HYBRID: True})))
-    assert [(p.node, p.role, p.port_offset) for p in started.processes] == [(0, "server", 0), (1, "server", 0)]
+    assert [(p.node, p.role, p.port_offset) for p in started.processes] == [
+        (0, "server", 0),
+        (1, "server", 0),
+    ]
     told = [options(engine_words(process)) for process in started.processes]
-    assert [(o["node_rank"], o["data_parallel_size"], o["data_parallel_size_local"]) for o in told] == [("0", "16", "8"), ("1", "16", "8")]
+    assert [
+        (o["node_rank"], o["data_parallel_size"], o["data_parallel_size_local"]) for o in told
+    ] == [("0", "16", "8"), ("1", "16", "8")]
 
 
 def test_ray_has_one_engine_and_the_other_nodes_join():
-    request = make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 8, 2, candidate={"tp": 8, "pp": 2, "dp": 1})
-    request = request.model_copy(update={"options": request.options.model_copy(update={"engine_options": {RAY: "ray"}})})
+    request = make_request(
+        "meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 8, 2, candidate={"tp": 8, "pp": 2, "dp": 1}
+    )
+    request = request.model_copy(
+        update={"options": request.options.model_copy(update={"engine_options": {RAY: "ray"}})}
+    )
     started = relaunch(make_recipe(request))
     head, other = started.processes
-    assert head.argv[:8] == ("python3", "${root}/engine/ray_node.py", "head", "2", "${node0}", "6379", "8", "--")
-    assert other.argv == ("python3", "${root}/engine/ray_node.py", "join", "${head}", "6379", "${node1}", "8")
+    assert head.argv[:8] == (
+        "python3",
+        "${root}/engine/ray_node.py",
+        "head",
+        "2",
+        "${node0}",
+        "6379",
+        "8",
+        "--",
+    )
+    assert other.argv == (
+        "python3",
+        "${root}/engine/ray_node.py",
+        "join",
+        "${head}",
+        "6379",
+        "${node1}",
+        "8",
+    )
     assert {"--nnodes", "--node-rank", "--master-addr", "--headless"}.isdisjoint(head.argv)
     assert other.env["VLLM_HOST_IP"] == "${node1}"
     assert "ray" in started.requires
@@ -131,7 +180,11 @@ def test_ray_has_one_engine_and_the_other_nodes_join():
 def test_ray_places_replicas_too():
     head, _ = relaunch(make_recipe(two_nodes(**{RAY: "ray"}))).processes
     own = options(engine_words(head))
-    assert (own["data_parallel_backend"], own["data_parallel_size_local"], own["data_parallel_size"]) == ("ray", "8", "16")
+    assert (
+        own["data_parallel_backend"],
+        own["data_parallel_size_local"],
+        own["data_parallel_size"],
+    ) == ("ray", "8", "16")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +201,11 @@ def test_ray_places_replicas_too():
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_its_field(engine, asked, field, says):
-    deployment = next(d for d in deployments(engine, 100, seed=1) if d.candidate.devices == 2 and d.candidate.prefill is None)
+    deployment = next(
+        d
+        for d in deployments(engine, 100, seed=1)
+        if d.candidate.devices == 2 and d.candidate.prefill is None
+    )
     with pytest.raises(InputError, match=says) as caught:
         launch(replace(deployment, engine_options=asked))
     assert caught.value.field == f"options.engine_options.{field}"
@@ -157,7 +214,14 @@ def test_what_cannot_be_asked_is_refused_by_its_field(engine, asked, field, says
 @pytest.mark.parametrize("way", ["external", "hybrid"])
 def test_a_rank_over_several_nodes_has_no_server_of_its_own(way):
     candidate = {"tp": 16, "pp": 1, "dp": 2, "ep": 32}
-    request = make_request("deepseek-ai/DeepSeek-V3", "h100-sxm", 8, 4, candidate=candidate, options={"engine_options": ASKED[way]})
+    request = make_request(
+        "deepseek-ai/DeepSeek-V3",
+        "h100-sxm",
+        8,
+        4,
+        candidate=candidate,
+        options={"engine_options": ASKED[way]},
+    )
     with pytest.raises(NoAnswer, match="tp 16 × pp 1 = 16 devices spans nodes"):
         make_recipe(request)
 
@@ -194,23 +258,46 @@ def cluster(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path / "modules")}
-    return port, env, lambda: [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    env = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(tmp_path / "modules"),
+    }
+    return (
+        port,
+        env,
+        lambda: [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()],
+    )
 
 
 def test_the_head_starts_ray_waits_for_the_others_and_ends_with_the_engine(cluster):
     port, env, said = cluster
-    engine = [sys.executable, "-c", "import os; print(os.environ['RAY_ADDRESS']); raise SystemExit(7)"]
+    engine = [
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['RAY_ADDRESS']); raise SystemExit(7)",
+    ]
     words = [sys.executable, str(NODE), "head", "2", "127.0.0.1", port, "8", "--", *engine]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (7, f"127.0.0.1:{port}"), done.stderr
-    started = ["start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-gpus=8", "--disable-usage-stats", "--block"]
+    started = [
+        "start",
+        "--head",
+        "--node-ip-address=127.0.0.1",
+        f"--port={port}",
+        "--num-gpus=8",
+        "--disable-usage-stats",
+        "--block",
+    ]
     assert said() == [started, ["init", f"127.0.0.1:{port}"]]
 
 
 def test_the_head_takes_ray_and_the_engine_with_it(cluster):
     port, env, _ = cluster
-    engine = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+    engine = [
+        sys.executable,
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(60)",
+    ]
     words = [sys.executable, str(NODE), "head", "2", "127.0.0.1", port, "8", "--", *engine]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as head:
         child = int(head.stdout.readline())
@@ -229,7 +316,14 @@ def test_a_node_joins_as_soon_as_there_is_a_head(cluster):
             time.sleep(0.1)
         joined.kill()
     assert log == [
-        ["start", f"--address=127.0.0.1:{port}", "--node-ip-address=10.0.0.2", "--num-gpus=4", "--disable-usage-stats", "--block"]
+        [
+            "start",
+            f"--address=127.0.0.1:{port}",
+            "--node-ip-address=10.0.0.2",
+            "--num-gpus=4",
+            "--disable-usage-stats",
+            "--block",
+        ]
     ]
 
 

@@ -8,22 +8,32 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from recipe_core.candidates import one_split, resolve
-from recipe_core.check import check_request
-from recipe_core.engines import seats
-from recipe_core.engines.launch import launch
-from recipe_core.engines.placement import _packed
+from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.errors import NoAnswer, RecipeError
-from recipe_core.many import estimate_many
-from recipe_core.plan import PlanTable, judged, plan
+from recipe_core.launch.serving.groups import _packed
+from recipe_core.launch.serving.start import launch
 from recipe_core.recipe import deployment_of, make_recipe
-from recipe_core.request import CandidateRequest
-from recipe_core.split import place_rules, refusals
+from recipe_core.request.schema import CandidateRequest
+from recipe_core.search.batch import estimate_many
+from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.serving_plan import PlanTable, judged, plan
+from recipe_core.search.verdict import check_request
+from recipe_core.space import placement as seats
+from recipe_core.space.splits import place_rules, refusals
 from tests.conftest import make_request
 
-MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b")
-DEVICES = {"cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"), "rocm": ("mi300x", "mi355x"), "cpu": ("cpu",)}
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-32B-FP8",
+    "Qwen/Qwen3-30B-A3B",
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-120b",
+)
+DEVICES = {
+    "cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"),
+    "rocm": ("mi300x", "mi355x"),
+    "cpu": ("cpu",),
+}
 SIZES = ((1, 1), (6, 1), (8, 1), (5, 2), (3, 3), (4, 2), (8, 2), (8, 3), (7, 3))
 TOP = 20
 
@@ -37,9 +47,18 @@ def asked(draw):
         "engines": [name],
         "weight_dtypes": draw.choice((["auto"], ["auto", "fp8"], ["fp16"])),
         "kv_dtypes": draw.choice((["auto"], ["auto", "fp8"], ["bf16", "fp16"])),
-        "disaggregated": per_node * nodes <= 9 and engine(name).split.disaggregated and draw.random() < 0.3,
+        "disaggregated": per_node * nodes <= 9
+        and engine(name).split.disaggregated
+        and draw.random() < 0.3,
     }
-    return make_request(draw.choice(MODELS), device, per_node, nodes, options=options, workload={"concurrency": draw.choice((4, 64, 400))})
+    return make_request(
+        draw.choice(MODELS),
+        device,
+        per_node,
+        nodes,
+        options=options,
+        workload={"concurrency": draw.choice((4, 64, 400))},
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -50,10 +69,14 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
         table = plan(request)
         for row in map(int, table.ranked[:TOP]):
             other = table.setting(row).needs_other_checkpoint
-            assert any("Needs a checkpoint" in note for note in table.estimate(row)["notes"]) == other
+            assert (
+                any("Needs a checkpoint" in note for note in table.estimate(row)["notes"]) == other
+            )
             if other:
                 continue
-            placed = [(p.node, d) for p in launch(deployment_of(table, row)).processes for d in p.devices]
+            placed = [
+                (p.node, d) for p in launch(deployment_of(table, row)).processes for d in p.devices
+            ]
             assert len(placed) == len(set(placed)) == table.columns["gpus"][row]
             started[table.setting(row).engine.name] += 1
     assert sum(started.values()) > 20
@@ -65,10 +88,23 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
     draw, seen = random.Random(seed), Counter()
     for _ in range(600):
         engine = draw.choice(("vllm", "vllm", "sglang", "tensorrt-llm"))
-        split = {"engine": engine, "tp": draw.choice((1, 2, 4)), "pp": draw.randint(1, 7), "dp": draw.randint(1, 6)}
-        found = resolve(make_request(draw.choice(MODELS), "b200-sxm", *draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))))
+        split = {
+            "engine": engine,
+            "tp": draw.choice((1, 2, 4)),
+            "pp": draw.randint(1, 7),
+            "dp": draw.randint(1, 6),
+        }
+        found = resolve(
+            make_request(
+                draw.choice(MODELS), "b200-sxm", *draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))
+            )
+        )
         chosen, cases = one_split(found, CandidateRequest(**split))
-        if any(rule.broken[0] for rule in refusals(chosen, cases)) or chosen.needs_other_checkpoint or not chosen.cache_can_be_had:
+        if (
+            any(rule.broken[0] for rule in refusals(chosen, cases))
+            or chosen.needs_other_checkpoint
+            or not chosen.cache_can_be_had
+        ):
             continue
         table = PlanTable(found, (judged(found, chosen, cases),))
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
@@ -87,9 +123,13 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
 
 def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
     split = {"engine": "vllm", "tp": 3, "pp": 1, "dp": 4}
-    request = make_request("openai/gpt-oss-120b", "h100-sxm", 8, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1})
+    request = make_request(
+        "openai/gpt-oss-120b", "h100-sxm", 8, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
+    )
     assert estimate_many([request.to_json()])[0]["feasible"]
-    request = make_request("openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1})
+    request = make_request(
+        "openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
+    )
     said = "3 servers of 4 devices do not pack into 2 nodes of 6; use fewer replicas, or degrees that divide a node"
     answer = estimate_many([request.to_json()])[0]
     assert (answer["feasible"], answer["reasons"]) == (False, [said])
@@ -111,7 +151,13 @@ def test_what_packs_by_count_packs_one_by_one(seed):
         for _ in range(draw.choice((1, 2))):
             over = draw.choice((1, 1, 2))
             kinds.append((draw.randint(1, 6), over * draw.randint(1, per_node), over))
-        fits = bool(seats.have_room([seats.Servers(*map(np.asarray, kind)) for kind in kinds], np.asarray(per_node), np.asarray(nodes)))
+        fits = bool(
+            seats.have_room(
+                [seats.Servers(*map(np.asarray, kind)) for kind in kinds],
+                np.asarray(per_node),
+                np.asarray(nodes),
+            )
+        )
         sizes = [(devices, over) for count, devices, over in kinds for _ in range(count)]
         try:
             _packed(sizes, per_node, nodes)
@@ -126,14 +172,33 @@ def test_what_packs_by_count_packs_one_by_one(seed):
 @pytest.mark.parametrize(
     ("hardware", "candidate", "says"),
     [
-        (("h100-sxm", 4, 2), {"engine": "vllm", "tp": 1, "pp": 5, "dp": 1}, "= 5 devices do not divide evenly over nodes of 4; choose"),
-        (("h100-sxm", 6, 2), {"engine": "tensorrt-llm", "tp": 4, "pp": 1, "dp": 3}, "3 servers of 4 devices do not pack into 2 nodes of 6"),
-        (("h100-sxm", 2, 1), {"engine": "tgi", "tp": 2, "pp": 1, "dp": 1, "kv_dtype": "fp16"}, "keeps no fp16 cache beside bf16"),
+        (
+            ("h100-sxm", 4, 2),
+            {"engine": "vllm", "tp": 1, "pp": 5, "dp": 1},
+            "= 5 devices do not divide evenly over nodes of 4; choose",
+        ),
+        (
+            ("h100-sxm", 6, 2),
+            {"engine": "tensorrt-llm", "tp": 4, "pp": 1, "dp": 3},
+            "3 servers of 4 devices do not pack into 2 nodes of 6",
+        ),
+        (
+            ("h100-sxm", 2, 1),
+            {"engine": "tgi", "tp": 2, "pp": 1, "dp": 1, "kv_dtype": "fp16"},
+            "keeps no fp16 cache beside bf16",
+        ),
     ],
 )
-def test_a_search_refuses_what_cannot_be_started_with_the_reason_and_the_fix(hardware, candidate, says):
+def test_a_search_refuses_what_cannot_be_started_with_the_reason_and_the_fix(
+    hardware, candidate, says
+):
     request = make_request("meta-llama/Llama-3.1-8B-Instruct", *hardware)
-    options = request.options.model_copy(update={"engines": (candidate["engine"],), "kv_dtypes": (candidate.get("kv_dtype", "auto"),)})
+    options = request.options.model_copy(
+        update={
+            "engines": (candidate["engine"],),
+            "kv_dtypes": (candidate.get("kv_dtype", "auto"),),
+        }
+    )
     table = plan(request.model_copy(update={"options": options}))
     split = {name: candidate[name] for name in ("tp", "pp", "dp")}
     rows = [n for n in range(len(table)) if split.items() <= table.candidate(n).items()]

@@ -7,15 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.estimate.weights import stage_layers
-from recipe_core.hardware.catalog import device
-from recipe_core.many import estimate_many
+from recipe_core.base.units import GIB
+from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_model
-from recipe_core.plan import chosen_plan, pareto_front, plan
-from recipe_core.units import GIB
+from recipe_core.physics.serving.weights import stage_layers
+from recipe_core.search.batch import estimate_many
+from recipe_core.search.serving_plan import chosen_plan, pareto_front, plan
 from tests.conftest import make_request, request_values
 
-MODELS = ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-20b", "google/gemma-2-9b-it"]
+MODELS = [
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-30B-A3B",
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-20b",
+    "google/gemma-2-9b-it",
+]
 DEVICES = ["h100-sxm", "mi300x", "l40s", "b200-sxm"]
 
 
@@ -33,39 +39,73 @@ def memory_of(**candidate):
         ({"model": "meta-llama/Llama-3.1-8B-Instruct"}, 14.99, "vLLM log, H100"),
         ({"model": "Qwen/Qwen3-32B"}, 61.03, "vLLM log, H100"),
         ({"model": "Qwen/Qwen3-32B", "tp": 2}, 30.59, "vLLM log, 2 × H100"),
-        ({"model": "meta-llama/Llama-3.1-70B-Instruct", "tp": 8}, 16.429, "traced with fake tensors, tp 8"),
-        ({"model": "meta-llama/Llama-3.1-8B-Instruct", "tp": 4}, 3.740, "traced with fake tensors, tp 4"),
+        (
+            {"model": "meta-llama/Llama-3.1-70B-Instruct", "tp": 8},
+            16.429,
+            "traced with fake tensors, tp 8",
+        ),
+        (
+            {"model": "meta-llama/Llama-3.1-8B-Instruct", "tp": 4},
+            3.740,
+            "traced with fake tensors, tp 4",
+        ),
     ],
 )
 def test_weights_match_what_engines_logged(candidate, weights_gib, source):
-    assert memory_of(**candidate)["weights_bytes"] / GIB == pytest.approx(weights_gib, rel=0.01), source
+    assert memory_of(**candidate)["weights_bytes"] / GIB == pytest.approx(weights_gib, rel=0.01), (
+        source
+    )
 
 
 @pytest.mark.parametrize(
     ("candidate", "kv_gib", "source"),
     [
-        ({"model": "meta-llama/Llama-3.1-8B-Instruct", "memory_fraction": 0.9}, 51.38, "vLLM log, H100, utilisation 0.9"),
-        ({"model": "Qwen/Qwen3-32B", "memory_fraction": 0.9}, 4.45, "vLLM log, H100, utilisation 0.9"),
-        ({"model": "Qwen/Qwen3-32B", "tp": 2, "memory_fraction": 0.9}, 34.49, "vLLM log, 2 × H100, utilisation 0.9"),
+        (
+            {"model": "meta-llama/Llama-3.1-8B-Instruct", "memory_fraction": 0.9},
+            51.38,
+            "vLLM log, H100, utilisation 0.9",
+        ),
+        (
+            {"model": "Qwen/Qwen3-32B", "memory_fraction": 0.9},
+            4.45,
+            "vLLM log, H100, utilisation 0.9",
+        ),
+        (
+            {"model": "Qwen/Qwen3-32B", "tp": 2, "memory_fraction": 0.9},
+            34.49,
+            "vLLM log, 2 × H100, utilisation 0.9",
+        ),
     ],
 )
 def test_the_cache_pool_matches_what_vllm_logged(candidate, kv_gib, source):
     assert memory_of(**candidate)["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03), source
 
 
-@pytest.mark.parametrize(("tp", "bytes_per_token"), [(1, 131_072), (4, 32_768), (8, 16_384), (16, 16_384)])
+@pytest.mark.parametrize(
+    ("tp", "bytes_per_token"), [(1, 131_072), (4, 32_768), (8, 16_384), (16, 16_384)]
+)
 def test_kv_heads_are_divided_until_one_is_left(tp, bytes_per_token):
     """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; with 16 ranks the 8 heads are held twice."""
-    one = memory_of(model="meta-llama/Llama-3.1-8B-Instruct", tp=tp, workload={"input_tokens": 1000, "output_tokens": 24, "concurrency": 1})
+    one = memory_of(
+        model="meta-llama/Llama-3.1-8B-Instruct",
+        tp=tp,
+        workload={"input_tokens": 1000, "output_tokens": 24, "concurrency": 1},
+    )
     assert one["kv_needed_bytes"] == 1024 * bytes_per_token
 
 
 def test_the_latent_cache_is_not_divided_by_tp():
-    needs = {tp: memory_of(model="deepseek-ai/DeepSeek-V3", tp=tp)["kv_needed_bytes"] for tp in (1, 8, 16)}
+    needs = {
+        tp: memory_of(model="deepseek-ai/DeepSeek-V3", tp=tp)["kv_needed_bytes"]
+        for tp in (1, 8, 16)
+    }
     assert needs[1] == needs[8] == needs[16] == 64 * 1280 * 61 * 576 * 2
 
 
-@pytest.mark.parametrize(("layers", "stages", "sizes"), [(80, 8, [10] * 8), (61, 4, [15, 15, 16, 15]), (94, 4, [23, 24, 24, 23])])
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(80, 8, [10] * 8), (61, 4, [15, 15, 16, 15]), (94, 4, [23, 24, 24, 23])],
+)
 def test_layers_are_spread_over_stages_as_vllm_does(layers, stages, sizes):
     assert [end - start for start, end in stage_layers(layers, stages)] == sizes
 
@@ -77,7 +117,10 @@ def test_parts_add_to_totals_exactly(name, chip):
     for row in map(int, table.ranked):
         answer = table.estimate(row)
         m, s, parts = answer["memory"], answer["serving"], answer["breakdown_s"]
-        assert m["weights_bytes"] + m["kv_needed_bytes"] + m["activations_bytes"] + m["runtime_bytes"] == m["total_bytes"]
+        assert (
+            m["weights_bytes"] + m["kv_needed_bytes"] + m["activations_bytes"] + m["runtime_bytes"]
+            == m["total_bytes"]
+        )
         assert sum(parts["decode"].values()) == pytest.approx(s["tpot_s"], rel=1e-12)
         assert sum(parts["prefill"].values()) == pytest.approx(s["ttft_s"], rel=1e-12)
 
@@ -86,10 +129,14 @@ def test_parts_add_to_totals_exactly(name, chip):
 def test_memory_never_rises_with_tp(name):
     table = plan(make_request(name, "h100-sxm"))
     c = table.columns
-    legal = [r for r in range(len(table)) if not any("divide" in reason for reason in table.reasons(r))]
+    legal = [
+        r for r in range(len(table)) if not any("divide" in reason for reason in table.reasons(r))
+    ]
     for a in legal:
         for b in legal:
-            same = all(c[k][a] == c[k][b] for k in ("pp", "dp")) and (c["ep"][a] > 1) == (c["ep"][b] > 1)
+            same = all(c[k][a] == c[k][b] for k in ("pp", "dp")) and (c["ep"][a] > 1) == (
+                c["ep"][b] > 1
+            )
             if same and c["tp"][a] < c["tp"][b]:
                 assert c["weights_bytes"][b] <= c["weights_bytes"][a]
                 assert c["kv_needed_bytes"][b] <= c["kv_needed_bytes"][a]
@@ -107,7 +154,13 @@ def test_memory_never_rises_with_tp(name):
 def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
     """Every token needs its flops; every step of at most ``load`` tokens a replica reads the weights a token uses at least once."""
     field = {"closed": "concurrency", "static": "batch", "offline": "requests"}[mode]
-    workload = {"mode": mode, "concurrency": None, "input_tokens": lengths[0], "output_tokens": lengths[1], field: load}
+    workload = {
+        "mode": mode,
+        "concurrency": None,
+        "input_tokens": lengths[0],
+        "output_tokens": lengths[1],
+        field: load,
+    }
     table = plan(make_request(name, chip, workload=workload))
     profile, model, c = device(chip), catalog_model(name), table.columns
     ok = c["feasible"]
@@ -116,15 +169,25 @@ def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
     flops_bound = c["gpus"] * peak / (2 * weights)
     assert np.all(c["output_tokens_per_s"][ok] <= flops_bound[ok])
     smallest = 0.5 * weights  # no stored format is below 4 bits
-    step_s = smallest / (c["tp"] * c["pp"] * np.where(c["ep"] > 1, c["dp"], 1)) / profile.memory_bandwidth_bytes_per_s.value
+    step_s = (
+        smallest
+        / (c["tp"] * c["pp"] * np.where(c["ep"] > 1, c["dp"], 1))
+        / profile.memory_bandwidth_bytes_per_s.value
+    )
     assert np.all(c["tpot_s"][ok] >= step_s[ok])
-    assert np.all(c["output_tokens_per_s"][ok] * c["tpot_s"][ok] <= load * 1.001 * lengths[1] / (lengths[1] - 1))
+    assert np.all(
+        c["output_tokens_per_s"][ok] * c["tpot_s"][ok]
+        <= load * 1.001 * lengths[1] / (lengths[1] - 1)
+    )
 
 
 @pytest.mark.parametrize("field", ["input_tokens", "concurrency"])
 def test_more_work_never_makes_a_token_faster(field):
     answers = estimate_many(
-        request_values(workload={field: value}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}) for value in (64, 256, 1024)
+        request_values(
+            workload={field: value}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}
+        )
+        for value in (64, 256, 1024)
     )
     tpot = [answer["serving"]["tpot_s"] for answer in answers]
     assert tpot == sorted(tpot)
@@ -134,13 +197,17 @@ def test_an_open_loop_serves_what_arrives_or_is_refused():
     rate = {"mode": "open", "concurrency": None, "request_rate": 2.0}
     table, row = chosen_plan(make_request(workload=rate, candidate={"tp": 8, "pp": 1, "dp": 1}))
     assert table.estimate(row)["serving"]["output_tokens_per_s"] == pytest.approx(512, rel=1e-6)
-    flood, row = chosen_plan(make_request(workload=rate | {"request_rate": 500.0}, candidate={"tp": 8, "pp": 1, "dp": 1}))
+    flood, row = chosen_plan(
+        make_request(workload=rate | {"request_rate": 500.0}, candidate={"tp": 8, "pp": 1, "dp": 1})
+    )
     assert "500 requests/s arrive" in flood.reasons(row)[0]
 
 
 def test_a_slow_open_loop_is_as_fast_as_a_lonely_request():
     candidate = {"tp": 8, "pp": 1, "dp": 1}
-    lonely = chosen_plan(make_request(workload={"concurrency": 1}, candidate=candidate))[0].estimate(0)["serving"]
+    lonely = chosen_plan(make_request(workload={"concurrency": 1}, candidate=candidate))[
+        0
+    ].estimate(0)["serving"]
     rare = {"mode": "open", "concurrency": None, "request_rate": 0.01}
     slow = chosen_plan(make_request(workload=rare, candidate=candidate))[0].estimate(0)["serving"]
     assert slow["request_latency_s"] == pytest.approx(lonely["request_latency_s"], rel=0.02)
@@ -149,7 +216,12 @@ def test_a_slow_open_loop_is_as_fast_as_a_lonely_request():
 def test_many_estimates_equal_single_ones():
     """Columns are estimated together; each answer is what it would be alone."""
     values = [
-        request_values(name, chip, workload={"concurrency": load}, candidate={"engine": "vllm", "tp": tp, "pp": pp, "dp": dp})
+        request_values(
+            name,
+            chip,
+            workload={"concurrency": load},
+            candidate={"engine": "vllm", "tp": tp, "pp": pp, "dp": dp},
+        )
         for name in MODELS[:3]
         for chip in DEVICES[:2]
         for load in (1, 100)
@@ -170,10 +242,17 @@ def test_a_bad_line_answers_its_error_in_its_place():
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), max_size=40))
 def test_the_front_has_no_dominated_point_and_misses_none(points):
-    x, y, ok = (np.array(column) for column in zip(*points, strict=True)) if points else (np.array([]), np.array([]), np.array([], bool))
+    x, y, ok = (
+        (np.array(column) for column in zip(*points, strict=True))
+        if points
+        else (np.array([]), np.array([]), np.array([], bool))
+    )
     on = pareto_front(x.astype(float), y.astype(float), among=ok.astype(bool))
     for i in range(len(points)):
-        beaten = any(ok[j] and x[j] <= x[i] and y[j] <= y[i] and (x[j], y[j]) != (x[i], y[i]) for j in range(len(points)))
+        beaten = any(
+            ok[j] and x[j] <= x[i] and y[j] <= y[i] and (x[j], y[j]) != (x[i], y[i])
+            for j in range(len(points))
+        )
         twin = any(on[j] and (x[j], y[j]) == (x[i], y[i]) for j in range(len(points)))
         assert on[i] <= (ok[i] and not beaten)
         assert twin == (bool(ok[i]) and not beaten) or not ok[i]

@@ -9,19 +9,31 @@ from collections import Counter
 
 import pytest
 
-from recipe_core.estimate.cost import ENERGY, MONEY
-from recipe_core.estimate_schema import ServingCost, ServingEnergy, TrainingRun, TrainingStage
-from recipe_core.plan import plan
-from recipe_core.request import PlanRequest
-from recipe_core.schemas import schema
-from recipe_core.training.memory import PARTS
-from recipe_core.training.plan import training_plan
-from recipe_core.training.result import RUN
+from recipe_core.physics.estimate_schema import (
+    ServingCost,
+    ServingEnergy,
+    TrainingRun,
+    TrainingStage,
+)
+from recipe_core.physics.serving.cost import ENERGY, MONEY
+from recipe_core.physics.training.estimates import RUN
+from recipe_core.physics.training.memory import PARTS
+from recipe_core.present.schemas import schema
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.serving_plan import plan
+from recipe_core.search.training_search import training_plan
 from tests.conftest import make_request
 
-jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema to hold estimates against the schema")
+jsonschema = pytest.importorskip(
+    "jsonschema", reason="needs jsonschema to hold estimates against the schema"
+)
 
-MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "meta-llama/Llama-3.1-70B-Instruct")
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-30B-A3B",
+    "deepseek-ai/DeepSeek-V3",
+    "meta-llama/Llama-3.1-70B-Instruct",
+)
 DEVICES = ("h100-sxm", "mi300x", "l40s", "b200-sxm", "rtx-4090", "gaudi3", "cpu")
 LOADS = (
     {"concurrency": 64},
@@ -53,9 +65,18 @@ def test_estimates_of_serving_are_what_the_schema_says(validator, seed):
     for _ in range(20):
         workload = draw.choice(LOADS)
         options = {"disaggregated": workload.get("mode") != "static" and draw.random() < 0.3}
-        objective = {"optimize": "throughput", "limits": {"ttft_ms": 2000}} if draw.random() < 0.3 else {"optimize": "cost"}
+        objective = (
+            {"optimize": "throughput", "limits": {"ttft_ms": 2000}}
+            if draw.random() < 0.3
+            else {"optimize": "cost"}
+        )
         request = make_request(
-            draw.choice(MODELS), draw.choice(DEVICES), draw.choice((1, 4, 8)), options=options, objective=objective, workload=workload
+            draw.choice(MODELS),
+            draw.choice(DEVICES),
+            draw.choice((1, 4, 8)),
+            options=options,
+            objective=objective,
+            workload=workload,
         )
         table = plan(request)
         for row in draw.sample(range(len(table)), min(8, len(table))):
@@ -73,11 +94,28 @@ def test_estimates_of_serving_are_what_the_schema_says(validator, seed):
 def test_estimates_of_training_are_what_the_schema_says(validator, seed):
     draw, seen = random.Random(seed), Counter()
     for _ in range(3):
-        workload = {"kind": "training", "sequence_length": draw.choice((2048, 8192)), "global_batch": 64}
-        workload |= draw.choice(({}, {"tokens": 1e9}, {"tokens": 1e9, "method": "lora"}, {"method": "dpo"}))
-        hardware = {"device": draw.choice(("h100-sxm", "mi300x", "b200-sxm")), "per_node": 8, "nodes": 1}
-        table = training_plan(PlanRequest.parse({"model": draw.choice(MODELS[:2]), "hardware": hardware, "workload": workload}))
-        for row in [*draw.sample(range(len(table)), min(60, len(table))), *map(int, table.ranked[:10])]:
+        workload = {
+            "kind": "training",
+            "sequence_length": draw.choice((2048, 8192)),
+            "global_batch": 64,
+        }
+        workload |= draw.choice(
+            ({}, {"tokens": 1e9}, {"tokens": 1e9, "method": "lora"}, {"method": "dpo"})
+        )
+        hardware = {
+            "device": draw.choice(("h100-sxm", "mi300x", "b200-sxm")),
+            "per_node": 8,
+            "nodes": 1,
+        }
+        table = training_plan(
+            PlanRequest.parse(
+                {"model": draw.choice(MODELS[:2]), "hardware": hardware, "workload": workload}
+            )
+        )
+        for row in [
+            *draw.sample(range(len(table)), min(60, len(table))),
+            *map(int, table.ranked[:10]),
+        ]:
             estimate = table.estimates.row(row)
             assert said(validator, estimate) == []
             seen[estimate["feasible"]] += 1

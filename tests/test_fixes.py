@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from recipe_core.board import ServingBoard, board_of
-from recipe_core.edits import change
-from recipe_core.fixes import fixes, nearest_fitting, remedies
-from recipe_core.labels import change_label
-from recipe_core.query import DEFAULT
+from recipe_core.base.labels import change_label
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.board_of import board_of
+from recipe_core.search.fixes import fixes, nearest_fitting, remedies
+from recipe_core.search.serving_board import ServingBoard
 
 LLAMA_70B = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
 TRAINING = {"workload.kind": "training"}

@@ -2,17 +2,39 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.documents import read_document
-from recipe_core.errors import HardwareError
-from recipe_core.hardware.catalog import cluster, device, device_names, dtypes, fabric, fabric_names, priors, roofline
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import HardwareError
+from recipe_core.base.provenance import Quantity
+from recipe_core.base.resources import root
+from recipe_core.hardware.cluster import (
+    cluster,
+    device,
+    device_names,
+    dtypes,
+    fabric,
+    fabric_names,
+    priors,
+    roofline,
+)
 from recipe_core.hardware.prices import offers, offers_of
-from recipe_core.hardware.profile import Device, Fabric, Figure
-from recipe_core.plan import plan
-from recipe_core.request import HardwareRequest, PlanRequest
-from recipe_core.resources import root
-from recipe_core.views import hardware_view
+from recipe_core.hardware.profile import Device, Fabric
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.present.views import hardware_view
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.serving_plan import plan
 
-WANTED = ["h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb", "l40s", "rtx-4090", "mi300x", "mi325x", "mi355x", "cpu"]
+WANTED = [
+    "h100-sxm",
+    "h200-sxm",
+    "b200-sxm",
+    "a100-sxm-80gb",
+    "l40s",
+    "rtx-4090",
+    "mi300x",
+    "mi325x",
+    "mi355x",
+    "cpu",
+]
 
 # every device there is, but the CPU, with the gigabytes it is marketed with (one die of an MI250X)
 MARKETED = {
@@ -48,7 +70,9 @@ def _figures(value, key=""):
             yield from _figures(item, key if key.endswith("_per_s") else name)
 
 
-FILES = [f"{name}.yaml" for name in device_names()] + [f"fabrics/{name}.yaml" for name in fabric_names()]
+FILES = [f"{name}.yaml" for name in device_names()] + [
+    f"fabrics/{name}.yaml" for name in fabric_names()
+]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -58,11 +82,17 @@ def test_every_figure_has_unit_source_and_status(file):
     assert len(figures) >= 3
     for key, figure in figures:
         assert key.endswith(UNITS), f"{key} has no unit"
-        assert Figure.model_validate(figure).source in raw["sources"]
+        assert Quantity.model_validate(figure).source in raw["sources"]
     fitted = {figure["source"] for _, figure in figures if figure["status"] == "fitted"}
-    assert all("command" in raw["sources"][source] for source in fitted), "a fitted number without the command that fits it"
+    assert all("command" in raw["sources"][source] for source in fitted), (
+        "a fitted number without the command that fits it"
+    )
     assert all(
-        source.get("url") or source.get("date") or source.get("command") or len(source["title"]) > 10 for source in raw["sources"].values()
+        source.get("url")
+        or source.get("date")
+        or source.get("command")
+        or len(source["title"]) > 10
+        for source in raw["sources"].values()
     )
 
 
@@ -70,7 +100,9 @@ def test_every_figure_has_unit_source_and_status(file):
 def test_memory_is_near_the_marketed_size(name):
     profile = device(name)
     assert 0.92 <= profile.memory_bytes.value / (MARKETED[name] * 1e9) <= 1.075
-    assert 0.9 * profile.memory_bytes.value < profile.usable_memory_bytes <= profile.memory_bytes.value
+    assert (
+        0.9 * profile.memory_bytes.value < profile.usable_memory_bytes <= profile.memory_bytes.value
+    )
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -78,15 +110,28 @@ def test_weight_formats_are_explained(name):
     profile = device(name)
     rows = [row for row in dtypes().support if profile.architecture in row.architectures]
     native = {row.dtype for row in rows if row.silicon == "native"}
-    assert set(profile.weight_dtypes) <= {row.dtype for row in rows if set(row.engines.values()) != {"none"}}
+    assert set(profile.weight_dtypes) <= {
+        row.dtype for row in rows if set(row.engines.values()) != {"none"}
+    }
     assert set(profile.peak_flops_per_s) <= native
     if profile.vendor in ("nvidia", "amd"):
-        assert native - {"fp8-block"} == set(profile.peak_flops_per_s), "a native format has a rate, and only a native one"
+        assert native - {"fp8-block"} == set(profile.peak_flops_per_s), (
+            "a native format has a rate, and only a native one"
+        )
 
 
 def test_fp8_encodings_differ_between_amd_generations():
-    encodings = {arch: row.encoding for row in dtypes().support if row.dtype == "fp8" for arch in row.architectures}
-    assert (encodings["gfx942"], encodings["gfx950"], encodings["sm_90"]) == ("e4m3fnuz", "e4m3", "e4m3")
+    encodings = {
+        arch: row.encoding
+        for row in dtypes().support
+        if row.dtype == "fp8"
+        for arch in row.architectures
+    }
+    assert (encodings["gfx942"], encodings["gfx950"], encodings["sm_90"]) == (
+        "e4m3fnuz",
+        "e4m3",
+        "e4m3",
+    )
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -124,7 +169,9 @@ def test_node_and_fabric_are_said_apart(wanted, domain, beyond):
     assert joined.fabric.domain == domain
     assert (joined.beyond.name if joined.beyond else None) == beyond
     assert joined.per_node == wanted["per_node"]
-    assert joined.rack_scale == (joined.fabric.name == "nvl72"), "PCIe and bridges end at the node, however few devices it holds"
+    assert joined.rack_scale == (joined.fabric.name == "nvl72"), (
+        "PCIe and bridges end at the node, however few devices it holds"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +191,11 @@ def test_a_node_holds_no_more_than_its_fabric_joins(wanted, advice):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"domain": None}, "has a domain"), ({"kind": "scale-out"}, "a network has none"), ({"bandwidth_gb": 1}, "Extra inputs")],
+    [
+        ({"domain": None}, "has a domain"),
+        ({"kind": "scale-out"}, "a network has none"),
+        ({"bandwidth_gb": 1}, "Extra inputs"),
+    ],
 )
 def test_a_fabric_that_contradicts_itself_is_refused(change, says):
     raw = read_document(root("hw_profiles") / "fabrics" / "nvlink4-bridge.yaml")
@@ -167,11 +218,15 @@ def test_a_device_no_engine_drives_is_refused_with_that_reason():
 def test_aliases_are_unambiguous():
     names = [alias.casefold() for name in device_names() for alias in device(name).aliases]
     assert len(names) == len(set(names))
-    assert not set(names) & set(device_names()) - {n for n in device_names() if n in [a.casefold() for a in device(n).aliases]}
+    assert not set(names) & set(device_names()) - {
+        n for n in device_names() if n in [a.casefold() for a in device(n).aliases]
+    }
     assert device("NVIDIA H100 80GB HBM3").name == "h100-sxm"
 
 
-@pytest.mark.parametrize(("name", "gib"), [("h100-sxm", 79.18), ("mi300x", 191.98), ("rtx-4090", 23.52)])
+@pytest.mark.parametrize(
+    ("name", "gib"), [("h100-sxm", 79.18), ("mi300x", 191.98), ("rtx-4090", 23.52)]
+)
 def test_memory_is_what_a_process_gets(name, gib):
     assert device(name).usable_memory_bytes / 2**30 == pytest.approx(gib, abs=0.05)
 
@@ -199,28 +254,52 @@ def test_own_roofline_comes_before_the_prior():
 def test_the_price_is_stated_named_or_the_cheapest():
     stated = cluster(HardwareRequest(device="h100-sxm", usd_per_device_hour=1.25))
     assert (stated.usd_per_device_hour, stated.price_basis) == (1.25, "stated in the request")
-    on_demand = [offer for offer in offers() if offer.device == "h100-sxm" and offer.commitment == "on-demand"]
-    assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == min(offer.usd_per_device_hour for offer in on_demand)
+    on_demand = [
+        offer
+        for offer in offers()
+        if offer.device == "h100-sxm" and offer.commitment == "on-demand"
+    ]
+    assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == min(
+        offer.usd_per_device_hour for offer in on_demand
+    )
     named = cluster(HardwareRequest(device="h100-sxm", offer=on_demand[-1].name))
     assert named.usd_per_device_hour == on_demand[-1].usd_per_device_hour
 
 
 def test_a_commitment_is_the_cheapest_offer_of_its_kind():
-    prices = {kind: cluster(HardwareRequest(device="h100-sxm", commitment=kind)) for kind in ("on-demand", "spot", "reserved")}
-    assert prices["on-demand"].usd_per_device_hour == cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour
+    prices = {
+        kind: cluster(HardwareRequest(device="h100-sxm", commitment=kind))
+        for kind in ("on-demand", "spot", "reserved")
+    }
+    assert (
+        prices["on-demand"].usd_per_device_hour
+        == cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour
+    )
     for kind, found in prices.items():
         mine = [offer for offer in offers_of(device("h100-sxm")) if offer.commitment == kind]
         assert found.usd_per_device_hour == min(offer.usd_per_device_hour for offer in mine)
         assert f"{mine[0].name}, {kind}, {mine[0].date}" == found.price_basis
-    assert prices["spot"].usd_per_device_hour < prices["reserved"].usd_per_device_hour < prices["on-demand"].usd_per_device_hour
+    assert (
+        prices["spot"].usd_per_device_hour
+        < prices["reserved"].usd_per_device_hour
+        < prices["on-demand"].usd_per_device_hour
+    )
     assert [found.price_note is None for found in prices.values()] == [True, False, False]
-    own = cluster(HardwareRequest(device="mi300x", usd_per_device_hour=1.1, commitment="reserved", term_months=36))
+    own = cluster(
+        HardwareRequest(
+            device="mi300x", usd_per_device_hour=1.1, commitment="reserved", term_months=36
+        )
+    )
     assert own.price_basis == "stated in the request, reserved for 36 months"
 
 
 def test_a_spot_price_is_below_the_same_providers_on_demand_price():
     found = {offer.name: offer.usd_per_device_hour for offer in offers()}
-    spot = {offer.name: offer.usd_per_device_hour for offer in offers() if offer.commitment != "on-demand"}
+    spot = {
+        offer.name: offer.usd_per_device_hour
+        for offer in offers()
+        if offer.commitment != "on-demand"
+    }
     assert spot
     for name, price in spot.items():
         usual = found.get(name.removesuffix("-spot").removesuffix("-reserved"))
@@ -231,8 +310,16 @@ def test_a_spot_price_is_below_the_same_providers_on_demand_price():
     ("fields", "field", "says"),
     [
         ({"device": "mi355x", "commitment": "spot"}, "hardware.commitment", "usd_per_device_hour"),
-        ({"device": "h100-sxm", "commitment": "reserved", "term_months": 7}, "hardware.commitment", "reserved for 7 months"),
-        ({"device": "h100-sxm", "offer": "gcp-h100-sxm-spot", "commitment": "reserved"}, "hardware.commitment", "is not what"),
+        (
+            {"device": "h100-sxm", "commitment": "reserved", "term_months": 7},
+            "hardware.commitment",
+            "reserved for 7 months",
+        ),
+        (
+            {"device": "h100-sxm", "offer": "gcp-h100-sxm-spot", "commitment": "reserved"},
+            "hardware.commitment",
+            "is not what",
+        ),
     ],
 )
 def test_a_commitment_that_nobody_offers_is_named(fields, field, says):

@@ -16,10 +16,10 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import BlobResourceContents, CallToolResult, TextContent, TextResourceContents
 from starlette.testclient import TestClient
 
-from recipe_core.answers import Answers, engines
-from recipe_core.documents import MAX_DOCUMENT_BYTES
-from recipe_core.errors import InputError
-from recipe_core.mcp import TOOLS, Tools, create_mcp, http_app, packed, unpacked
+from recipe_core.base.documents import MAX_DOCUMENT_BYTES
+from recipe_core.base.errors import InputError
+from recipe_core.doors.answers import Answers, engines
+from recipe_core.doors.mcp import TOOLS, Tools, create_mcp, http_app, packed, unpacked
 from tests.conftest import finished, request_values
 
 ASK = Answers(folders=False)
@@ -60,7 +60,11 @@ def test_every_public_method_is_a_tool_that_says_what_it_does() -> None:
             return (await client.list_tools()).tools
 
     tools = finished(listed())
-    assert {tool.name for tool in tools} == set(TOOLS) == {name for name in vars(Tools) if not name.startswith("_")}
+    assert (
+        {tool.name for tool in tools}
+        == set(TOOLS)
+        == {name for name in vars(Tools) if not name.startswith("_")}
+    )
     assert all(tool.description and tool.annotations.read_only_hint for tool in tools)
     described = {tool.name: tool.input_schema["properties"] for tool in tools}
     assert "PlanRequest" in described["plan"]["request"]["description"]
@@ -71,7 +75,9 @@ TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "to
 
 
 @pytest.mark.parametrize(
-    "request_body", [request_values(), request_values(hardware=CLUSTER) | {"workload": TRAINING}], ids=["serving", "training"]
+    "request_body",
+    [request_values(), request_values(hardware=CLUSTER) | {"workload": TRAINING}],
+    ids=["serving", "training"],
 )
 def test_plan_and_estimate_are_those_of_the_api(request_body: dict[str, Any]) -> None:
     plan = call("plan", request=request_body, top=2, refused=1).structured_content
@@ -88,13 +94,21 @@ def test_plan_and_estimate_are_those_of_the_api(request_body: dict[str, Any]) ->
 def test_a_command_is_checked_or_converted_and_never_run() -> None:
     command = "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1"
     body = {"command": command, "hardware": "h100-sxm:2"}
-    assert call("check", command=command, hardware="h100-sxm:2").structured_content == ASK.check(body)
-    found = call("check", command=command, hardware="h100-sxm", gpus=2, ground={"concurrency": 8}).structured_content
-    assert found == ASK.check({"command": command, "hardware": "h100-sxm", "gpus": 2, "concurrency": 8})
-    assert call("convert", command=command.split(), hardware="h100-sxm:2").structured_content == ASK.convert(
-        body | {"command": command.split()}
+    assert call("check", command=command, hardware="h100-sxm:2").structured_content == ASK.check(
+        body
     )
-    assert said(call("check", command="touch here; vllm", hardware="h100-sxm:2"))["field"] == "command"
+    found = call(
+        "check", command=command, hardware="h100-sxm", gpus=2, ground={"concurrency": 8}
+    ).structured_content
+    assert found == ASK.check(
+        {"command": command, "hardware": "h100-sxm", "gpus": 2, "concurrency": 8}
+    )
+    assert call(
+        "convert", command=command.split(), hardware="h100-sxm:2"
+    ).structured_content == ASK.convert(body | {"command": command.split()})
+    assert (
+        said(call("check", command="touch here; vllm", hardware="h100-sxm:2"))["field"] == "command"
+    )
     assert said(call("check"))["message"] == "give either a request or a command."
 
 
@@ -120,7 +134,9 @@ def test_recipes_are_resolved_and_compared() -> None:
     assert found is not None
     assert found["applied"] == ["mi300x-8"]
     after = request_values(candidate={"tp": 4, "pp": 1, "dp": 2})
-    assert call("diff", before=recipe, after=after).structured_content == ASK.diff({"before": recipe, "after": after})
+    assert call("diff", before=recipe, after=after).structured_content == ASK.diff(
+        {"before": recipe, "after": after}
+    )
 
 
 def test_what_is_known() -> None:
@@ -177,15 +193,24 @@ def test_a_local_server_refuses_other_names(local: bool, status: int) -> None:
     """Else a page of another site could ask it, by a name that it lets point here (DNS rebinding)."""
     server = create_mcp(folders=local)
     app = http_app(server, local=local)
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
     message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
     with TestClient(app, base_url="http://evil.example") as client:
-        answer = client.post("/mcp", json=message, headers={"accept": "application/json, text/event-stream"})
+        answer = client.post(
+            "/mcp", json=message, headers={"accept": "application/json, text/event-stream"}
+        )
     assert answer.status_code == status
 
 
 def test_a_process_of_its_own_answers() -> None:
     answer = call(
-        "known", server=StdioServerParameters(command=sys.executable, args=["-m", "recipe_core", "mcp"]), what="engines", name="vllm"
+        "known",
+        server=StdioServerParameters(command=sys.executable, args=["-m", "recipe_core", "mcp"]),
+        what="engines",
+        name="vllm",
     )
     assert answer.structured_content == engines("vllm")

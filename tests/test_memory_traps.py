@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.plan import chosen_plan, plan
-from recipe_core.units import GIB
+from recipe_core.base.units import GIB
+from recipe_core.search.serving_plan import chosen_plan, plan
 from tests.conftest import make_request
 
 
 def verdict(model, device, **parts):
     candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {})
-    table, row = chosen_plan(make_request(model, device, parts.pop("per_node", 8), candidate=candidate, **parts))
+    table, row = chosen_plan(
+        make_request(model, device, parts.pop("per_node", 8), candidate=candidate, **parts)
+    )
     return table.reasons(row), table.estimate(row)
 
 
 @pytest.mark.parametrize(("count", "runs"), [(1, False), (2, True)])
 def test_llama_70b_in_fp8_needs_two_h100(count, runs):
     """67.7 GiB of weights leave an 80 GB card too little for vLLM's workspace and any cache."""
-    table = plan(make_request("meta-llama/Llama-3.3-70B-Instruct", "h100-sxm", count, options={"weight_dtypes": ["fp8"]}))
+    table = plan(
+        make_request(
+            "meta-llama/Llama-3.3-70B-Instruct",
+            "h100-sxm",
+            count,
+            options={"weight_dtypes": ["fp8"]},
+        )
+    )
     assert bool(len(table.ranked)) is runs
 
 
 def test_qwen_32b_names_the_longest_context_that_fits():
     """vLLM logged 4.45 GiB of cache on one H100 at 0.9: about 18 k tokens of 262,144 bytes."""
-    reasons, answer = verdict("Qwen/Qwen3-32B", "h100-sxm", workload={"max_context": 40_960}, candidate={"tp": 1, "memory_fraction": 0.9})
+    reasons, answer = verdict(
+        "Qwen/Qwen3-32B",
+        "h100-sxm",
+        workload={"max_context": 40_960},
+        candidate={"tp": 1, "memory_fraction": 0.9},
+    )
     assert "the longest request that fits has" in reasons[0]
     assert answer["memory"]["max_context"] == pytest.approx(18_200, rel=0.05)
 
@@ -32,7 +46,9 @@ def test_qwen_32b_names_the_longest_context_that_fits():
 def test_gpt_oss_120b_runs_on_one_80_gb_card():
     """vLLM logged 3.33 GiB of cache on an H100 at 0.95 while it kept the experts' scales (3.34 GiB) twice, as it no longer does."""
     assert verdict("openai/gpt-oss-120b", "h100-sxm", candidate={"tp": 1})[0] == []
-    reasons, answer = verdict("openai/gpt-oss-120b", "h100-sxm", candidate={"tp": 1, "memory_fraction": 0.95})
+    reasons, answer = verdict(
+        "openai/gpt-oss-120b", "h100-sxm", candidate={"tp": 1, "memory_fraction": 0.95}
+    )
     assert reasons == []
     assert answer["memory"]["kv_cache_bytes"] / GIB == pytest.approx(3.33 + 3.34, rel=0.05)
 
@@ -42,19 +58,30 @@ EXPERTS_20B = 24 * 32 * 3 * 2880 * 2880 * (0.5 + 1 / 32)
 
 @pytest.mark.parametrize(
     ("device", "tp", "hidden", "width"),
-    [("h100-sxm", 1, 2880, 2880), ("h100-sxm", 4, 2880, 768 * 4), ("a100-sxm-80gb", 1, 3072, 2944), ("mi300x", 8, 3072, 512 * 8)],
+    [
+        ("h100-sxm", 1, 2880, 2880),
+        ("h100-sxm", 4, 2880, 768 * 4),
+        ("a100-sxm-80gb", 1, 3072, 2944),
+        ("mi300x", 8, 3072, 512 * 8),
+    ],
 )
 def test_kernels_round_up_the_widths_of_4_bit_experts(device, tp, hidden, width):
     """2,880 is no multiple of the tiles of Marlin (A100) or of ROCm's Triton kernels; under tp each rank's share is rounded."""
     split = {"engine": "vllm", "tp": tp, "pp": 1, "dp": 1}
     padded = verdict("openai/gpt-oss-20b", device, candidate=split)[1]["memory"]["weights_bytes"]
-    plain = verdict("openai/gpt-oss-20b", "h100-sxm", candidate=split | {"engine": "tensorrt-llm"})[1]["memory"]["weights_bytes"]
-    assert padded - plain == pytest.approx(EXPERTS_20B / tp * (hidden * width / 2880**2 - 1), rel=1e-6, abs=1)
+    plain = verdict("openai/gpt-oss-20b", "h100-sxm", candidate=split | {"engine": "tensorrt-llm"})[
+        1
+    ]["memory"]["weights_bytes"]
+    assert padded - plain == pytest.approx(
+        EXPERTS_20B / tp * (hidden * width / 2880**2 - 1), rel=1e-6, abs=1
+    )
 
 
 def test_4_bit_experts_on_an_a100_weigh_what_vllm_logged():
     """13.72 GiB of weights and 36.56 GiB of cache (vLLM 0.19, utilisation 0.65)."""
-    memory = verdict("openai/gpt-oss-20b", "a100-sxm-80gb", candidate={"tp": 1, "memory_fraction": 0.65})[1]["memory"]
+    memory = verdict(
+        "openai/gpt-oss-20b", "a100-sxm-80gb", candidate={"tp": 1, "memory_fraction": 0.65}
+    )[1]["memory"]
     assert memory["weights_bytes"] / GIB == pytest.approx(13.72, rel=0.01)
     assert memory["kv_cache_bytes"] / GIB == pytest.approx(36.56, rel=0.03)
 
@@ -70,16 +97,26 @@ FP8_CONFIG = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-QUARK = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}}
+QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+}
 CHANNEL = {"num_bits": 8, "type": "float", "strategy": "channel"}
-COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": CHANNEL}}}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": CHANNEL}},
+}
 
 
 @pytest.mark.parametrize(
     ("quantization", "tp", "rows"),
     [
         ({"quant_method": "fp8"}, 1, 2048 + 1024 + 5120 + 1024),  # q and kv, o, gate and up, down
-        ({"quant_method": "fp8"}, 2, 1024 + 1024 + 2560),  # rows of down have 1,280 bytes: no multiple of 512
+        (
+            {"quant_method": "fp8"},
+            2,
+            1024 + 1024 + 2560,
+        ),  # rows of down have 1,280 bytes: no multiple of 512
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1, 2048 + 1024 + 5120 + 1024),
         ({"quant_method": "fbgemm_fp8"}, 1, 0),
         (COMPRESSED, 1, 0),
@@ -89,7 +126,10 @@ COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0":
 def test_vllm_pads_rows_of_fp8_weights_on_rocm(quantization, tp, rows):
     """256 bytes on rows that are multiples of 512 bytes, by the loader that reads the checkpoint; never on NVIDIA devices."""
     config = FP8_CONFIG | {"quantization_config": quantization}
-    weights = {chip: verdict(config, chip, candidate={"tp": tp})[1]["memory"]["weights_bytes"] for chip in ("mi300x", "h100-sxm")}
+    weights = {
+        chip: verdict(config, chip, candidate={"tp": tp})[1]["memory"]["weights_bytes"]
+        for chip in ("mi300x", "h100-sxm")
+    }
     assert weights["mi300x"] - weights["h100-sxm"] == 2 * rows * 256
 
 
@@ -102,13 +142,18 @@ def test_windows_bound_the_cache():
 
 
 def test_pipeline_stages_are_reported_and_the_fullest_counts():
-    _, answer = verdict("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", candidate={"tp": 2, "pp": 4})
+    _, answer = verdict(
+        "meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", candidate={"tp": 2, "pp": 4}
+    )
     stages = answer["memory"]["stages"]
     assert len(stages) == 4
     assert max(stage["total_bytes"] for stage in stages) == answer["memory"]["total_bytes"]
     assert stages[0]["weights_bytes"] > stages[1]["weights_bytes"]  # the embedding
     for stage in stages:
-        assert sum(value for name, value in stage.items() if name != "total_bytes") == stage["total_bytes"]
+        assert (
+            sum(value for name, value in stage.items() if name != "total_bytes")
+            == stage["total_bytes"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,8 +167,18 @@ def test_pipeline_stages_are_reported_and_the_fullest_counts():
 )
 def test_tensorrt_llm_holds_as_many_sequences_as_measured(model, tp, sequences, length, measured):
     """Its free fraction counts what weights and workspace leave. Measured: aiconfigurator's capacity test (Apache-2.0), H100."""
-    candidate = {"engine": "tensorrt-llm", "tp": tp, "memory_fraction": 0.8, "max_batched_tokens": sequences}
-    workload = {"input_tokens": 2048, "output_tokens": 2048, "concurrency": 1, "max_context": length}
+    candidate = {
+        "engine": "tensorrt-llm",
+        "tp": tp,
+        "memory_fraction": 0.8,
+        "max_batched_tokens": sequences,
+    }
+    workload = {
+        "input_tokens": 2048,
+        "output_tokens": 2048,
+        "concurrency": 1,
+        "max_context": length,
+    }
     _, answer = verdict(model, "h100-sxm", workload=workload, candidate=candidate)
     assert answer["memory"]["kv_cache_tokens"] / length == pytest.approx(measured, rel=0.05)
 
@@ -131,7 +186,10 @@ def test_tensorrt_llm_holds_as_many_sequences_as_measured(model, tp, sequences, 
 def test_sglang_starts_where_vllm_refuses_the_longest_request():
     long = {"workload": {"max_context": 40_960}}
     assert verdict("Qwen/Qwen3-32B", "h100-sxm", candidate={"tp": 1}, **long)[0]
-    assert verdict("Qwen/Qwen3-32B", "h100-sxm", candidate={"engine": "sglang", "tp": 1}, **long)[0] == []
+    assert (
+        verdict("Qwen/Qwen3-32B", "h100-sxm", candidate={"engine": "sglang", "tp": 1}, **long)[0]
+        == []
+    )
 
 
 def test_hybrid_layers_keep_a_state_and_no_cache():
@@ -158,7 +216,9 @@ def test_hybrid_layers_keep_a_state_and_no_cache():
     needs = {}
     for length in (1024, 2048):
         workload = {"input_tokens": length - 16, "output_tokens": 16, "concurrency": 1}
-        needs[length] = verdict(config, "h100-sxm", workload=workload, candidate={"tp": 1})[1]["memory"]["kv_needed_bytes"]
+        needs[length] = verdict(config, "h100-sxm", workload=workload, candidate={"tp": 1})[1][
+            "memory"
+        ]["kv_needed_bytes"]
     per_token = 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
     assert needs[2048] - needs[1024] == 1024 * per_token
     assert needs[1024] > 1024 * per_token
@@ -166,7 +226,9 @@ def test_hybrid_layers_keep_a_state_and_no_cache():
 
 def test_the_longest_context_at_a_load_is_where_one_more_token_does_not_fit():
     load = {"concurrency": 32, "input_tokens": 1000, "output_tokens": 24}
-    _, answer = verdict("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", workload=load, candidate={"tp": 1})
+    _, answer = verdict(
+        "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", workload=load, candidate={"tp": 1}
+    )
     memory = answer["memory"]
     longest = memory["max_context_at_load"]
     assert longest * 32 * 131_072 <= memory["kv_cache_bytes"] < (longest + 16) * 32 * 131_072

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from recipe_core.errors import ModelError
+from recipe_core.base.errors import ModelError
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
-from recipe_core.model.config import read_config
+from recipe_core.model.config.read import read_config
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 
 
@@ -31,16 +31,38 @@ def test_active_parameters_are_near_what_the_cards_say(name, active):
 
 
 def test_the_issue_models_are_there():
-    wanted = ["Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.3-70B", "Qwen2.5-7B", "Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B"]
-    wanted += ["Qwen3-235B-A22B", "Mixtral-8x7B", "DeepSeek-V3", "DeepSeek-R1", "gpt-oss-20b", "gpt-oss-120b", "gemma-2-9b"]
+    wanted = [
+        "Llama-3.1-8B",
+        "Llama-3.1-70B",
+        "Llama-3.3-70B",
+        "Qwen2.5-7B",
+        "Qwen3-0.6B",
+        "Qwen3-8B",
+        "Qwen3-32B",
+        "Qwen3-30B-A3B",
+    ]
+    wanted += [
+        "Qwen3-235B-A22B",
+        "Mixtral-8x7B",
+        "DeepSeek-V3",
+        "DeepSeek-R1",
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+        "gemma-2-9b",
+    ]
     ids = " ".join(catalog_ids())
     assert all(name in ids for name in wanted)
 
 
 def test_names_are_found_whatever_their_case_and_by_alias():
     assert load_model("QWEN/qwen3-8b").name == "Qwen/Qwen3-8B"
-    assert load_model("meta-llama/meta-llama-3.1-8b").name == "meta-llama/Meta-Llama-3.1-8B"  # what is served is what was asked for
-    assert load_model("meta-llama/Meta-Llama-3.1-8B").digest == load_model("meta-llama/Llama-3.1-8B-Instruct").digest
+    assert (
+        load_model("meta-llama/meta-llama-3.1-8b").name == "meta-llama/Meta-Llama-3.1-8B"
+    )  # what is served is what was asked for
+    assert (
+        load_model("meta-llama/Meta-Llama-3.1-8B").digest
+        == load_model("meta-llama/Llama-3.1-8B-Instruct").digest
+    )
 
 
 def test_mla_is_read_from_its_fields():
@@ -51,33 +73,62 @@ def test_mla_is_read_from_its_fields():
 
 
 @pytest.mark.parametrize(
-    ("name", "ratios"), [("deepseek-ai/DeepSeek-V4-Flash", {0: 2, 4: 21, 128: 20}), ("deepseek-ai/DeepSeek-V4-Pro", {4: 30, 128: 31})]
+    ("name", "ratios"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash", {0: 2, 4: 21, 128: 20}),
+        ("deepseek-ai/DeepSeek-V4-Pro", {4: 30, 128: 31}),
+    ],
 )
 def test_a_compressed_past_is_read_layer_by_layer(name, ratios):
     model = catalog_model(name)
     attentions = [layer.attention for layer in model.layers]
     assert all(isinstance(attention, CompressedAttention) for attention in attentions)
     assert {ratio: sum(a.ratio == ratio for a in attentions) for ratio in ratios} == ratios
-    assert {(a.ratio == 4, a.attends is not None, a.index_heads) for a in attentions} == {(True, True, 64), (False, False, 0)}
+    assert {(a.ratio == 4, a.attends is not None, a.index_heads) for a in attentions} == {
+        (True, True, 64),
+        (False, False, 0),
+    }
     assert {layer.streams for layer in model.layers} == {4}
-    assert all(isinstance(layer.mlp, MoeMlp) for layer in model.layers)  # the first three choose experts by a hash of the token
+    assert all(
+        isinstance(layer.mlp, MoeMlp) for layer in model.layers
+    )  # the first three choose experts by a hash of the token
 
 
 def test_a_compressed_past_is_read_from_layer_types_too():
     named = catalog_entry("deepseek-ai/DeepSeek-V4-Flash").config
-    words = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    words = {
+        0: "sliding_attention",
+        4: "compressed_sparse_attention",
+        128: "heavily_compressed_attention",
+    }
     ratios = named["compress_ratios"]
-    config = {key: value for key, value in named.items() if key not in ("compress_ratios", "qk_rope_head_dim", "num_hash_layers")}
-    config |= {"layer_types": [words[ratio] for ratio in ratios[:43]], "mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 40}
+    config = {
+        key: value
+        for key, value in named.items()
+        if key not in ("compress_ratios", "qk_rope_head_dim", "num_hash_layers")
+    }
+    config |= {
+        "layer_types": [words[ratio] for ratio in ratios[:43]],
+        "mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 40,
+    }
     assert read_config(config, "x").layers == catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
-    config["compress_rates"] = {"compressed_sparse_attention": 8, "heavily_compressed_attention": 64}
+    config["compress_rates"] = {
+        "compressed_sparse_attention": 8,
+        "heavily_compressed_attention": 64,
+    }
     assert {layer.attention.ratio for layer in read_config(config, "x").layers} == {0, 8, 64}
 
 
 def test_a_compressed_past_caches_shares_of_entries_and_a_state():
     """Source of the layout: vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an index key, fp32 states."""
-    sparse, heavy = (layer.attention for layer in catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers[2:4])
-    assert (sparse.entry_bytes(1.0), sparse.entry_bytes(2.0), sparse.index_entry_bytes) == (584, 1024, 132)
+    sparse, heavy = (
+        layer.attention for layer in catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers[2:4]
+    )
+    assert (sparse.entry_bytes(1.0), sparse.entry_bytes(2.0), sparse.index_entry_bytes) == (
+        584,
+        1024,
+        132,
+    )
     assert (sparse.token_bytes(1.0), heavy.token_bytes(1.0)) == ((584 + 132) / 4, 584 / 128)
     assert heavy.sequence_bytes(1.0) == 128 * 584 + 128 * 2 * 512 * 4
     assert sparse.sequence_bytes(1.0) == 128 * 584 + 8 * 2 * 2 * (512 + 128) * 4
@@ -85,7 +136,13 @@ def test_a_compressed_past_caches_shares_of_entries_and_a_state():
 
 def test_first_layers_of_deepseek_are_dense():
     layers = catalog_model("deepseek-ai/DeepSeek-V3").layers
-    assert [isinstance(layer.mlp, MoeMlp) for layer in layers[:5]] == [False, False, False, True, True]
+    assert [isinstance(layer.mlp, MoeMlp) for layer in layers[:5]] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_gpt_oss_alternates_windows_and_quantises_only_experts():
@@ -104,7 +161,10 @@ def test_a_folder_is_read(tmp_path, tiny_config):
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     model = load_model(str(tmp_path))
     assert isinstance(model.layers[0].attention, GroupedAttention)
-    assert model.parameters == 2 * 1024 * 256 + 4 * (256 * 256 * 2 + 2 * 256 * 128 + 3 * 256 * 512 + 512) + 256
+    assert (
+        model.parameters
+        == 2 * 1024 * 256 + 4 * (256 * 256 * 2 + 2 * 256 * 128 + 3 * 256 * 512 + 512) + 256
+    )
 
 
 def test_multimodal_models_are_read_from_their_text_part(tiny_config):
@@ -138,7 +198,11 @@ def test_what_cannot_be_modelled_is_an_error_that_names_the_field(tiny_config, c
 
 
 def test_a_missing_tie_is_said_aloud(tiny_config):
-    config = {key: value for key, value in tiny_config.items() if key not in ("tie_word_embeddings", "model_type")}
+    config = {
+        key: value
+        for key, value in tiny_config.items()
+        if key not in ("tie_word_embeddings", "model_type")
+    }
     assert any("tie_word_embeddings" in note for note in read_config(config, "x").notes)
 
 

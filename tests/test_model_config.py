@@ -6,10 +6,16 @@ import math
 
 import pytest
 
-from recipe_core.errors import ModelError
+from recipe_core.base.errors import ModelError
 from recipe_core.model.catalog import catalog_model
-from recipe_core.model.config import read_config
-from recipe_core.model.spec import DenseMlp, GroupedAttention, LatentAttention, LinearAttention, MoeMlp
+from recipe_core.model.config.read import read_config
+from recipe_core.model.spec import (
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    LinearAttention,
+    MoeMlp,
+)
 
 
 def test_a_gated_delta_net_keeps_a_convolution_and_a_matrix_a_head():
@@ -17,7 +23,12 @@ def test_a_gated_delta_net_keeps_a_convolution_and_a_matrix_a_head():
     linear, full = model.layers[0].attention, model.layers[3].attention
     assert isinstance(linear, LinearAttention)
     assert isinstance(full, GroupedAttention)
-    assert (linear.heads, linear.kv_heads, linear.kv_values_per_head, linear.window) == (32, 16, 0, None)
+    assert (linear.heads, linear.kv_heads, linear.kv_values_per_head, linear.window) == (
+        32,
+        16,
+        0,
+        None,
+    )
     assert linear.state_values == (2 * 16 * 128 + 32 * 128) * 3 + 32 * 128 * 128
     assert linear.state_bytes_per_value is None
     assert full.gate == 16 * 256
@@ -25,9 +36,15 @@ def test_a_gated_delta_net_keeps_a_convolution_and_a_matrix_a_head():
 
 
 def test_a_stated_state_dtype_counts_for_the_recurrent_part_only():
-    state = next(x.attention for x in catalog_model("Qwen/Qwen3.5-397B-A17B").layers if isinstance(x.attention, LinearAttention))
+    state = next(
+        x.attention
+        for x in catalog_model("Qwen/Qwen3.5-397B-A17B").layers
+        if isinstance(x.attention, LinearAttention)
+    )
     mean = state.state_bytes_per_value
-    assert mean == pytest.approx((2 * state.conv_state_values + 4 * state.recurrent_state_values) / state.state_values)
+    assert mean == pytest.approx(
+        (2 * state.conv_state_values + 4 * state.recurrent_state_values) / state.state_values
+    )
     assert 3.9 < mean < 4
 
 
@@ -46,7 +63,10 @@ def test_nemotron_layers_are_one_half_each():
 def test_searched_architectures_differ_by_layer():
     model = catalog_model("nvidia/Llama-3_3-Nemotron-Super-49B-v1")
     assert sum(layer.attention is None for layer in model.layers) == 31
-    assert len({layer.mlp.intermediate for layer in model.layers if isinstance(layer.mlp, DenseMlp)}) > 3
+    assert (
+        len({layer.mlp.intermediate for layer in model.layers if isinstance(layer.mlp, DenseMlp)})
+        > 3
+    )
 
 
 def test_gemma_4_has_wider_heads_and_one_projection_where_it_sees_everything():
@@ -72,7 +92,10 @@ def test_layers_that_share_a_cache_keep_none(tiny_config):
 
 def test_per_layer_embeddings_are_parameters(tiny_config):
     more = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512}
-    extra = read_config({**tiny_config, **more}, "x").parameters - read_config(tiny_config, "x").parameters
+    extra = (
+        read_config({**tiny_config, **more}, "x").parameters
+        - read_config(tiny_config, "x").parameters
+    )
     assert extra == 512 * 4 * 16 + 256 * 4 * 16 + 4 * 2 * 256 * 16
 
 
@@ -88,7 +111,11 @@ def test_the_sparse_indexer_is_counted_where_a_layer_has_its_own():
 
 def test_window_layers_may_have_heads_of_their_own():
     layers = catalog_model("XiaomiMiMo/MiMo-V2-Flash").layers
-    assert [(a.kv_heads, a.head_dim, a.v_head_dim, a.window) for a in (layers[0].attention, layers[1].attention) if a] == [
+    assert [
+        (a.kv_heads, a.head_dim, a.v_head_dim, a.window)
+        for a in (layers[0].attention, layers[1].attention)
+        if a
+    ] == [
         (4, 192, 128, None),
         (8, 192, 128, 128),
     ]
@@ -101,7 +128,9 @@ def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
     assert layer.mlp == MoeMlp(experts=16, top_k=4, intermediate=10752)
     mpt = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 8}
     alone = read_config(mpt | {"attn_config": {"alibi": True}}, "x").layers[0]
-    shared = read_config(mpt | {"attn_config": {"attn_type": "multiquery_attention"}}, "x").layers[0]
+    shared = read_config(mpt | {"attn_config": {"attn_type": "multiquery_attention"}}, "x").layers[
+        0
+    ]
     assert [half.kv_heads for half in (alone.attention, shared.attention) if half] == [4, 1]
     assert alone.mlp == DenseMlp(256, gated=False)
     above = read_config({**tiny_config, "attn_config": {"num_key_value_heads": 1}}, "x")
@@ -109,8 +138,12 @@ def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
 
 
 def test_what_is_left_out_is_said_aloud(tiny_config):
-    said = read_config(tiny_config | {"attn_res_block_size": 12, "mla_use_output_gate": True}, "x").notes
-    assert [note.split()[0] for note in said if note not in read_config(tiny_config, "x").notes] == ["Output", "Residuals"]
+    said = read_config(
+        tiny_config | {"attn_res_block_size": 12, "mla_use_output_gate": True}, "x"
+    ).notes
+    assert [
+        note.split()[0] for note in said if note not in read_config(tiny_config, "x").notes
+    ] == ["Output", "Residuals"]
     assert set(said) & set(catalog_model("moonshotai/Kimi-K3").notes)
 
 
@@ -119,23 +152,46 @@ def test_a_dense_block_may_run_beside_the_experts():
     assert isinstance(grok, MoeMlp)
     assert (grok.intermediate, grok.shared_intermediate, grok.gated) == (16384, 32768, True)
     arctic = catalog_model("Snowflake/snowflake-arctic-instruct")
-    assert {(mlp.experts, mlp.shared_intermediate) for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)} == {(128, 7168)}
+    assert {
+        (mlp.experts, mlp.shared_intermediate) for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)
+    } == {(128, 7168)}
     every_second = read_config(dict(arctic.config) | {"moe_layer_frequency": 2}, "x")
-    assert [isinstance(layer.mlp, MoeMlp) for layer in every_second.layers[:4]] == [False, True, False, True]
+    assert [isinstance(layer.mlp, MoeMlp) for layer in every_second.layers[:4]] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
     ("stated", "scaling", "context"),
     [
-        (32_768, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
-        (131_072, {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4_096}, 131_072),
-        (131_072, {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8_192}, 131_072),
+        (
+            32_768,
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768},
+            131_072,
+        ),
+        (
+            131_072,
+            {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4_096},
+            131_072,
+        ),
+        (
+            131_072,
+            {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8_192},
+            131_072,
+        ),
         (4_096, {"type": "linear", "factor": 4.0}, 16_384),
         (4_096, None, 4_096),
     ],
 )
-def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretched(tiny_config, stated, scaling, context):
-    model = read_config({**tiny_config, "max_position_embeddings": stated, "rope_scaling": scaling}, "x")
+def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretched(
+    tiny_config, stated, scaling, context
+):
+    model = read_config(
+        {**tiny_config, "max_position_embeddings": stated, "rope_scaling": scaling}, "x"
+    )
     assert model.max_context == context
     assert any("stretched" in note for note in model.notes) == (context != stated)
 
@@ -152,9 +208,15 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         ({"layer_types": "full_attention"}, "not a list"),
         ({"layer_types": ["full_attention"]}, "lists 1 layers"),
         ({"layer_types": [{}, 1, None, []]}, "not a string"),
-        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [{}]}, "not a whole number"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [{}]},
+            "not a whole number",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": math.nan}}, "not a number"),
-        ({"rope_scaling": {"type": "yarn", "factor": 1e6}, "max_position_embeddings": 10**6}, "beyond"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 1e6}, "max_position_embeddings": 10**6},
+            "beyond",
+        ),
         ({"rope_scaling": "yarn"}, "not an object"),
         ({"hybrid_override_pattern": "M"}, "4 layers"),
         ({"hybrid_override_pattern": "MMXX"}, "not modelled"),
@@ -162,7 +224,10 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         ({"compress_ratios": [4, 128]}, "lists 2 layers"),
         ({"compress_ratios": [4, 2, 0, 0]}, "2 is not modelled yet"),
         ({"compress_ratios": [4, 128, 0, 0]}, "is missing"),
-        ({"layer_types": ["compressed_sparse_attention"] * 4, "o_groups": 3, "o_lora_rank": 8}, "3 output groups do not divide"),
+        (
+            {"layer_types": ["compressed_sparse_attention"] * 4, "o_groups": 3, "o_lora_rank": 8},
+            "3 output groups do not divide",
+        ),
         ({"o_groups": 2, "o_lora_rank": 8}, "full layers beside compressed ones"),
         ({"attn_config": [8]}, "not an object"),
         ({"engram_vocab_size": 1000}, "DeepSeek-V4.1"),
@@ -173,7 +238,12 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         ({"quantization_config": ["fp8"]}, "not an object"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "3-bit"),
         (
-            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": math.nan}}}}},
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"a": {"weights": {"num_bits": math.nan}}},
+                }
+            },
             "whole",
         ),
     ],
@@ -194,11 +264,27 @@ def test_depth_does_not_matter():
 
 def test_a_vision_only_model_is_refused():
     with pytest.raises(ModelError, match="vocab_size"):
-        read_config({"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 224, "patch_size": 16}, "vit")
+        read_config(
+            {
+                "hidden_size": 768,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 12,
+                "image_size": 224,
+                "patch_size": 16,
+            },
+            "vit",
+        )
 
 
 def test_lists_may_go_on_to_the_draft_layers(tiny_config):
     kinds = ["full_attention"] * 5
-    assert len(read_config({**tiny_config, "num_nextn_predict_layers": 1, "layer_types": kinds}, "x").layers) == 4
+    assert (
+        len(
+            read_config(
+                {**tiny_config, "num_nextn_predict_layers": 1, "layer_types": kinds}, "x"
+            ).layers
+        )
+        == 4
+    )
     with pytest.raises(ModelError, match="lists 5 layers"):
         read_config({**tiny_config, "layer_types": kinds}, "x")

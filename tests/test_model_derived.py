@@ -6,9 +6,16 @@ import statistics
 
 import pytest
 
-from recipe_core.answers import Answers
-from recipe_core.errors import ModelError
-from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, derived_model, in_catalog, load_model
+from recipe_core.base.errors import ModelError
+from recipe_core.doors.answers import Answers
+from recipe_core.model.catalog import (
+    catalog_entry,
+    catalog_ids,
+    catalog_model,
+    derived_model,
+    in_catalog,
+    load_model,
+)
 from recipe_core.model.derived import conventions, meanings
 from tests.conftest import request_values
 
@@ -20,15 +27,37 @@ from tests.conftest import request_values
         ("NVIDIA/qwen3-14b-fp8", "Qwen/Qwen3-14B", "fp8", "fp8"),
         ("Qwen/Qwen3-14B-FP8", "Qwen/Qwen3-14B", "fp8-block", None),
         ("amd/Llama-3.1-8B-Instruct-FP8-KV", "meta-llama/Llama-3.1-8B-Instruct", "fp8", "fp8"),
-        ("amd/Llama-3.1-405B-Instruct-MXFP4-Preview", "meta-llama/Llama-3.1-405B-Instruct", "mxfp4", None),
-        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "meta-llama/Llama-3.1-8B-Instruct", "int4", None),
+        (
+            "amd/Llama-3.1-405B-Instruct-MXFP4-Preview",
+            "meta-llama/Llama-3.1-405B-Instruct",
+            "mxfp4",
+            None,
+        ),
+        (
+            "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4",
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "int4",
+            None,
+        ),
         ("TheBloke/Llama-2-70B-Chat-AWQ", "meta-llama/Llama-2-70b-hf", "int4", None),
-        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Llama-3.1-8B-Instruct", "int4", None),
+        (
+            "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit",
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "int4",
+            None,
+        ),
         ("unsloth/gpt-oss-120b-BF16", "openai/gpt-oss-120b", "bf16", None),
-        ("NousResearch/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "bf16", None),
+        (
+            "NousResearch/Meta-Llama-3.1-8B-Instruct",
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "bf16",
+            None,
+        ),
     ],
 )
-def test_a_name_says_model_and_format(model_id: str, base: str, weights: str, cache: str | None) -> None:
+def test_a_name_says_model_and_format(
+    model_id: str, base: str, weights: str, cache: str | None
+) -> None:
     assert not in_catalog(model_id)
     model = load_model(model_id, folders=False)
     assert (model.name, model.weight_dtype, model.kv_dtype) == (model_id, weights, cache)
@@ -36,7 +65,17 @@ def test_a_name_says_model_and_format(model_id: str, base: str, weights: str, ca
     assert f"read by its name as {base}" in model.notes[-1]
 
 
-@pytest.mark.parametrize("model_id", ["nobody/nothing-FP8", "nvidia/-FP4", "FP8", "amd/FP8-KV", "x/y-Qwen3-14B", "Qwen/Qwen3-14B-FP9"])
+@pytest.mark.parametrize(
+    "model_id",
+    [
+        "nobody/nothing-FP8",
+        "nvidia/-FP4",
+        "FP8",
+        "amd/FP8-KV",
+        "x/y-Qwen3-14B",
+        "Qwen/Qwen3-14B-FP9",
+    ],
+)
 def test_other_names_stay_unknown(model_id: str) -> None:
     assert derived_model(model_id) is None
     with pytest.raises(ModelError, match="unknown model"):
@@ -45,7 +84,10 @@ def test_other_names_stay_unknown(model_id: str) -> None:
 
 def test_a_publishers_own_convention_comes_before_another_owners_copy() -> None:
     """Qwen's own Qwen3-32B-FP8 is in blocks; what NVIDIA calls so is not."""
-    assert [name for name, _ in meanings("nvidia/Qwen3-235B-A22B-FP8")][:2] == ["Qwen3-235B-A22B", "Qwen3-235B-A22B-FP8"]
+    assert [name for name, _ in meanings("nvidia/Qwen3-235B-A22B-FP8")][:2] == [
+        "Qwen3-235B-A22B",
+        "Qwen3-235B-A22B-FP8",
+    ]
     assert load_model("nvidia/Qwen3-235B-A22B-FP8", folders=False).weight_dtype == "fp8"
     assert load_model("someone/Qwen3-235B-A22B-FP8", folders=False).weight_dtype == "fp8-block"
 
@@ -57,9 +99,19 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known() -> No
         own = catalog_model(model_id)
         convention = next((each for _, each in meanings(model_id) if each), None)
         base = catalog_entry(model_id).same_as
-        if own.quantization is None or convention is None or base is None or catalog_model(base).quantization is not None:
+        if (
+            own.quantization is None
+            or convention is None
+            or base is None
+            or catalog_model(base).quantization is not None
+        ):
             continue
-        alone = load_model({**convention.applied(catalog_entry(base).config, experts=own.is_moe), "_name_or_path": model_id})
+        alone = load_model(
+            {
+                **convention.applied(catalog_entry(base).config, experts=own.is_moe),
+                "_name_or_path": model_id,
+            }
+        )
         errors[model_id] = abs(alone.counted_bytes / own.counted_bytes - 1)
     assert len(errors) > 40
     assert statistics.median(errors.values()) < 1e-3
@@ -73,6 +125,8 @@ def test_members_that_conventions_name_are_in_the_catalog() -> None:
 
 
 def test_estimates_of_derived_models_say_so() -> None:
-    answer = Answers(folders=False).estimate(request_values(model="nvidia/Qwen3-14B-FP4", hardware={"device": "b200-sxm", "per_node": 1}))
+    answer = Answers(folders=False).estimate(
+        request_values(model="nvidia/Qwen3-14B-FP4", hardware={"device": "b200-sxm", "per_node": 1})
+    )
     assert answer["feasible"]
     assert any("read by its name as Qwen/Qwen3-14B" in note for note in answer["notes"])

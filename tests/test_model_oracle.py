@@ -70,14 +70,24 @@ MODELS = [
 
 def oracle(config: dict[str, Any]) -> int:
     """Parameters of the model that transformers builds from a config."""
-    transformers = pytest.importorskip("transformers", reason="NOT CHECKED against transformers: install the torch extra")
-    torch = pytest.importorskip("torch", reason="NOT CHECKED against transformers: install the torch extra")
+    transformers = pytest.importorskip(
+        "transformers", reason="NOT CHECKED against transformers: install the torch extra"
+    )
+    torch = pytest.importorskip(
+        "torch", reason="NOT CHECKED against transformers: install the torch extra"
+    )
     text = config.get("text_config", config)
-    fields = {key: value for key, value in text.items() if key not in ("model_type", "quantization_config")}
+    fields = {
+        key: value
+        for key, value in text.items()
+        if key not in ("model_type", "quantization_config")
+    }
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         built = transformers.AutoConfig.for_model(text["model_type"], **fields)
-        return sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(built).parameters())
+        return sum(
+            p.numel() for p in transformers.AutoModelForCausalLM.from_config(built).parameters()
+        )
 
 
 @pytest.mark.engine

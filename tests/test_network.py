@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.candidates import one_split, resolve
-from recipe_core.estimate.cases import cases
-from recipe_core.estimate.network import (
+from recipe_core.base.provenance import Quantity
+from recipe_core.hardware.cluster import cluster
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.physics.network import (
     Group,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
     dispatch_s,
-    group,
+    rank_group,
     send_s,
 )
-from recipe_core.estimate.operators import Step, step_parts
-from recipe_core.hardware.catalog import cluster
-from recipe_core.hardware.profile import Figure
-from recipe_core.request import HardwareRequest
+from recipe_core.physics.serving.operators import Step, step_parts
+from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.space.serving import cases
 from tests.conftest import make_request
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -59,15 +59,24 @@ def one(function, where, ranks, size, remote=1):
     ],
 )
 def test_all_reduces_take_what_was_measured(device, ranks, size, microseconds, source):
-    assert one(all_reduce_s, joined(device), ranks, size) * 1e6 == pytest.approx(microseconds, rel=0.3), source
+    assert one(all_reduce_s, joined(device), ranks, size) * 1e6 == pytest.approx(
+        microseconds, rel=0.3
+    ), source
 
 
 @pytest.mark.parametrize(
     ("device", "ranks", "size", "microseconds"),
-    [("h100-sxm", 8, MIB, 17.1), ("h100-sxm", 2, 16 * MIB, 56), ("b200-sxm", 4, 16 * KIB, 11.9), ("a100-sxm-80gb", 8, 256 * MIB, 1217)],
+    [
+        ("h100-sxm", 8, MIB, 17.1),
+        ("h100-sxm", 2, 16 * MIB, 56),
+        ("b200-sxm", 4, 16 * KIB, 11.9),
+        ("a100-sxm-80gb", 8, 256 * MIB, 1217),
+    ],
 )
 def test_gathers_take_what_nccl_was_measured_to_take(device, ranks, size, microseconds):
-    assert one(all_gather_s, joined(device), ranks, size) * 1e6 == pytest.approx(microseconds, rel=0.3), AIC
+    assert one(all_gather_s, joined(device), ranks, size) * 1e6 == pytest.approx(
+        microseconds, rel=0.3
+    ), AIC
 
 
 @pytest.mark.parametrize(("nodes", "sent", "back"), [(2, 118, 195), (4, 155, 273), (8, 173, 314)])
@@ -93,10 +102,15 @@ WHERE = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", WHERE)
-@given(size=SIZES, ranks=st.sampled_from([1, 2, 4, 8]), more=st.floats(min_value=1.0, max_value=100.0))
+@given(
+    size=SIZES, ranks=st.sampled_from([1, 2, 4, 8]), more=st.floats(min_value=1.0, max_value=100.0)
+)
 @settings(max_examples=30, deadline=None)
 def test_more_bytes_never_take_less(operation, name, size, ranks, more):
-    first, second = one(operation, WHERE[name], ranks, size), one(operation, WHERE[name], ranks, size * more)
+    first, second = (
+        one(operation, WHERE[name], ranks, size),
+        one(operation, WHERE[name], ranks, size * more),
+    )
     assert 0 <= first <= second * (1 + 1e-12)
     assert (first == 0) == (ranks == 1)
 
@@ -106,7 +120,9 @@ def test_columns_are_many_cases_of_one(operation):
     sizes, ranks = np.array([1e3, 1e6, 1e8, 1e6]), np.array([2.0, 4.0, 8.0, 8.0])
     nodes = np.array([1.0, 1.0, 2.0, 4.0])
     together = operation(WHERE["nodes"], Group(ranks, nodes), sizes)
-    alone = [one(operation, WHERE["nodes"], r, s, n) for r, s, n in zip(ranks, sizes, nodes, strict=True)]
+    alone = [
+        one(operation, WHERE["nodes"], r, s, n) for r, s, n in zip(ranks, sizes, nodes, strict=True)
+    ]
     assert together.tolist() == alone
 
 
@@ -116,10 +132,16 @@ def test_small_messages_go_in_one_shot_and_large_ones_in_two():
     direct = where.fabric.direct
     a_link_s = MIB / (where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value)
     slope = {
-        size: (one(all_reduce_s, where, 8, size + MIB) - one(all_reduce_s, where, 8, size)) / a_link_s for size in (16 * MIB, 256 * MIB)
+        size: (one(all_reduce_s, where, 8, size + MIB) - one(all_reduce_s, where, 8, size))
+        / a_link_s
+        for size in (16 * MIB, 256 * MIB)
     }
     assert list(slope.values()) == pytest.approx([1.75, 1.75])
-    small = (one(all_reduce_s, where, 8, 2 * KIB) - one(all_reduce_s, where, 8, KIB)) / a_link_s * (MIB / KIB)
+    small = (
+        (one(all_reduce_s, where, 8, 2 * KIB) - one(all_reduce_s, where, 8, KIB))
+        / a_link_s
+        * (MIB / KIB)
+    )
     assert small == pytest.approx(7)
 
 
@@ -137,15 +159,30 @@ def test_pairs_are_quick_and_groups_of_them_go_over_pcie():
 
 def test_a_rack_is_one_island():
     columns = {"per_node": 4, "nodes": 18, "pp": 1, "dp": 1, "ep": 1} | dict.fromkeys(
-        ("input_tokens", "output_tokens", "max_context", "load", "max_batched_tokens", "max_num_seqs", "memory_fraction", "block_tokens"), 1
+        (
+            "input_tokens",
+            "output_tokens",
+            "max_context",
+            "load",
+            "max_batched_tokens",
+            "max_num_seqs",
+            "memory_fraction",
+            "block_tokens",
+        ),
+        1,
     )
     split = cases(2, tp=np.array([4, 16]), prefix_hit=0, **columns)
     assert group(WHERE["rack"], split, split.tp).remote.tolist() == [1, 1]
-    assert group(joined(per_node=8, nodes=2), replace(split, per_node=np.array([8, 8])), split.tp).remote.tolist() == [1, 2]
+    assert rank_group(
+        joined(per_node=8, nodes=2), replace(split, per_node=np.array([8, 8])), split.tp
+    ).remote.tolist() == [1, 2]
 
 
 def test_leaving_the_node_costs_at_least_the_slower_network():
-    inside, across = one(all_reduce_s, joined(), 8, MIB), one(all_reduce_s, joined(nodes=2), 8, MIB, 2)
+    inside, across = (
+        one(all_reduce_s, joined(), 8, MIB),
+        one(all_reduce_s, joined(nodes=2), 8, MIB, 2),
+    )
     assert across > 2 * inside
     large = one(all_reduce_s, joined(nodes=8), 8, 8 << 30, 8)
     busbw = 2 * 63 / 64 * (8 << 30) / large
@@ -168,18 +205,27 @@ def test_sending_tokens_to_their_experts_beats_gathering_them_all_when_experts_a
 def test_without_direct_kernels_tokens_go_in_bulk():
     where, tokens = joined(), np.array([1.0])
     slow = replace(where, fabric=where.fabric.model_copy(update={"direct": None}))
-    assert float(dispatch_s(slow, members(8), tokens, 8, 1e4)[0]) > 1.5 * float(dispatch_s(where, members(8), tokens, 8, 1e4)[0])
+    assert float(dispatch_s(slow, members(8), tokens, 8, 1e4)[0]) > 1.5 * float(
+        dispatch_s(where, members(8), tokens, 8, 1e4)[0]
+    )
 
 
 def test_a_send_moves_all_its_bytes():
     where, size = joined(nodes=2), np.array([1e9])
     inside, across = float(send_s(where, False, size)[0]), float(send_s(where, True, size)[0])
     assert across > inside
-    assert across == pytest.approx(1e9 / (where.network.bandwidth_bytes_per_s.value * where.network.efficiency.value), rel=0.01)
+    assert across == pytest.approx(
+        1e9 / (where.network.bandwidth_bytes_per_s.value * where.network.efficiency.value), rel=0.01
+    )
 
 
 def _parts(model="deepseek-ai/DeepSeek-V3", change=None, **candidate):
-    request = make_request(model, per_node=8, nodes=4, candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1} | candidate)
+    request = make_request(
+        model,
+        per_node=8,
+        nodes=4,
+        candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1} | candidate,
+    )
     chosen, split = one_split(resolve(request), request.candidate)
     if change is not None:
         chosen = replace(chosen, engine=change(chosen.engine))
@@ -190,7 +236,9 @@ def _parts(model="deepseek-ai/DeepSeek-V3", change=None, **candidate):
 def _exchange(**fields):
     def change(engine):
         exchange = engine.split.exchange.model_copy(update=fields)
-        return engine.model_copy(update={"split": engine.split.model_copy(update={"exchange": exchange})})
+        return engine.model_copy(
+            update={"split": engine.split.model_copy(update={"exchange": exchange})}
+        )
 
     return change
 
@@ -199,8 +247,13 @@ def test_engines_hand_tokens_over_as_their_file_says():
     gather = _parts(dp=32, ep=32)["all_to_all"][0]
     dispatch = _parts(dp=32, ep=32, change=_exchange(ways=("dispatch",)))["all_to_all"][0]
     assert dispatch < gather, "a token goes to at most eight of the 32 ranks"
-    assert _parts(dp=32, ep=32, change=_exchange(ways=("gather", "dispatch")))["all_to_all"][0] == dispatch
-    narrow = _parts(dp=32, ep=32, change=_exchange(ways=("dispatch",), narrow=("fp8-block",)))["all_to_all"][0]
+    assert (
+        _parts(dp=32, ep=32, change=_exchange(ways=("gather", "dispatch")))["all_to_all"][0]
+        == dispatch
+    )
+    narrow = _parts(dp=32, ep=32, change=_exchange(ways=("dispatch",), narrow=("fp8-block",)))[
+        "all_to_all"
+    ][0]
     assert narrow < dispatch, "tokens that leave in fp8 are half as wide"
     half = _parts(dp=32, ep=32, change=_exchange(overlap=0.5))["all_to_all"][0]
     assert half == pytest.approx(gather / 2)
@@ -209,12 +262,15 @@ def test_engines_hand_tokens_over_as_their_file_says():
 
 def test_only_boundaries_between_nodes_use_the_network():
     llama = "meta-llama/Llama-3.1-70B-Instruct"
-    near, far, both = (_parts(llama, **split)["pipeline"][0] for split in ({"tp": 4, "pp": 2}, {"tp": 8, "pp": 2}, {"tp": 4, "pp": 4}))
+    near, far, both = (
+        _parts(llama, **split)["pipeline"][0]
+        for split in ({"tp": 4, "pp": 2}, {"tp": 8, "pp": 2}, {"tp": 4, "pp": 4})
+    )
     assert near < far
     assert 2 * near < both < near + 3 * far, "of three boundaries one is between nodes"
 
 
 def test_figures_of_direct_kernels_are_sourced():
     direct = WHERE["switch"].fabric.direct
-    assert isinstance(direct.efficiency, Figure)
+    assert isinstance(direct.efficiency, Quantity)
     assert direct.efficiency.source in WHERE["switch"].fabric.sources

@@ -6,16 +6,18 @@ import json
 
 import pytest
 
-from recipe_core import labels, listing
-from recipe_core.bundle import bundle_of
-from recipe_core.edits import change
-from recipe_core.query import from_query
-from recipe_core.recipe import make_recipe, overview, recipe_request
-from recipe_core.recipe.layers import LAYERS
+from recipe_core.base import labels
+from recipe_core.base.units import gib
+from recipe_core.bundle import browse as listing
+from recipe_core.bundle.write import bundle_of
+from recipe_core.present import overview
+from recipe_core.recipe import make_recipe, recipe_request
+from recipe_core.recipe.other_engines import other_engines
+from recipe_core.recipe.provenance import LAYERS
 from recipe_core.recipe.schema import Recipe
-from recipe_core.request import CandidateRequest
-from recipe_core.same_split import other_engines
-from recipe_core.units import gib
+from recipe_core.request.edit import change
+from recipe_core.request.link import from_query
+from recipe_core.request.schema import CandidateRequest
 from tests.conftest import make_request
 from tests.test_report import QUERIES
 
@@ -34,7 +36,9 @@ def test_every_option_has_its_flag_value_and_layer() -> None:
 
 
 def test_what_a_person_stated_comes_first() -> None:
-    rows = overview.origins(make_recipe(make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1})))
+    rows = overview.origins(
+        make_recipe(make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}))
+    )
     assert rows[0].layer == "user"
     order = [LAYERS.index(row.layer) for row in rows]
     assert order == sorted(order, reverse=True)
@@ -43,9 +47,15 @@ def test_what_a_person_stated_comes_first() -> None:
 @pytest.mark.parametrize("name", QUERIES)
 def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
     made = recipe(name)
-    parts = [value for label, value in overview.memory(made).items() if label not in ("Total", "Cache would hold", "Prefill pool")]
+    parts = [
+        value
+        for label, value in overview.memory(made).items()
+        if label not in ("Total", "Cache would hold", "Prefill pool")
+    ]
     total = made.estimate["memory"]["total_bytes"]
-    assert sum(float(part.split()[0]) for part in parts) == pytest.approx(total / 2**30, abs=0.05 * len(parts))
+    assert sum(float(part.split()[0]) for part in parts) == pytest.approx(
+        total / 2**30, abs=0.05 * len(parts)
+    )
     assert overview.memory(made)["Total"].startswith(gib(total))
     assert all(row.basis and row.value for row in overview.expected(made))
 
@@ -82,17 +92,26 @@ def test_the_same_split_elsewhere_is_estimated_or_refused_with_reasons() -> None
 def test_taking_another_engine_keeps_the_split() -> None:
     request = make_request()
     made = make_recipe(request)
-    (sglang,) = [each for each in other_engines(recipe_request(made), made.candidate) if each.name == "sglang"]
+    (sglang,) = [
+        each
+        for each in other_engines(recipe_request(made), made.candidate)
+        if each.name == "sglang"
+    ]
     changed = change(request, sglang.changes)
     assert changed.options.engines == ("vllm", "sglang")
     other = make_recipe(changed)
     assert other.engine.name == "sglang"
-    assert [other.candidate[name] for name in ("tp", "pp", "dp", "ep")] == [made.candidate[name] for name in ("tp", "pp", "dp", "ep")]
+    assert [other.candidate[name] for name in ("tp", "pp", "dp", "ep")] == [
+        made.candidate[name] for name in ("tp", "pp", "dp", "ep")
+    ]
     assert other.estimate["serving"]["tpot_s"] > 0
 
 
 def test_a_training_split_is_tried_on_every_framework() -> None:
-    request = change(from_query({"workload.kind": "training", "workload.tokens": "1e9"})[0], {"workload.sequence_length": 1024})
+    request = change(
+        from_query({"workload.kind": "training", "workload.tokens": "1e9"})[0],
+        {"workload.sequence_length": 1024},
+    )
     made = make_recipe(request)
     found = other_engines(recipe_request(made), made.candidate)
     assert {each.name for each in found} == {"torch", "deepspeed", "accelerate", "megatron"}
@@ -111,5 +130,8 @@ def test_files_are_listed_searched_and_cut() -> None:
     assert "targets/slurm/job.sbatch" in found
     assert len(found) < len(files)
     assert listing.listing(files, "recipe zebrawood") == []
-    assert listing.preview(b"\xff" + b"a" * 70_000) == ("\ufffd" + "a" * (listing.PREVIEWED - 1), False)
+    assert listing.preview(b"\xff" + b"a" * 70_000) == (
+        "\ufffd" + "a" * (listing.PREVIEWED - 1),
+        False,
+    )
     assert json.loads(listing.preview(files["launch.json"])[0])["schema_version"] == 1

@@ -9,31 +9,32 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from recipe_core.api import create_api
-from recipe_core.board import board_of
-from recipe_core.bundle import write_bundle
+from recipe_core.base.documents import parse_yaml, to_yaml
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.bundle.verify import check_bundle, read_bundle
+from recipe_core.bundle.write import write_bundle
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
-from recipe_core.documents import parse_yaml, to_yaml
-from recipe_core.edits import change
-from recipe_core.errors import HardwareError, InputError
-from recipe_core.estimate import Setting
-from recipe_core.hardware.catalog import cluster, device, device_names, is_own, plain, roofline
-from recipe_core.hardware.own import MAX_BYTES, read_profile
+from recipe_core.doors.api import create_api
+from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
+from recipe_core.hardware.custom import MAX_BYTES, read_profile
 from recipe_core.hardware.profile import Device
-from recipe_core.hardware.uploaded import template, uploaded_profile
-from recipe_core.many import estimate_many
-from recipe_core.plan import chosen_plan, plan
-from recipe_core.query import DEFAULT, MAX_VALUE, from_query, to_query
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.measured.support import support
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
 from recipe_core.recipe.diff import diff
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve
-from recipe_core.request import HardwareRequest, PlanRequest
-from recipe_core.summary import summary
-from recipe_core.support import support
-from recipe_core.training.plan import chosen_training
-from recipe_core.verify import check_bundle, read_bundle
+from recipe_core.request.describe import summary
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT, MAX_VALUE, from_query, to_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.batch import estimate_many
+from recipe_core.search.board_of import board_of
+from recipe_core.search.serving_plan import chosen_plan, plan
+from recipe_core.search.training_search import chosen_training
+from recipe_core.space.serving import Setting
 from tests.conftest import make_request, request_values
 
 OURS: dict[str, Any] = {
@@ -56,7 +57,9 @@ OURS: dict[str, Any] = {
     "sources": {"ours": {"title": "Our GEMM runs", "date": "2026-11-20"}},
 }
 WHOLE = plain(device(OURS))
-SLOW = OURS | {"memory_bandwidth_bytes_per_s": {"value": 1e12, "source": "ours", "status": "measured"}}
+SLOW = OURS | {
+    "memory_bandwidth_bytes_per_s": {"value": 1e12, "source": "ours", "status": "measured"}
+}
 TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e8}
 
 
@@ -95,11 +98,15 @@ def test_an_efficiency_for_any_dtype_speaks_for_every_dtype() -> None:
 
 
 def test_a_whole_profile_needs_no_base() -> None:
-    alone = {name: value for name, value in plain(device("mi300x")).items() if name != "roofline"} | {"name": "mi400", "title": "Ours"}
+    alone = {
+        name: value for name, value in plain(device("mi300x")).items() if name != "roofline"
+    } | {"name": "mi400", "title": "Ours"}
     assert device(alone).known_as is None
     assert support(device(alone)).level == "computed"
     assert best(alone, per_node=2)["basis"]["usd_per_hour"] == "unknown"
-    assert best(alone | {"known_as": "mi300x"}, per_node=2)["basis"]["usd_per_hour"].startswith("tensorwave")
+    assert best(alone | {"known_as": "mi300x"}, per_node=2)["basis"]["usd_per_hour"].startswith(
+        "tensorwave"
+    )
 
 
 def test_a_profile_is_calibrated_at_best() -> None:
@@ -134,14 +141,34 @@ def test_a_template_is_a_profile_that_computes_the_same(name: str) -> None:
         ({"memory_bytes": figure(float("nan"))}, "memory_bytes.value", "plausible"),
         ({"tdp_watts": figure(0.7e6)}, "tdp_watts.value", "watts"),
         ({"tdp_watts": figure(50)}, None, "idle_watts is more"),
-        ({"peak_flops_per_s": {"bf16": figure(989)}}, "peak_flops_per_s.bf16.value", "operations per second"),
+        (
+            {"peak_flops_per_s": {"bf16": figure(989)}},
+            "peak_flops_per_s.bf16.value",
+            "operations per second",
+        ),
         ({"peak_flops_per_s": {"bf17": figure(989e12)}}, "peak_flops_per_s.bf17", "bf16"),
         ({"memory_bytes": figure(64e9) | {"status": "sure"}}, "memory_bytes.status", "measured"),
         ({"memory_bytes": figure(64e9) | {"source": "hearsay"}}, None, "hearsay"),
         ({"sources": {"sheet": {"title": "mine"}}}, "sources.sheet", "another name"),
-        ({"sources": {"ours": {"title": "x", "url": "javascript:alert(1)"}}}, "sources.ours.url", "https"),
-        ({"roofline": {"gemm": {"bf16": {"efficiency": 1}}}}, "roofline.gemm.bf16.efficiency", "compute_efficiency"),
-        ({"roofline": {"gemm": {"bf16": OURS["roofline"]["gemm"]["bf16"] | {"compute_efficiency": 80}}}}, None, "less than or equal to 1"),
+        (
+            {"sources": {"ours": {"title": "x", "url": "javascript:alert(1)"}}},
+            "sources.ours.url",
+            "https",
+        ),
+        (
+            {"roofline": {"gemm": {"bf16": {"efficiency": 1}}}},
+            "roofline.gemm.bf16.efficiency",
+            "compute_efficiency",
+        ),
+        (
+            {
+                "roofline": {
+                    "gemm": {"bf16": OURS["roofline"]["gemm"]["bf16"] | {"compute_efficiency": 80}}
+                }
+            },
+            None,
+            "less than or equal to 1",
+        ),
         ({"node": {"fabric": "ib-ndr-400"}}, "node.fabric", "nvlink4"),
         ({"node": {"network": "tin-cans"}}, "node.network", "tin-cans"),
         ({"vendor": "amd"}, None, "rocm"),
@@ -154,7 +181,9 @@ def test_a_template_is_a_profile_that_computes_the_same(name: str) -> None:
         ({"roofline": [1]}, "roofline", "dictionary"),
     ],
 )
-def test_a_wrong_profile_names_field_value_and_fix(fields: dict[str, Any], field: str | None, said: str) -> None:
+def test_a_wrong_profile_names_field_value_and_fix(
+    fields: dict[str, Any], field: str | None, said: str
+) -> None:
     with pytest.raises(HardwareError) as caught:
         cluster(HardwareRequest(device=OURS | fields))
     assert said in str(caught.value)
@@ -167,7 +196,12 @@ def test_the_documented_profile_is_one() -> None:
     text = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
     ours = device(uploaded_profile(text.split("```yaml\n")[1].split("```")[0].encode(), "docs"))
     assert roofline(ours, "attention_decode", "fp8").compute_efficiency == 0.6
-    documented = {name for row in text.split("| field |")[1].splitlines() for name in row.split("|")[1:2] for name in name.split("`")[1::2]}
+    documented = {
+        name
+        for row in text.split("| field |")[1].splitlines()
+        for name in row.split("|")[1:2]
+        for name in name.split("`")[1::2]
+    }
     assert set(Device.model_fields) - {"schema_version"} <= documented
 
 
@@ -209,7 +243,10 @@ def test_a_date_that_yaml_reads_as_one_is_its_text() -> None:
 
 
 def test_profiles_of_one_name_are_told_apart() -> None:
-    requests = [request_values(device=each, candidate={"tp": 8, "pp": 1, "dp": 1}) for each in (OURS, SLOW, "h100-sxm", OURS)]
+    requests = [
+        request_values(device=each, candidate={"tp": 8, "pp": 1, "dp": 1})
+        for each in (OURS, SLOW, "h100-sxm", OURS)
+    ]
     answers = estimate_many(requests)
     assert answers[0] == answers[3]
     times = [answer["serving"]["tpot_s"] for answer in answers[:3]]
@@ -219,7 +256,9 @@ def test_profiles_of_one_name_are_told_apart() -> None:
 
 def test_training_tells_them_apart_too() -> None:
     asked = [
-        PlanRequest.parse({**request_values("meta-llama/Llama-3.1-8B-Instruct", each), "workload": TRAINING})
+        PlanRequest.parse(
+            {**request_values("meta-llama/Llama-3.1-8B-Instruct", each), "workload": TRAINING}
+        )
         for each in (OURS, SLOW, "h100-sxm")
     ]
     found = []
@@ -231,9 +270,14 @@ def test_training_tells_them_apart_too() -> None:
 
 
 def test_clusters_side_by_side_may_share_a_name() -> None:
-    request = make_request(device=OURS, options={"hardware": [{"device": SLOW}, {"device": "h100-sxm"}]})
+    request = make_request(
+        device=OURS, options={"hardware": [{"device": SLOW}, {"device": "h100-sxm"}]}
+    )
     table = plan(request)
-    bandwidths = {table.setting(int(row)).cluster.device.memory_bandwidth_bytes_per_s.value for row in table.ranked}
+    bandwidths = {
+        table.setting(int(row)).cluster.device.memory_bandwidth_bytes_per_s.value
+        for row in table.ranked
+    }
     assert bandwidths == {1e12, 3.35e12}
     assert table.setting(int(table.ranked[0])).cluster.device == device("h100-sxm")
     assert summary(request).count("my-h100") == 2
@@ -255,7 +299,9 @@ def test_a_link_holds_the_profile() -> None:
     assert from_query(query) == (request, [])
     other = change(request, {"options.hardware": (HardwareRequest(device=SLOW),)})
     assert from_query(to_query(other)) == (other, [])
-    assert change(other, {"hardware.device": "mi300x"}).hardware == HardwareRequest(device="mi300x", per_node=4)
+    assert change(other, {"hardware.device": "mi300x"}).hardware == HardwareRequest(
+        device="mi300x", per_node=4
+    )
     largest = max((json.dumps(plain(device(name))) for name in device_names()), key=len)
     assert len(largest) < MAX_BYTES < MAX_VALUE
 
@@ -277,10 +323,18 @@ def test_a_bad_device_in_a_link_is_left_out_and_said(value: str, said: str) -> N
 
 
 def test_a_bad_profile_beside_others_names_its_field() -> None:
-    _, ignored = from_query({"options.hardware": json.dumps([{"device": OURS | {"tdp_watts": figure(0)}}])})
+    _, ignored = from_query(
+        {"options.hardware": json.dumps([{"device": OURS | {"tdp_watts": figure(0)}}])}
+    )
     assert "tdp_watts.value 0 is no plausible" in ignored[0]
     with pytest.raises(HardwareError) as caught:
-        plan(make_request(options={"hardware": [{"device": "l40s"}, {"device": OURS | {"tdp_watts": figure(0)}}]}))
+        plan(
+            make_request(
+                options={
+                    "hardware": [{"device": "l40s"}, {"device": OURS | {"tdp_watts": figure(0)}}]
+                }
+            )
+        )
     assert caught.value.field == "options.hardware.1.device.tdp_watts.value"
 
 
@@ -303,7 +357,9 @@ def test_the_api_takes_profiles_and_reads_no_path(tmp_path: Path) -> None:
         {"command": "vllm serve Qwen/Qwen3-8B", "hardware": f"{path}"},
         {"command": "vllm serve Qwen/Qwen3-8B", "hardware": OURS},
     ):
-        assert client.post("/check", json=body).status_code == (200 if isinstance(body["hardware"], dict) else 422)
+        assert client.post("/check", json=body).status_code == (
+            200 if isinstance(body["hardware"], dict) else 422
+        )
     made = client.post("/recipe", json=request_values(device=OURS)).json()
     assert client.post("/build", json=made).status_code == 200
     assert client.post("/resolve", json={"recipe": made, "hardware": str(path)}).status_code == 422
@@ -314,7 +370,9 @@ def test_the_api_takes_profiles_and_reads_no_path(tmp_path: Path) -> None:
 def test_files_are_read_only_where_asked(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(to_yaml(OURS))
-    values = request_values(device=str(path), options={"hardware": [{"device": str(path)}, {"device": "l40s"}]})
+    values = request_values(
+        device=str(path), options={"hardware": [{"device": str(path)}, {"device": "l40s"}]}
+    )
     with pytest.raises(HardwareError, match="files=True"):
         plan(PlanRequest.parse(values))
     request = PlanRequest.parse(values, files=True)
@@ -328,7 +386,9 @@ def test_files_are_read_only_where_asked(tmp_path: Path) -> None:
 
 
 def test_a_command_is_judged_on_a_profile() -> None:
-    answer = check_command("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1", Ground.of(hardware=OURS))
+    answer = check_command(
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1", Ground.of(hardware=OURS)
+    )
     assert answer["verdict"] == "cannot start"
     assert answer["hardware"]["device"] == OURS
 
@@ -357,9 +417,18 @@ def test_its_bundle_is_complete_and_checked(recipe: Recipe, tmp_path: Path) -> N
     assert read_bundle(tmp_path / "bundle").recipe == recipe
     needs = json.loads((tmp_path / "bundle" / "launch.json").read_text())["needs"]
     assert needs["memory_bytes"] == 64_000_000_000
-    assert "NVIDIA H100 80GB HBM3" in needs["names"]  # what preflight holds the driver's names against
-    assert parse_yaml((tmp_path / "bundle" / "recipe.yaml").read_text())["request"]["hardware"]["device"] == WHOLE
-    assert "H100: 8" in (tmp_path / "bundle" / "targets" / "skypilot" / "task.yaml").read_text()  # as the cloud knows it
+    assert (
+        "NVIDIA H100 80GB HBM3" in needs["names"]
+    )  # what preflight holds the driver's names against
+    assert (
+        parse_yaml((tmp_path / "bundle" / "recipe.yaml").read_text())["request"]["hardware"][
+            "device"
+        ]
+        == WHOLE
+    )
+    assert (
+        "H100: 8" in (tmp_path / "bundle" / "targets" / "skypilot" / "task.yaml").read_text()
+    )  # as the cloud knows it
 
 
 def test_a_bundle_that_names_a_path_reads_none(recipe: Recipe, tmp_path: Path) -> None:
@@ -379,9 +448,13 @@ def test_another_profile_is_another_recipe(recipe: Recipe) -> None:
     assert "request.hardware.device.memory_bandwidth_bytes_per_s.value" in fields
     assert "lock.device.profile_digest" in fields
     assert recipe.lock is not None
-    assert {each.what: each.level for each in verify_lock(recipe, recipe.lock)}["profile of my-h100"] == "same"
+    assert {each.what: each.level for each in verify_lock(recipe, recipe.lock)}[
+        "profile of my-h100"
+    ] == "same"
     assert slower.lock is not None
-    assert {each.what: each.level for each in verify_lock(recipe, slower.lock)}["profile of my-h100"] == "differs"
+    assert {each.what: each.level for each in verify_lock(recipe, slower.lock)}[
+        "profile of my-h100"
+    ] == "differs"
 
 
 def test_fallbacks_and_variants_know_it(recipe: Recipe, tmp_path: Path) -> None:
@@ -396,7 +469,9 @@ def test_fallbacks_and_variants_know_it(recipe: Recipe, tmp_path: Path) -> None:
 
 
 def test_a_training_bundle_holds_it(tmp_path: Path) -> None:
-    request = PlanRequest.parse({**request_values(model="Qwen/Qwen3-0.6B", device=OURS, per_node=2), "workload": TRAINING})
+    request = PlanRequest.parse(
+        {**request_values(model="Qwen/Qwen3-0.6B", device=OURS, per_node=2), "workload": TRAINING}
+    )
     write_bundle(make_recipe(request), tmp_path / "bundle")
     assert check_bundle(tmp_path / "bundle")["ok"]
 
@@ -417,16 +492,31 @@ def everywhere(value: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"memory_bytes": figure(2**28), "reserved_bytes": figure(1), "peak_flops_per_s": everywhere(1e9), "tdp_watts": figure(70)},
-        {"memory_bytes": figure(2**50), "memory_bandwidth_bytes_per_s": figure(1e15), "peak_flops_per_s": everywhere(1e18)},
+        {
+            "memory_bytes": figure(2**28),
+            "reserved_bytes": figure(1),
+            "peak_flops_per_s": everywhere(1e9),
+            "tdp_watts": figure(70),
+        },
+        {
+            "memory_bytes": figure(2**50),
+            "memory_bandwidth_bytes_per_s": figure(1e15),
+            "peak_flops_per_s": everywhere(1e18),
+        },
         {"memory_bytes": figure(2**50), "memory_bandwidth_bytes_per_s": figure(1e9)},
         {"architecture": "sm_91"},
         {"idle_watts": figure(1e-300), "node": {"host_memory_bytes": figure(1e300)}},
     ],
 )
 @pytest.mark.parametrize("workload", [{"concurrency": 8}, TRAINING])
-def test_nothing_that_a_profile_may_say_breaks_an_estimate(fields: dict[str, Any], workload: dict[str, Any], tmp_path: Path) -> None:
-    board = board_of(PlanRequest.parse({**request_values("Qwen/Qwen3-0.6B", OURS | fields), "workload": workload}))
+def test_nothing_that_a_profile_may_say_breaks_an_estimate(
+    fields: dict[str, Any], workload: dict[str, Any], tmp_path: Path
+) -> None:
+    board = board_of(
+        PlanRequest.parse(
+            {**request_values("Qwen/Qwen3-0.6B", OURS | fields), "workload": workload}
+        )
+    )
     row = board.best()
     if row is None:
         nearest = board.nearest()

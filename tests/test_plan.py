@@ -7,16 +7,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from recipe_core.advice import nearest
-from recipe_core.errors import InputError, RecipeError
+from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.model.catalog import catalog_model
-from recipe_core.plan import COLUMNS, chosen_plan, plan
-from recipe_core.views import plan_view
+from recipe_core.present.views import plan_view
+from recipe_core.search.advice import nearest
+from recipe_core.search.serving_plan import COLUMNS, chosen_plan, plan
 from tests.conftest import LLAMA_70B, make_request
 
 
 def reasons_of(model, device, **candidate):
-    table, row = chosen_plan(make_request(model, device, 8, candidate={"pp": 1, "dp": 1} | candidate))
+    table, row = chosen_plan(
+        make_request(model, device, 8, candidate={"pp": 1, "dp": 1} | candidate)
+    )
     return table.reasons(row)
 
 
@@ -50,7 +52,9 @@ def test_qwen_32b_on_l40s(count, runs):
 
 
 def test_more_ranks_than_kv_heads_repeat_the_cache_and_are_not_refused():
-    table, row = chosen_plan(make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 8, candidate={"tp": 8, "pp": 1, "dp": 1}))
+    table, row = chosen_plan(
+        make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 8, candidate={"tp": 8, "pp": 1, "dp": 1})
+    )
     assert table.reasons(row) == []
     assert "held 2 times: 4 KV heads over tp 8" in " ".join(table.estimate(row)["notes"])
 
@@ -60,7 +64,10 @@ def test_heads_that_do_not_divide_are_refused_with_both_numbers():
 
 
 def test_too_many_devices_print_every_term():
-    assert reasons_of(LLAMA_70B, "h100-sxm", tp=8, pp=2, dp=3)[0] == "tp(8) × pp(2) × dp(3) = 48 devices; there are 8"
+    assert (
+        reasons_of(LLAMA_70B, "h100-sxm", tp=8, pp=2, dp=3)[0]
+        == "tp(8) × pp(2) × dp(3) = 48 devices; there are 8"
+    )
 
 
 def test_fp8_blocks_refuse_a_share_they_do_not_divide_unless_experts_are_shared():
@@ -83,7 +90,9 @@ def test_what_an_engine_cannot_do_is_said(model, candidate, says):
 
 
 def test_a_context_beyond_the_model_is_refused():
-    table, row = chosen_plan(make_request(workload={"max_context": 200_000}, candidate={"tp": 8, "pp": 1, "dp": 1}))
+    table, row = chosen_plan(
+        make_request(workload={"max_context": 200_000}, candidate={"tp": 8, "pp": 1, "dp": 1})
+    )
     assert "exceed the model's context of 131,072" in table.reasons(row)[0]
 
 
@@ -110,7 +119,11 @@ def test_ranking_follows_the_objective(optimize, column, sign):
 
 
 def test_ties_go_to_the_simpler_split():
-    table = plan(make_request("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 2, objective={"optimize": "gpus"}))
+    table = plan(
+        make_request(
+            "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 2, objective={"optimize": "gpus"}
+        )
+    )
     assert table.columns["gpus"][table.ranked[0]] == 1
 
 
@@ -146,11 +159,15 @@ def test_the_frame_has_every_row_and_column():
 )
 def test_what_is_not_modelled_is_refused_not_ignored(parts, field):
     with pytest.raises(InputError) as caught:
-        plan(make_request(**parts)) if "candidate" not in parts else chosen_plan(make_request(**parts))
+        plan(make_request(**parts)) if "candidate" not in parts else chosen_plan(
+            make_request(**parts)
+        )
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("device", "weights"), [("h100-sxm", "bf16"), ("mi300x", "bf16"), ("cpu", "fp32")])
+@pytest.mark.parametrize(
+    ("device", "weights"), [("h100-sxm", "bf16"), ("mi300x", "bf16"), ("cpu", "fp32")]
+)
 def test_a_32_bit_checkpoint_runs_in_16_bit_where_caches_do(device, weights):
     config = {**catalog_model("Qwen/Qwen3-0.6B").config, "torch_dtype": "float32"}
     request = make_request(config, device, 1, candidate={})
@@ -161,7 +178,9 @@ def test_a_32_bit_checkpoint_runs_in_16_bit_where_caches_do(device, weights):
 
 def test_reasons_of_many_rows_are_those_of_each() -> None:
     request = make_request(
-        "deepseek-ai/DeepSeek-V3", nodes=2, options={"disaggregated": True, "hardware": [{"device": "mi300x", "per_node": 8}]}
+        "deepseek-ai/DeepSeek-V3",
+        nodes=2,
+        options={"disaggregated": True, "hardware": [{"device": "mi300x", "per_node": 8}]},
     )
     table = plan(request)
     rows = [int(row) for row in np.random.default_rng(7).permutation(len(table))[:60]]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core import progress
-from recipe_core.edits import change
-from recipe_core.plan import plan
-from recipe_core.query import DEFAULT
+from recipe_core.base import progress
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.serving_plan import plan
 
-P95 = {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.percentile": 95, "objective.limits.tpot_ms": 60}
+P95 = {
+    "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "objective.limits.percentile": 95,
+    "objective.limits.tpot_ms": 60,
+}
 
 
 class EnoughError(Exception):
@@ -20,7 +24,11 @@ def test_every_simulated_split_is_a_step() -> None:
     seen: list[tuple[int, int]] = []
     with progress.watched(lambda *each: seen.append(each)):
         table = plan(change(DEFAULT, P95))
-    simulated = sum(int((block.simulation.means_s["tpot_s"] > 0).sum()) for block in table.blocks if block.simulation is not None)
+    simulated = sum(
+        int((block.simulation.means_s["tpot_s"] > 0).sum())
+        for block in table.blocks
+        if block.simulation is not None
+    )
     assert simulated > 1
     assert seen == [(n, simulated) for n in range(simulated + 1)]
 
@@ -36,7 +44,9 @@ def test_a_watcher_ends_the_work_at_the_next_step() -> None:
     with pytest.raises(EnoughError), progress.watched(enough):
         plan(change(DEFAULT, P95))
     assert seen == [0, 1, 2]
-    assert plan(change(DEFAULT, P95)).ranked.size  # nobody watches any more, and nothing is left of what was ended
+    assert plan(
+        change(DEFAULT, P95)
+    ).ranked.size  # nobody watches any more, and nothing is left of what was ended
 
 
 def test_nobody_is_told_of_means() -> None:

@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.edits import change, value_of
-from recipe_core.keys import read_pins
-from recipe_core.query import DEFAULT, FIELDS, TRAINING, from_query, link_query, to_query
-from recipe_core.request import LOADS, CandidateRequest, HardwareRequest, PlanRequest
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.edit import change, value_of
+from recipe_core.request.link import DEFAULT, FIELDS, TRAINING, from_query, link_query, to_query
+from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
+from recipe_core.request.split_key import read_pins
 
 numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
 tokens = st.integers(1, 100_000)
 counts = st.integers(1, 2000)
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-configs = st.dictionaries(texts, st.one_of(st.integers(), st.booleans(), st.none(), texts, st.lists(st.integers(), max_size=3)), max_size=4)
+configs = st.dictionaries(
+    texts,
+    st.one_of(st.integers(), st.booleans(), st.none(), texts, st.lists(st.integers(), max_size=3)),
+    max_size=4,
+)
 
 
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -27,8 +32,14 @@ def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def workloads(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()) and draw(st.booleans()):
-        training = {"kind": "training", "sequence_length": draw(tokens), "global_batch": draw(counts)}
-        return training | draw(some(method=st.sampled_from(["pretrain", "finetune", "lora", "qlora"]), tokens=numbers))
+        training = {
+            "kind": "training",
+            "sequence_length": draw(tokens),
+            "global_batch": draw(counts),
+        }
+        return training | draw(
+            some(method=st.sampled_from(["pretrain", "finetune", "lora", "qlora"]), tokens=numbers)
+        )
     mode = draw(st.sampled_from(sorted(LOADS)))
     load = draw(numbers if mode == "open" else counts)
     lengths = {"input_tokens": draw(tokens), "output_tokens": draw(tokens)}
@@ -36,7 +47,9 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         some(
             prefix_hit=st.floats(0, 0.99),
             max_context=st.just(sum(lengths.values()) + draw(tokens)),
-            speculative=st.fixed_dictionaries({"tokens": st.integers(1, 16), "acceptance": st.floats(0, 0.99)}),
+            speculative=st.fixed_dictionaries(
+                {"tokens": st.integers(1, 16), "acceptance": st.floats(0, 0.99)}
+            ),
         )
     )
     return {"mode": mode, LOADS[mode]: load, **lengths, **extra}
@@ -56,15 +69,30 @@ candidates = some(
     memory_fraction=st.floats(0.01, 1),
     eager=st.booleans(),
 )
-commitments = st.sampled_from([{}, {"commitment": "spot"}, {"commitment": "reserved"}, {"commitment": "reserved", "term_months": 12}])
-prices = st.one_of(st.just({}), st.builds(lambda price, kind: {"usd_per_device_hour": price, **kind}, numbers, commitments))
+commitments = st.sampled_from(
+    [
+        {},
+        {"commitment": "spot"},
+        {"commitment": "reserved"},
+        {"commitment": "reserved", "term_months": 12},
+    ]
+)
+prices = st.one_of(
+    st.just({}),
+    st.builds(lambda price, kind: {"usd_per_device_hour": price, **kind}, numbers, commitments),
+)
 ours = {
     "name": "ours",
     "based_on": "h100-sxm",
     "tdp_watts": {"value": 500, "source": "sheet", "status": "measured", "note": 'a "cap" & more'},
 }
 hardware = st.builds(
-    lambda device, per_node, nodes, price: {"device": device, "per_node": per_node, "nodes": nodes, **price},
+    lambda device, per_node, nodes, price: {
+        "device": device,
+        "per_node": per_node,
+        "nodes": nodes,
+        **price,
+    },
     st.sampled_from(["h100-sxm", "mi300x", "l40s", ours]),
     st.integers(1, 8),  # what the smallest of their fabrics joins
     counts,
@@ -77,7 +105,13 @@ requests = st.fixed_dictionaries(
         "workload": workloads(),
         "objective": some(
             optimize=st.sampled_from(["throughput", "cost", "ttft"]),
-            limits=some(ttft_ms=numbers, tpot_ms=numbers, usd_per_hour=numbers, gpus=counts, percentile=st.integers(50, 99)),
+            limits=some(
+                ttft_ms=numbers,
+                tpot_ms=numbers,
+                usd_per_hour=numbers,
+                gpus=counts,
+                percentile=st.integers(50, 99),
+            ),
         ),
         "options": some(
             engines=st.lists(st.sampled_from(["vllm", "transformers"]), unique=True),
@@ -113,7 +147,9 @@ def test_any_link_opens(query: dict[str, str]) -> None:
     kept = {name for name in query if name in FIELDS and value_of(request, name) is not None}
     assert len(ignored) <= len(query)
     assert all(
-        any(line.startswith(name) for line in ignored) for name in query if name in FIELDS and name not in kept and name != "candidate"
+        any(line.startswith(name) for line in ignored)
+        for name in query
+        if name in FIELDS and name not in kept and name != "candidate"
     )
 
 
@@ -137,7 +173,10 @@ def test_only_what_differs_is_written() -> None:
         ({"workload.mode": "sideways"}, "'closed', 'open', 'static' or 'offline'"),
         ({"workload.mode": "open", "workload.concurrency": "5"}, "mode open takes request_rate"),
         ({"workload.max_context": "10"}, "shorter than"),
-        ({"workload.kind": "training", "workload.sequence_length": "0"}, "greater than or equal to 1"),
+        (
+            {"workload.kind": "training", "workload.sequence_length": "0"},
+            "greater than or equal to 1",
+        ),
         ({"options.hardware": '[{"device":"abacus"}]'}, "unknown device"),
         ({"options.engines": "vlm"}, "unknown engine"),
         ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
@@ -157,9 +196,19 @@ def test_a_bad_parameter_is_dropped_and_named(query: dict[str, str], named: str)
 
 
 def test_several_bad_parameters_are_all_named() -> None:
-    request, ignored = from_query({"hardware.device": "abacus", "workload.input_tokens": "-1", "objective.limits.tpot_ms": "nan"})
+    request, ignored = from_query(
+        {
+            "hardware.device": "abacus",
+            "workload.input_tokens": "-1",
+            "objective.limits.tpot_ms": "nan",
+        }
+    )
     assert request == DEFAULT
-    assert sorted(line.split("=")[0] for line in ignored) == ["hardware.device", "objective.limits.tpot_ms", "workload.input_tokens"]
+    assert sorted(line.split("=")[0] for line in ignored) == [
+        "hardware.device",
+        "objective.limits.tpot_ms",
+        "workload.input_tokens",
+    ]
 
 
 def test_pins_are_checked_and_bounded() -> None:
@@ -178,5 +227,7 @@ def test_training_has_its_own_defaults() -> None:
 
 
 def test_clusters_beside_the_request_survive_their_link() -> None:
-    request = change(DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)})
+    request = change(
+        DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)}
+    )
     assert from_query(to_query(request)) == (request, [])

@@ -8,24 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.commands.grammar import meanings
-from recipe_core.documents import parse_yaml, to_yaml
+from recipe_core.base.documents import parse_yaml, to_yaml
+from recipe_core.base.errors import BundleError, InputError, NoAnswer
+from recipe_core.engines.grammar import meanings
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.errors import BundleError, InputError, NoAnswer
-from recipe_core.plan import chosen_plan
-from recipe_core.recipe import Recipe, make_recipe, passing_on, recipe_request, relaunch, with_claims
+from recipe_core.recipe import (
+    Recipe,
+    make_recipe,
+    passing_on,
+    recipe_request,
+    relaunch,
+    with_claims,
+)
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.fallbacks import fallback_request, fallbacks
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
-from recipe_core.training.plan import chosen_training
+from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.training_search import chosen_training
 from tests.conftest import make_request
 
 ROOT = Path(__file__).parent.parent
 OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
-TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9} | dict.fromkeys(
-    ("mode", "input_tokens", "output_tokens", "concurrency")
-)
+TRAINING = {
+    "kind": "training",
+    "sequence_length": 4096,
+    "global_batch": 64,
+    "tokens": 1e9,
+} | dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
 SHORT = {"input_tokens": 64, "output_tokens": 64}
 
 
@@ -41,7 +51,15 @@ def test_a_recipe_comes_back_from_its_yaml(recipe):
 def test_the_fields_of_a_recipe_are_frozen():
     """What version 1 holds; a change of it is a new version with a migration."""
     fields = "schema_version kind name built_by request model device engine environment candidate provenance max_context estimate"
-    assert list(Recipe.model_fields) == [*fields.split(), "fallbacks", "variants", "parameters", "claims", "notes", "lock"]
+    assert list(Recipe.model_fields) == [
+        *fields.split(),
+        "fallbacks",
+        "variants",
+        "parameters",
+        "claims",
+        "notes",
+        "lock",
+    ]
 
 
 def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
@@ -50,7 +68,14 @@ def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
         "from recipe_core.recipe import make_recipe\n"
         "print(make_recipe(make_request('Qwen/Qwen3-8B', 'h100-sxm', 4)).digest)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=True,
+    )
     assert done.stdout.strip() == recipe.digest
 
 
@@ -59,7 +84,9 @@ def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
 
 def test_every_fallback_is_what_its_changes_lead_to(recipe):
     """The changed request has exactly this split, it can run, and it does what the fallback says."""
-    assert {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"} == {each.kind for each in recipe.fallbacks}
+    assert {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"} == {
+        each.kind for each in recipe.fallbacks
+    }
     for fallback in recipe.fallbacks:
         table, row = chosen_plan(fallback_request(recipe.request, fallback))
         estimate = table.estimate(row)
@@ -70,7 +97,13 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
 
 def test_fallbacks_can_be_started():
     """With the user's own options too, and on other devices."""
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 3, 2, options={"engine_options": {"tool_call_parser": "hermes"}})
+    request = make_request(
+        "Qwen/Qwen3-8B",
+        "h100-sxm",
+        3,
+        2,
+        options={"engine_options": {"tool_call_parser": "hermes"}},
+    )
     found = make_recipe(request)
     assert found.fallbacks
     for each in found.fallbacks:
@@ -81,7 +114,11 @@ def test_fallbacks_change_what_they_are_about(recipe):
     by_kind = {each.kind: each for each in recipe.fallbacks}
     assert by_kind["fewer-gpus"].gpus <= recipe.device.count // 2
     assert by_kind["lower-context"].changes["workload.max_context"] == recipe.max_context // 2
-    dtypes = [(each.candidate["weight_dtype"], each.candidate["kv_dtype"]) for each in recipe.fallbacks if each.kind == "other-precision"]
+    dtypes = [
+        (each.candidate["weight_dtype"], each.candidate["kv_dtype"])
+        for each in recipe.fallbacks
+        if each.kind == "other-precision"
+    ]
     assert (recipe.candidate["weight_dtype"], recipe.candidate["kv_dtype"]) not in dtypes
     others = {each.device for each in recipe.fallbacks if each.kind == "other-device"}
     assert recipe.device.name not in others
@@ -89,7 +126,9 @@ def test_fallbacks_change_what_they_are_about(recipe):
 
 
 def test_a_request_that_names_hardware_falls_back_to_that():
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 2, options={"hardware": [{"device": "l40s", "per_node": 4}]})
+    request = make_request(
+        "Qwen/Qwen3-8B", "h100-sxm", 2, options={"hardware": [{"device": "l40s", "per_node": 4}]}
+    )
     found = make_recipe(request)
     others = {each.device for each in found.fallbacks if each.kind == "other-device"}
     assert {found.device.name} | others == {"h100-sxm", "l40s"}
@@ -128,7 +167,9 @@ def test_training_has_fallbacks_too():
 def test_every_option_says_what_set_it(parts, option, layer):
     found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, **parts))
     assert found.provenance[f"options.{option}"] == layer
-    assert {name for name in found.provenance if name.startswith("options.")} == {f"options.{name}" for name in found.engine.options}
+    assert {name for name in found.provenance if name.startswith("options.")} == {
+        f"options.{name}" for name in found.engine.options
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,7 +188,13 @@ def test_every_option_says_what_set_it(parts, option, layer):
 )
 def test_options_of_every_engine_say_what_set_them(name, device, option, layer):
     found = make_recipe(
-        make_request("meta-llama/Llama-3.2-1B-Instruct", device, 1, options={"engines": [name]}, workload={"concurrency": 2})
+        make_request(
+            "meta-llama/Llama-3.2-1B-Instruct",
+            device,
+            1,
+            options={"engines": [name]},
+            workload={"concurrency": 2},
+        )
     )
     assert found.provenance[f"options.{option}"] == layer
 
@@ -166,28 +213,58 @@ def test_what_hardware_asks_for_is_the_architectures():
 
 
 def test_what_a_user_adds_is_the_users():
-    options, environment = {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}, {"VLLM_LOGGING_LEVEL": "INFO"}
-    found = make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment))
+    options, environment = (
+        {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"},
+        {"VLLM_LOGGING_LEVEL": "INFO"},
+    )
+    found = make_recipe(
+        passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment)
+    )
     assert found.engine.options["enable_auto_tool_choice"] is True
-    assert {found.provenance["options.tool_call_parser"], found.provenance["environment.VLLM_LOGGING_LEVEL"]} == {"user"}
+    assert {
+        found.provenance["options.tool_call_parser"],
+        found.provenance["environment.VLLM_LOGGING_LEVEL"],
+    } == {"user"}
     (process,) = relaunch(found).processes
     assert process.argv[process.argv.index("--tool-call-parser") + 1] == "hermes"
     assert process.env["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
 def test_the_request_alone_makes_the_recipe_again():
-    request = make_request("Qwen/Qwen3-8B@abc123", "h100-sxm", 1, options={"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}})
-    found = make_recipe(passing_on(request, {"seed": "7", "--max-loras": "2"}, {"NCCL_DEBUG": "WARN"}))
-    assert found.request["options"]["engine_options"] == {"seed": 7, "tool_call_parser": "qwen3", "max_loras": 2, "revision": "abc123"}
+    request = make_request(
+        "Qwen/Qwen3-8B@abc123",
+        "h100-sxm",
+        1,
+        options={"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}},
+    )
+    found = make_recipe(
+        passing_on(request, {"seed": "7", "--max-loras": "2"}, {"NCCL_DEBUG": "WARN"})
+    )
+    assert found.request["options"]["engine_options"] == {
+        "seed": 7,
+        "tool_call_parser": "qwen3",
+        "max_loras": 2,
+        "revision": "abc123",
+    }
     again = make_recipe(recipe_request(found))
-    assert (again.engine, again.environment, again.candidate) == (found.engine, found.environment, found.candidate)
+    assert (again.engine, again.environment, again.candidate) == (
+        found.engine,
+        found.environment,
+        found.candidate,
+    )
     assert again.engine.options["seed"] == 7
     assert again.environment["NCCL_DEBUG"] == "WARN"
 
 
 def test_training_says_that_it_takes_no_options_of_engines():
     for name in ("engine_options", "environment"):
-        request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={name: {"seed": "1"}})
+        request = make_request(
+            "meta-llama/Llama-3.1-8B",
+            "h100-sxm",
+            8,
+            workload=TRAINING,
+            options={name: {"seed": "1"}},
+        )
         with pytest.raises(InputError, match="training run takes none"):
             make_recipe(request)
 
@@ -252,7 +329,12 @@ def test_secrets_are_refused_and_not_repeated(options, environment):
 def test_a_secret_in_a_models_config_is_refused(tiny_config):
     with pytest.raises(InputError, match="Hugging Face token"):
         make_recipe(
-            make_request(tiny_config | {"note": "hf_" + "x" * 34}, "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
+            make_request(
+                tiny_config | {"note": "hf_" + "x" * 34},
+                "h100-sxm",
+                1,
+                workload={"input_tokens": 64, "output_tokens": 64},
+            )
         )
 
 
@@ -265,7 +347,9 @@ def test_a_recipe_of_the_form_before_kinds_is_read():
     found = Recipe.parse(values)
     assert (found.kind, found.schema_version, found.lock) == ("serving", 1, None)
     assert found.estimate == values["estimate"]
-    assert [each.candidate for each in found.fallbacks] == [each["candidate"] for each in values["alternatives"]]
+    assert [each.candidate for each in found.fallbacks] == [
+        each["candidate"] for each in values["alternatives"]
+    ]
     assert found.fallbacks[0].figures["tpot_s"] == values["alternatives"][0]["tpot_s"]
     assert "before recipes had a kind" in said[0]
     assert migrate(migrated) == (migrated, [])
@@ -275,7 +359,13 @@ def test_an_old_recipe_starts_as_it_did():
     values = parse_yaml(OLD.read_text())
     (process,) = relaunch(Recipe.parse(values)).processes
     words = dict(zip(process.argv, process.argv[1:], strict=False))
-    for name in ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
+    for name in (
+        "tensor_parallel_size",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+    ):
         assert words[f"--{name.replace('_', '-')}"] == str(values["engine"]["options"][name])
 
 
@@ -333,9 +423,14 @@ def test_a_measurement_becomes_a_claim_that_expires(recipe):
 
 
 def test_a_measured_training_run_is_a_claim_too():
-    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": ["torch"]})
+    request = make_request(
+        "meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": ["torch"]}
+    )
     found = make_recipe(request)
-    measured = _measurement(found) | {"engine": {"version": found.engine.version}, "metrics": {"step_s": 7.5}}
+    measured = _measurement(found) | {
+        "engine": {"version": found.engine.version},
+        "metrics": {"step_s": 7.5},
+    }
     del measured["workload"]
     (claim,) = with_claims(found, [measured]).claims
     assert (claim.metrics, claim.workload["sequence_length"]) == ({"step_s": 7.5}, 4096)
@@ -343,7 +438,9 @@ def test_a_measured_training_run_is_a_claim_too():
 
 def test_a_claim_speaks_for_its_own_recipe_only(recipe):
     (claim,) = with_claims(recipe, [_measurement(recipe)]).claims
-    other = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate={"tp": 2, "pp": 1, "dp": 1}))
+    other = make_recipe(
+        make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate={"tp": 2, "pp": 1, "dp": 1})
+    )
     assert "of another split" in claim.doubts(other, claim.date)
 
 
@@ -368,7 +465,9 @@ def test_measurements_of_something_else_are_refused(recipe, parts, says):
 
 @pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
 def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
-    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [name]})
+    request = make_request(
+        "meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [name]}
+    )
     found = make_recipe(request)
     assert (found.kind, found.engine.name, found.max_context) == ("training", name, None)
     assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
@@ -379,4 +478,6 @@ def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
 
 def test_training_is_decided_and_refused_in_words():
     with pytest.raises(NoAnswer, match="cannot run"):
-        make_recipe(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING))
+        make_recipe(
+            make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING)
+        )

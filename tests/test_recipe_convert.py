@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
+from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.commands.ground import Ground
-from recipe_core.errors import InputError, NoAnswer
 from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.published import read_published
@@ -38,8 +38,13 @@ def test_a_command_becomes_the_recipe_that_starts_it():
     assert found.lost == ()
 
 
-@pytest.mark.parametrize("split", [{"tp": 2, "pp": 1, "dp": 1}, {"tp": 4, "pp": 2, "dp": 1}, {"tp": 2, "pp": 1, "dp": 4}])
-@pytest.mark.parametrize("more", [{}, {"kv_dtype": "fp8", "max_num_seqs": 32}, {"weight_dtype": "fp8", "memory_fraction": 0.8}])
+@pytest.mark.parametrize(
+    "split", [{"tp": 2, "pp": 1, "dp": 1}, {"tp": 4, "pp": 2, "dp": 1}, {"tp": 2, "pp": 1, "dp": 4}]
+)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"kv_dtype": "fp8", "max_num_seqs": 32}, {"weight_dtype": "fp8", "memory_fraction": 0.8}],
+)
 def test_a_recipes_own_command_converts_to_the_same_launch(split, more):
     """Round trip: what is rendered from a recipe is read back into one that renders the same."""
     recipe = make_recipe(make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate=split | more))
@@ -57,7 +62,9 @@ def test_one_rank_of_several_becomes_the_recipe_of_all():
     command += " --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 13345"
     found = convert(command, H100)
     assert found.recipe.engine.options["data_parallel_external_lb"] is True
-    ranks = [p.argv[p.argv.index("--data-parallel-rank") + 1] for p in relaunch(found.recipe).processes]
+    ranks = [
+        p.argv[p.argv.index("--data-parallel-rank") + 1] for p in relaunch(found.recipe).processes
+    ]
     assert ranks == [str(n) for n in range(8)]
 
 
@@ -81,9 +88,13 @@ def test_what_cannot_be_carried_over_is_said():
     assert found.recipe.lock.seeds["seed"] == 7
 
 
-@pytest.mark.parametrize(("tag", "kept"), [("v0.32.0", "vllm/vllm-openai:v0.32.0"), ("latest", None)])
+@pytest.mark.parametrize(
+    ("tag", "kept"), [("v0.32.0", "vllm/vllm-openai:v0.32.0"), ("latest", None)]
+)
 def test_an_image_is_taken_over_unless_it_changes_without_notice(tag, kept):
-    found = convert(f"docker run --gpus all --ipc=host vllm/vllm-openai:{tag} --model Qwen/Qwen3-8B", H100)
+    found = convert(
+        f"docker run --gpus all --ipc=host vllm/vllm-openai:{tag} --model Qwen/Qwen3-8B", H100
+    )
     assert found.recipe.parameters.image == kept
     assert ("without notice" in lost(found)) is (kept is None)
 
@@ -112,11 +123,25 @@ RENDERED = {
         "deploy_type": "single_node",
         "env": {"VLLM_LOGGING_LEVEL": "INFO"},
         "docker_image": "vllm/vllm-openai:latest",
-        "argv": ["vllm", "serve", "Qwen/Qwen3-8B", "--tensor-parallel-size", "2", "--reasoning-parser", "qwen3"],
+        "argv": [
+            "vllm",
+            "serve",
+            "Qwen/Qwen3-8B",
+            "--tensor-parallel-size",
+            "2",
+            "--reasoning-parser",
+            "qwen3",
+        ],
         "companions": [{"command": "lmcache server"}],
     },
 }
-OPTIONS = {"model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2, "enable_auto_tool_choice": True, "tool_call_parser": "hermes", "seed": None}
+OPTIONS = {
+    "model": "Qwen/Qwen3-8B",
+    "tensor_parallel_size": 2,
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "hermes",
+    "seed": None,
+}
 
 
 def test_a_published_rendering_is_read():
@@ -145,7 +170,10 @@ def test_a_cookbook_is_read_for_a_device():
         "extra_args": ["--reasoning-parser", "qwen3"],
     }
     fast = {"name": "fast", "engine": engine | {"tp": 8}}
-    hardware = {"H100": {"configurations": [{"name": "default", "engine": engine}, fast]}, "MI300X": {"configurations": [fast]}}
+    hardware = {
+        "H100": {"configurations": [{"name": "default", "engine": engine}, fast]},
+        "MI300X": {"configurations": [fast]},
+    }
     book = {"families": [{"models": [{"model_path": "Qwen/Qwen3-32B", "hardware": hardware}]}]}
     assert "4" in read_published(book, "h100-sxm").command
     assert "8" in read_published(book, "mi300x").command

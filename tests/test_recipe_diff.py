@@ -6,18 +6,25 @@ import pytest
 
 from recipe_core.recipe import Additions, make_recipe, passing_on
 from recipe_core.recipe.diff import diff, diff_text
-from recipe_core.targets.context import Parameters
+from recipe_core.recipe.place import Parameters
 from tests.conftest import make_request
 
 
 @pytest.fixture(scope="module")
 def pair():
     splits = ({"tp": 4, "pp": 1, "dp": 1}, {"tp": 2, "pp": 1, "dp": 2})
-    return tuple(make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate=split)) for split in splits)
+    return tuple(
+        make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate=split))
+        for split in splits
+    )
 
 
 def fields(found) -> dict:
-    return {row["field"]: (row["before"], row["after"]) for rows in found["changed"].values() for row in rows}
+    return {
+        row["field"]: (row["before"], row["after"])
+        for rows in found["changed"].values()
+        for row in rows
+    }
 
 
 def test_a_recipe_does_not_differ_from_itself(pair):
@@ -41,7 +48,9 @@ def test_what_it_does_to_the_estimate(pair):
     rows = {row["figure"]: row for row in diff(before, after)["estimate"]}
     row = rows["serving.tpot_s"]
     assert row["before"] == before.estimate["serving"]["tpot_s"]
-    assert row["ratio"] == pytest.approx(after.estimate["serving"]["tpot_s"] / before.estimate["serving"]["tpot_s"])
+    assert row["ratio"] == pytest.approx(
+        after.estimate["serving"]["tpot_s"] / before.estimate["serving"]["tpot_s"]
+    )
     low, high = before.estimate["bands"]["tpot_s"]
     assert row["in_band"] == (low <= row["after"] <= high)
     assert "serving.tpot_s" in diff_text(diff(before, after))
@@ -55,7 +64,10 @@ def test_the_way_back_is_the_same_with_sides_changed(pair):
 def test_parameters_and_options_of_the_user_differ_too():
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
     plain = make_recipe(request)
-    mine = make_recipe(passing_on(request, {}, {"VLLM_LOGGING_LEVEL": "INFO"}), Additions(parameters=Parameters(port=9000)))
+    mine = make_recipe(
+        passing_on(request, {}, {"VLLM_LOGGING_LEVEL": "INFO"}),
+        Additions(parameters=Parameters(port=9000)),
+    )
     found = fields(diff(plain, mine))
     assert found["parameters.port"] == (8000, 9000)
     assert found["environment.VLLM_LOGGING_LEVEL"] == (None, "INFO")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from recipe_core.bundle import bundle_files
-from recipe_core.errors import BundleError, RecipeError
+from recipe_core.base.errors import BundleError, RecipeError
+from recipe_core.bundle.write import bundle_files
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.recipe.build import rebuilt
 from recipe_core.recipe.diff import diff, diff_text
@@ -24,8 +24,14 @@ from tests.conftest import make_request
 EXAMPLES = int(os.environ.get("RECIPE_EXAMPLES", "12"))
 """Each builds a bundle; more are worth a run by hand."""
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 RECIPE = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 2))
@@ -34,7 +40,13 @@ PLAIN = RECIPE.model_dump(mode="json")
 
 def paths(value: Any, here: tuple = ()) -> list[tuple]:
     """Every place in plain values."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [each for key, item in items for each in [(*here, key), *paths(item, (*here, key))]]
 
 
@@ -67,7 +79,12 @@ def test_no_value_anywhere_crashes_a_comparison(path, value):
         assert diff_text(diff(recipe, RECIPE))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.generate],
+)
 @given(st.sampled_from(PLACES), JSON)
 def test_no_value_anywhere_crashes_what_a_recipe_is_used_for(path, value):
     recipe = read(path, value)
@@ -93,7 +110,9 @@ def test_no_value_is_migrated_into_a_crash(value):
             Recipe.parse(value | {"schema_version": 1, "alternatives": value.get("", 3)})
 
 
-@pytest.mark.parametrize("path", ["serving.tpot_s", "memory.total_bytes", "bands", "cost.usd_per_hour", "notes"])
+@pytest.mark.parametrize(
+    "path", ["serving.tpot_s", "memory.total_bytes", "bands", "cost.usd_per_hour", "notes"]
+)
 def test_an_estimate_without_its_figures_is_named(path):
     with pytest.raises(BundleError, match=path.split(".")[-1]):
         Recipe.parse(changed(("estimate", *path.split(".")), "soon"))

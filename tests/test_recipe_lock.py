@@ -8,8 +8,8 @@ import struct
 import pytest
 from pydantic import ValidationError
 
+from recipe_core.base.errors import InputError
 from recipe_core.engines.spec import engine
-from recipe_core.errors import InputError
 from recipe_core.model.catalog import load_model
 from recipe_core.model.checkpoint import checkpoint_digest
 from recipe_core.model.revision import snapshot_of, split_revision
@@ -17,7 +17,7 @@ from recipe_core.recipe import Additions, make_recipe, passing_on
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.parameters import read_parameters
-from recipe_core.targets.context import Parameters
+from recipe_core.recipe.place import Parameters
 from tests.conftest import make_request
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -26,7 +26,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def write_safetensors(path, shape=(4, 4)) -> None:
     """A file with one tensor of zeros."""
     size = 2 * shape[0] * shape[1]
-    header = json.dumps({"w": {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}}
+    ).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
 
 
@@ -44,7 +46,9 @@ def snapshot(tmp_path, tiny_config):
 
 
 def recipe_of(folder):
-    return make_recipe(make_request(str(folder), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}))
+    return make_recipe(
+        make_request(str(folder), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
+    )
 
 
 def test_a_lock_pins_what_is_started():
@@ -58,7 +62,9 @@ def test_a_lock_pins_what_is_started():
 
 
 def test_a_stated_seed_is_in_the_lock():
-    recipe = make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), {"seed": "42"}, {}))
+    recipe = make_recipe(
+        passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), {"seed": "42"}, {})
+    )
     assert recipe.lock.seeds["seed"] == 42
 
 
@@ -69,7 +75,9 @@ def test_what_makes_runs_equal_is_in_the_lock():
     assert recipe.lock.determinism == {"VLLM_BATCH_INVARIANT": "1"}
 
 
-@pytest.mark.parametrize("image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"])
+@pytest.mark.parametrize(
+    "image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"]
+)
 def test_an_image_that_may_change_is_no_pin(image):
     with pytest.raises(ValidationError, match="latest"):
         ImageLock(reference=image)
@@ -77,14 +85,25 @@ def test_an_image_that_may_change_is_no_pin(image):
 
 def test_the_image_is_the_engines_or_the_users():
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
-    assert make_recipe(request).lock.image.reference == engine("vllm").image("cuda", "sm_90").reference
-    mine = make_recipe(request, Additions(parameters=Parameters(image=f"registry.local/vllm:v1@sha256:{'ab' * 32}")))
-    assert (mine.lock.image.reference, mine.lock.image.digest) == ("registry.local/vllm:v1", f"sha256:{'ab' * 32}")
+    assert (
+        make_recipe(request).lock.image.reference == engine("vllm").image("cuda", "sm_90").reference
+    )
+    mine = make_recipe(
+        request,
+        Additions(parameters=Parameters(image=f"registry.local/vllm:v1@sha256:{'ab' * 32}")),
+    )
+    assert (mine.lock.image.reference, mine.lock.image.digest) == (
+        "registry.local/vllm:v1",
+        f"sha256:{'ab' * 32}",
+    )
     for moving in ("registry.local/vllm", "registry.local/vllm:latest"):
         with pytest.raises(InputError, match="moves"):
             read_parameters({"image": moving})
     with pytest.raises(InputError, match="needs a tag"):
-        make_recipe(request, Additions(parameters=Parameters(image=f"registry.local/vllm@sha256:{'ab' * 32}")))
+        make_recipe(
+            request,
+            Additions(parameters=Parameters(image=f"registry.local/vllm@sha256:{'ab' * 32}")),
+        )
 
 
 @pytest.mark.parametrize(("device", "what"), [("h100-sxm", "driver"), ("mi300x", "rocm")])
@@ -94,7 +113,9 @@ def test_the_oldest_host_software_is_in_the_lock(device, what):
 
 
 def test_packages_are_read_off_the_install():
-    found = pinned_packages("pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' ./here && export A=b")
+    found = pinned_packages(
+        "pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' ./here && export A=b"
+    )
     assert found == {"vllm": "==0.32.0", "transformers": "==5.23.0", "torch": "<2.14,>=2.11"}
 
 
@@ -124,7 +145,9 @@ def test_a_revision_is_locked_and_started():
 
 def test_an_engine_that_cannot_be_told_a_revision_says_so():
     with pytest.raises(InputError, match="cannot be told a revision"):
-        make_recipe(make_request("Qwen/Qwen3-0.6B@v1", "h100-sxm", 1, candidate={"engine": "transformers"}))
+        make_recipe(
+            make_request("Qwen/Qwen3-0.6B@v1", "h100-sxm", 1, candidate={"engine": "transformers"})
+        )
 
 
 def test_a_snapshot_names_its_model_and_revision(snapshot):
@@ -168,7 +191,13 @@ def test_nothing_differs_from_a_fresh_lock(snapshot, monkeypatch):
     recipe = recipe_of(snapshot)
     monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: recipe.engine.version)
     found = levels(verify_lock(recipe, recipe.lock, snapshot))
-    assert found["recipe"] == found["package vllm"] == found["model revision"] == found["checkpoint (content)"] == "same"
+    assert (
+        found["recipe"]
+        == found["package vllm"]
+        == found["model revision"]
+        == found["checkpoint (content)"]
+        == "same"
+    )
     assert "differs" not in found.values()
 
 
@@ -179,11 +208,15 @@ def test_what_differs_is_named(snapshot, monkeypatch, tmp_path):
     changed = recipe.model_copy(update={"notes": ("another",)})
     found = levels(verify_lock(changed, recipe.lock, snapshot))
     assert found["recipe"] == found["package vllm"] == "differs"
-    lock = recipe.lock.model_copy(update={"engine": recipe.lock.engine.model_copy(update={"version": "0.1.0"})})
+    lock = recipe.lock.model_copy(
+        update={"engine": recipe.lock.engine.model_copy(update={"version": "0.1.0"})}
+    )
     assert levels(verify_lock(recipe, lock))["vllm of this builder"] == "differs"
 
 
-@pytest.mark.parametrize(("driver", "level"), [("550.54.15", "same"), ("470.1", "differs"), (None, "absent")])
+@pytest.mark.parametrize(
+    ("driver", "level"), [("550.54.15", "same"), ("470.1", "differs"), (None, "absent")]
+)
 def test_a_floor_may_be_passed_but_not_missed(monkeypatch, driver, level):
     recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1))
     lock = recipe.lock.model_copy(update={"floors": {"driver": "525.60.13"}})

@@ -9,19 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.bundle import bundle_files
-from recipe_core.errors import InputError
-from recipe_core.manifest import MANIFEST
+from recipe_core.base.errors import InputError
+from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.write import bundle_files
+from recipe_core.present.schemas import NAMES, schema
 from recipe_core.recipe import make_recipe
-from recipe_core.schemas import NAMES, schema
 from tests.conftest import make_request, request_values
 
 ROOT = Path(__file__).parent.parent
-jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema to hold documents against the schemas")
+jsonschema = pytest.importorskip(
+    "jsonschema", reason="needs jsonschema to hold documents against the schemas"
+)
 
 
 def test_the_files_are_not_stale():
-    done = subprocess.run([sys.executable, "scripts/schemas.py", "--check"], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "scripts/schemas.py", "--check"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
     assert done.returncode == 0, f"run python scripts/schemas.py: {done.stdout}{done.stderr}"
 
 
@@ -29,7 +37,11 @@ def test_the_files_are_not_stale():
 def test_each_is_a_schema_with_no_room_for_unknown_fields(name):
     found = json.loads((ROOT / "docs" / "schema" / f"{name}.schema.json").read_text())
     jsonschema.validators.validator_for(found).check_schema(found)
-    documents = [found["$defs"][each["$ref"].rpartition("/")[2]] for each in found["anyOf"]] if "anyOf" in found else [found]
+    documents = (
+        [found["$defs"][each["$ref"].rpartition("/")[2]] for each in found["anyOf"]]
+        if "anyOf" in found
+        else [found]
+    )
     assert all(each["additionalProperties"] is False for each in documents)
 
 

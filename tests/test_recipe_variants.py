@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from recipe_core.bundle import write_bundle
-from recipe_core.cli import app
-from recipe_core.errors import InputError, NoAnswer
-from recipe_core.hardware.catalog import device, device_names
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.bundle.verify import read_bundle
+from recipe_core.bundle.write import write_bundle
+from recipe_core.doors.cli import app
+from recipe_core.hardware.cluster import device, device_names
 from recipe_core.launcher.machine import Device as LaunchDevice
 from recipe_core.launcher.machine import Machine as LaunchMachine
 from recipe_core.launcher.plan import load_plan
@@ -19,8 +20,15 @@ from recipe_core.launcher.variants import advice
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe.parameters import read_variants
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve, settings_of
-from recipe_core.recipe.variants import Change, Machine, Settings, Variant, When, difference, matching
-from recipe_core.verify import read_bundle
+from recipe_core.recipe.variants import (
+    Change,
+    Machine,
+    Settings,
+    Variant,
+    When,
+    difference,
+    matching,
+)
 from tests.conftest import make_request
 
 NAMES = st.sampled_from("abcdef")
@@ -33,8 +41,13 @@ SETTINGS = st.builds(Settings, candidate=VALUES, options=VALUES, environment=TEX
 @st.composite
 def changes(draw) -> Change:
     sets = {"candidate": draw(VALUES), "options": draw(VALUES), "environment": draw(TEXTS)}
-    removed = {name: tuple(sorted(draw(st.sets(NAMES, max_size=3)) - set(values))) for name, values in sets.items()}
-    return Change.model_validate({"set": sets, "remove": removed | {"notes": draw(NOTES)}, "add": {"notes": draw(NOTES)}})
+    removed = {
+        name: tuple(sorted(draw(st.sets(NAMES, max_size=3)) - set(values)))
+        for name, values in sets.items()
+    }
+    return Change.model_validate(
+        {"set": sets, "remove": removed | {"notes": draw(NOTES)}, "add": {"notes": draw(NOTES)}}
+    )
 
 
 @given(SETTINGS, changes(), changes())
@@ -52,9 +65,15 @@ def test_it_does_not_matter_how_changes_are_grouped(a, b, c, settings):
 def test_nothing_is_the_identity_and_a_change_twice_is_once(settings, change):
     nothing = Change()
     assert nothing.applied(settings) == settings
-    assert nothing.then(change).applied(settings) == change.then(nothing).applied(settings) == change.applied(settings)
+    assert (
+        nothing.then(change).applied(settings)
+        == change.then(nothing).applied(settings)
+        == change.applied(settings)
+    )
     again = change.applied(change.applied(settings))
-    assert again.model_dump(exclude={"notes"}) == change.applied(settings).model_dump(exclude={"notes"})
+    assert again.model_dump(exclude={"notes"}) == change.applied(settings).model_dump(
+        exclude={"notes"}
+    )
     assert set(again.notes) == set(change.applied(settings).notes)
 
 
@@ -64,7 +83,11 @@ def test_what_is_removed_is_gone_and_what_is_set_is_there(settings, change):
     for name in ("candidate", "options", "environment"):
         assert not set(getattr(change.remove, name)) & set(getattr(after, name))
         assert getattr(change.set, name).items() <= getattr(after, name).items()
-        untouched = set(getattr(settings, name)) - set(getattr(change.remove, name)) - set(getattr(change.set, name))
+        untouched = (
+            set(getattr(settings, name))
+            - set(getattr(change.remove, name))
+            - set(getattr(change.set, name))
+        )
         assert all(getattr(after, name)[key] == getattr(settings, name)[key] for key in untouched)
 
 
@@ -87,7 +110,15 @@ def test_a_field_is_either_set_or_removed():
 
 # Conditions
 
-MI300X = Machine(vendor="amd", architecture="gfx942", device="mi300x", count=8, memory_bytes=206 << 30, engine="vllm", version="0.32.0")
+MI300X = Machine(
+    vendor="amd",
+    architecture="gfx942",
+    device="mi300x",
+    count=8,
+    memory_bytes=206 << 30,
+    engine="vllm",
+    version="0.32.0",
+)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +129,10 @@ MI300X = Machine(vendor="amd", architecture="gfx942", device="mi300x", count=8, 
         ({"vendor": "nvidia"}, False),
         ({"architecture": "gfx942", "count": {"at_least": 8}}, True),
         ({"architecture": "gfx942", "count": {"at_least": 9}}, False),
-        ({"device": "mi300x", "count": {"at_most": 8}, "memory_bytes": {"at_least": 1 << 30}}, True),
+        (
+            {"device": "mi300x", "count": {"at_most": 8}, "memory_bytes": {"at_least": 1 << 30}},
+            True,
+        ),
         ({"device": "mi325x"}, False),
         ({"memory_bytes": {"at_most": 1 << 30}}, False),
         ({"engine": "vllm"}, True),
@@ -117,7 +151,10 @@ def test_all_conditions_must_hold(when, holds):
         ([{"name": "x", "when": {"vendors": "amd"}}], "variants.0.when.vendors"),
         ([{"name": "x", "when": {"vendor": "voodoo"}}], "variants.0.when.vendor"),
         ([{"name": "x", "when": {"engine": "vllm >> 3"}}], "variants.0.when.engine"),
-        ([{"name": "x", "when": {"count": {"at_least": 4, "at_most": 2}}}], "variants.0.when.count"),
+        (
+            [{"name": "x", "when": {"count": {"at_least": 4, "at_most": 2}}}],
+            "variants.0.when.count",
+        ),
         ([{"name": "x", "set": {"flags": {}}}], "variants.0.set.flags"),
         ([{"when": {}}], "variants.0.name"),
     ],
@@ -131,8 +168,15 @@ def test_wrong_variants_are_named(value, field):
 def test_the_exact_device_goes_before_architecture_vendor_and_default():
     names = ["device", "default", "architecture", "vendor"]
     conditions = [{"device": "mi300x"}, {}, {"architecture": "gfx942"}, {"vendor": "amd"}]
-    variants = [Variant(name=name, when=When(**when)) for name, when in zip(names, conditions, strict=True)]
-    assert [each.name for each in matching(variants, MI300X)] == ["default", "vendor", "architecture", "device"]
+    variants = [
+        Variant(name=name, when=When(**when)) for name, when in zip(names, conditions, strict=True)
+    ]
+    assert [each.name for each in matching(variants, MI300X)] == [
+        "default",
+        "vendor",
+        "architecture",
+        "device",
+    ]
 
 
 # Of a recipe
@@ -142,16 +186,28 @@ def test_the_exact_device_goes_before_architecture_vendor_and_default():
 def computed():
     request = make_request()
     recipe = make_recipe(request)
-    return with_variants(recipe, request, Additions(), [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")])
+    return with_variants(
+        recipe,
+        request,
+        Additions(),
+        [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")],
+    )
 
 
-@pytest.mark.parametrize(("hardware", "applied"), [("mi300x:8", "mi300x-8"), ("mi300x:4", "mi300x-2"), ("l40s:8", "l40s-8")])
+@pytest.mark.parametrize(
+    ("hardware", "applied"),
+    [("mi300x:8", "mi300x-8"), ("mi300x:4", "mi300x-2"), ("l40s:8", "l40s-8")],
+)
 def test_a_variant_is_the_recipe_of_that_hardware(computed, hardware, applied):
     """What the variant resolves to is what is built there, option for option."""
     there, found = recipe_for(computed, hardware_named(hardware))
     assert found.applied == (applied,)
     assert found.settings == settings_of(there)
-    assert all(found.provenance[name] == layer for name, layer in there.provenance.items() if name.startswith("options."))
+    assert all(
+        found.provenance[name] == layer
+        for name, layer in there.provenance.items()
+        if name.startswith("options.")
+    )
 
 
 def test_its_own_hardware_is_left_alone(computed):
@@ -166,9 +222,19 @@ def test_a_variant_for_hardware_that_is_too_small_is_refused():
 
 
 def test_what_the_user_set_stays(computed):
-    written = read_variants([{"name": "mine", "when": {"vendor": "amd"}, "set": {"options": {"max_num_seqs": 8, "tool_call_parser": "x"}}}])
+    written = read_variants(
+        [
+            {
+                "name": "mine",
+                "when": {"vendor": "amd"},
+                "set": {"options": {"max_num_seqs": 8, "tool_call_parser": "x"}},
+            }
+        ]
+    )
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1, candidate={"max_num_seqs": 64})
-    recipe = make_recipe(passing_on(request, {"tool_call_parser": "hermes"}, {}), Additions(variants=written))
+    recipe = make_recipe(
+        passing_on(request, {"tool_call_parser": "hermes"}, {}), Additions(variants=written)
+    )
     found = resolve(recipe, machine_of(hardware_named("mi300x:1"), recipe))
     assert found.settings.options["max_num_seqs"] == 64
     assert found.settings.options["tool_call_parser"] == "hermes"
@@ -179,13 +245,21 @@ def test_what_the_user_set_stays(computed):
 
 def test_a_written_variant_travels_into_the_bundle_of_its_hardware():
     written = read_variants(
-        [{"name": "quiet", "when": {"architecture": "gfx942"}, "set": {"environment": {"VLLM_LOGGING_LEVEL": "ERROR"}}}]
+        [
+            {
+                "name": "quiet",
+                "when": {"architecture": "gfx942"},
+                "set": {"environment": {"VLLM_LOGGING_LEVEL": "ERROR"}},
+            }
+        ]
     )
     recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(variants=written))
     there, found = recipe_for(recipe, hardware_named("mi300x:1"))
     assert found.applied == ("quiet",)
     assert there.environment["VLLM_LOGGING_LEVEL"] == "ERROR"
-    assert "VLLM_LOGGING_LEVEL" not in recipe_for(recipe, hardware_named("h200-sxm:1"))[0].environment
+    assert (
+        "VLLM_LOGGING_LEVEL" not in recipe_for(recipe, hardware_named("h200-sxm:1"))[0].environment
+    )
 
 
 @pytest.mark.parametrize("text", ["mi300x:", "mi300x:0", "mi300x:many", "nosuch:8"])
@@ -197,10 +271,22 @@ def test_hardware_that_is_none_is_named(text):
 def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     """On every catalogued device, several counts: what preflight names is what ``recipe resolve`` would apply, and its command works."""
     written = [
-        {"name": "instinct", "when": {"architecture": "gfx942", "count": {"at_least": 8}}, "set": {"environment": {"NCCL_DEBUG": "WARN"}}},
-        {"name": "large", "when": {"vendor": "nvidia", "memory_bytes": {"at_least": 140_000_000_000}}, "add": {"notes": ["large"]}},
+        {
+            "name": "instinct",
+            "when": {"architecture": "gfx942", "count": {"at_least": 8}},
+            "set": {"environment": {"NCCL_DEBUG": "WARN"}},
+        },
+        {
+            "name": "large",
+            "when": {"vendor": "nvidia", "memory_bytes": {"at_least": 140_000_000_000}},
+            "add": {"notes": ["large"]},
+        },
         {"name": "many", "when": {"count": {"at_least": 16}}, "add": {"notes": ["many"]}},
-        {"name": "older", "when": {"device": "a100-sxm-80gb", "engine": "vllm<0.1"}, "add": {"notes": ["older"]}},
+        {
+            "name": "older",
+            "when": {"device": "a100-sxm-80gb", "engine": "vllm<0.1"},
+            "add": {"notes": ["older"]},
+        },
     ]
     request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate={"tp": 2, "pp": 1, "dp": 1})
     recipe = make_recipe(request, Additions(variants=read_variants(written)))
@@ -209,17 +295,29 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     for name in device_names():
         profile = device(name)
         for count in (1, 8, 16):
-            names = [LaunchDevice(k, (profile.aliases or (name,))[0], None) for k in range(count if profile.runtime != "cpu" else 0)]
+            names = [
+                LaunchDevice(k, (profile.aliases or (name,))[0], None)
+                for k in range(count if profile.runtime != "cpu" else 0)
+            ]
             here = LaunchMachine(profile.runtime, tuple(names), "", 1, None, None)
             hardware = hardware_named(f"{name}:{count if names else 1}")
             wanted = {v.name for v in matching(recipe.variants, machine_of(hardware, recipe))}
-            wanted -= {"many"} if name != "h100-sxm" else set()  # a number alone is said of the recipe's own kind
+            wanted -= (
+                {"many"} if name != "h100-sxm" else set()
+            )  # a number alone is said of the recipe's own kind
             found = {v.name for v in plan.variants if v.hardware(here, 1)}
             if profile.aliases or not names:
                 assert found == wanted, (name, count)
             seen |= found
     assert seen == {"instinct", "large", "many"}
-    here = LaunchMachine("rocm", tuple(LaunchDevice(k, device("mi300x").aliases[0], None) for k in range(8)), "", 1, None, None)
+    here = LaunchMachine(
+        "rocm",
+        tuple(LaunchDevice(k, device("mi300x").aliases[0], None) for k in range(8)),
+        "",
+        1,
+        None,
+        None,
+    )
     said, how = advice(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
     assert "instinct" in said
     words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()

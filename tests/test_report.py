@@ -9,16 +9,26 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from recipe_core.board import board_of
-from recipe_core.bundle import Bundle, bundle_of
-from recipe_core.query import from_query
-from recipe_core.recipe import make_recipe, overview
-from recipe_core.report import html_report, sections
-from recipe_core.report.html import _chart
-from recipe_core.request import PlanRequest
+from recipe_core.bundle.write import Bundle, bundle_of
+from recipe_core.present import overview
+from recipe_core.present.report import html_report, sections
+from recipe_core.present.report.html import _chart
+from recipe_core.recipe import make_recipe
+from recipe_core.request.link import from_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.board_of import board_of
 from recipe_core.targets.by_hand import read_addresses
 
-POOLS = {f"candidate.{name}": value for name, value in {"engine": "vllm", "tp": "4", "pp": "1", "dp": "1", "prefill.tp": "4"}.items()}
+POOLS = {
+    f"candidate.{name}": value
+    for name, value in {
+        "engine": "vllm",
+        "tp": "4",
+        "pp": "1",
+        "dp": "1",
+        "prefill.tp": "4",
+    }.items()
+}
 QUERIES: dict[str, dict[str, str]] = {
     "serving": {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.nodes": "2"},
     "pools": {"model": "meta-llama/Llama-3.1-70B-Instruct", **POOLS},
@@ -39,7 +49,11 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loads += [str(value) for name, value in attrs if name in ("src", "href", "action") and not str(value).startswith("#")]
+        self.loads += [
+            str(value)
+            for name, value in attrs
+            if name in ("src", "href", "action") and not str(value).startswith("#")
+        ]
 
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1] == "h2":
@@ -89,13 +103,17 @@ def test_a_report_says_what_the_recipe_says(name: str) -> None:
     assert bundle.recipe.digest in text
     assert "python launch.py up" in text
     assert all(made in text for made in bundle.targets.values() if isinstance(made, str))
-    assert all(origin.name in text and origin.why in text for origin in overview.origins(bundle.recipe))
+    assert all(
+        origin.name in text and origin.why in text for origin in overview.origins(bundle.recipe)
+    )
 
 
 @pytest.mark.parametrize(("name", "charts"), [("serving", 9), ("pools", 7), ("training", 4)])
 def test_every_section_has_its_charts_and_the_arithmetic(name: str, charts: int) -> None:
     bundle, html = report(name)
-    found = sections(bundle, board_of(request_of(name)), (), read_addresses("", bundle.context.nodes))
+    found = sections(
+        bundle, board_of(request_of(name)), (), read_addresses("", bundle.context.nodes)
+    )
     titles = [section.title for section in found]
     assert [title for title in read(html).headings if title] == titles
     drawn = [chart for section in found for chart in section.charts]
@@ -136,5 +154,7 @@ def test_the_nodes_addresses_are_in_the_commands() -> None:
 
 
 def test_no_name_ends_the_script() -> None:
-    said = str(_chart(go.Figure(go.Scatter(x=[1, 2], y=[3, 4], mode="markers", name="</script>")), "c"))
+    said = str(
+        _chart(go.Figure(go.Scatter(x=[1, 2], y=[3, 4], mode="markers", name="</script>")), "c")
+    )
     assert said.count("</script>") == said.count("<script")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.errors import InputError
-from recipe_core.request import PlanRequest
+from recipe_core.base.errors import InputError
+from recipe_core.request.schema import PlanRequest
 from tests.conftest import request_values
 
 
@@ -34,11 +34,21 @@ def test_bad_requests_name_the_field_the_value_and_the_fix(values, field, says):
 
 def test_a_workload_is_serving_unless_it_says_otherwise():
     assert PlanRequest.parse(request_values()).workload.kind == "serving"
-    training = request_values() | {"workload": {"kind": "training", "sequence_length": 8192, "global_batch": 512, "tokens": "15e9"}}
+    training = request_values() | {
+        "workload": {
+            "kind": "training",
+            "sequence_length": 8192,
+            "global_batch": 512,
+            "tokens": "15e9",
+        }
+    }
     assert PlanRequest.parse(training).workload.kind == "training"
 
 
 def test_json_round_trip_keeps_everything():
-    values = request_values(objective={"optimize": "cost", "limits": {"tpot_ms": 30}}, candidate={"tp": 8, "pp": 1, "dp": 1})
+    values = request_values(
+        objective={"optimize": "cost", "limits": {"tpot_ms": 30}},
+        candidate={"tp": 8, "pp": 1, "dp": 1},
+    )
     request = PlanRequest.parse(values)
     assert PlanRequest.parse(request.to_json()) == request

@@ -5,11 +5,11 @@ import typing
 import numpy as np
 import pytest
 
-from recipe_core.estimate.roofline import SORT_TOKENS, experts_s, operator_s
-from recipe_core.estimate.routing import crowding, distinct_experts
-from recipe_core.hardware.catalog import device, device_names, priors, roofline
+from recipe_core.hardware.cluster import device, device_names, priors, roofline
 from recipe_core.hardware.profile import Family
 from recipe_core.model.mlp import MoeMlp
+from recipe_core.physics.roofline import SORT_TOKENS, experts_s, operator_s
+from recipe_core.physics.serving.routing import crowding, distinct_experts
 
 MANY = MoeMlp(experts=256, top_k=8, intermediate=2048)
 TOKENS = np.array([1.0, 2.0, 8.0, 64.0, 512.0, 4096.0, 1e6])
@@ -24,7 +24,9 @@ def test_a_runtime_has_a_prior_for_every_family(runtime):
 def test_only_experts_sort_tokens_and_move_rows(name):
     for family, shapes in device(name).roofline.items():
         for dtype, shape in shapes.items():
-            assert (shape.row_efficiency is not None) == (family == "moe"), f"{name} {family} {dtype}"
+            assert (shape.row_efficiency is not None) == (family == "moe"), (
+                f"{name} {family} {dtype}"
+            )
             assert family == "moe" or shape.sort_s == 0
 
 
@@ -40,9 +42,13 @@ def test_latent_attention_has_its_own_numbers():
 def test_experts_take_their_products_and_what_runs_beside_them():
     chip = device("h200-sxm")
     shape = roofline(chip, "moe", "bf16")
-    flops, weights, rows, tokens = (np.array([value]) for value in (1e12, 1e9, 1e8, float(SORT_TOKENS)))
+    flops, weights, rows, tokens = (
+        np.array([value]) for value in (1e12, 1e9, 1e8, float(SORT_TOKENS))
+    )
     products = operator_s(chip, "moe", "bf16", flops, weights)
-    beside = shape.sort_s / 2 + 1e8 / (chip.memory_bandwidth_bytes_per_s.value * shape.row_efficiency)
+    beside = shape.sort_s / 2 + 1e8 / (
+        chip.memory_bandwidth_bytes_per_s.value * shape.row_efficiency
+    )
     assert experts_s(chip, "bf16", flops, weights, rows, tokens) == pytest.approx(products + beside)
 
 
@@ -79,6 +85,12 @@ def test_crowding_is_what_drawn_routing_shows():
     fullest = []
     for _ in range(200):
         popularity = random.gamma(2.0, size=MANY.experts)  # variance of half the squared mean
-        rows = random.poisson(tokens * MANY.top_k * popularity / popularity.sum()).reshape(ranks, -1).sum(axis=1)
+        rows = (
+            random.poisson(tokens * MANY.top_k * popularity / popularity.sum())
+            .reshape(ranks, -1)
+            .sum(axis=1)
+        )
         fullest.append(rows.max() / rows.mean())
-    assert crowding(MANY, np.array([float(tokens)]), np.array([float(ranks)]))[0] == pytest.approx(np.mean(fullest), rel=0.1)
+    assert crowding(MANY, np.array([float(tokens)]), np.array([float(ranks)]))[0] == pytest.approx(
+        np.mean(fullest), rel=0.1
+    )

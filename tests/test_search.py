@@ -9,25 +9,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.block import CHUNK, QUANTITIES, judge
-from recipe_core.candidates import every_case, resolve
-from recipe_core.candidates import settings as every_setting
-from recipe_core.errors import InputError
-from recipe_core.plan import chosen_plan, pareto_front, plan
+from recipe_core.base.errors import InputError
+from recipe_core.present.views import plan_view
 from recipe_core.recipe import make_recipe
-from recipe_core.sensitivity import sensitivity
-from recipe_core.split import enumerate_splits
-from recipe_core.views import plan_view
+from recipe_core.search.evaluated import CHUNK, QUANTITIES, judge
+from recipe_core.search.sensitivity import sensitivity
+from recipe_core.search.serving_candidates import every_case, resolve
+from recipe_core.search.serving_candidates import settings as every_setting
+from recipe_core.search.serving_plan import chosen_plan, pareto_front, plan
+from recipe_core.space.splits import enumerate_splits
 from tests.conftest import LLAMA_70B, make_request
 
-MIXED = ("openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", LLAMA_70B, "Qwen/Qwen3-Next-80B-A3B-Instruct")
+MIXED = (
+    "openai/gpt-oss-120b",
+    "deepseek-ai/DeepSeek-V3",
+    LLAMA_70B,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+)
 
 
 def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
     rng = np.random.default_rng(5)
     compared = 0
     for model in MIXED:
-        found = resolve(make_request(model, nodes=4, options={"loads": [1, 7, 64, 500], "max_batched_tokens": [2048, 8192]}))
+        found = resolve(
+            make_request(
+                model,
+                nodes=4,
+                options={"loads": [1, 7, 64, 500], "max_batched_tokens": [2048, 8192]},
+            )
+        )
         setting = every_setting(found)[0]
         cases = every_case(found, setting)
         together = judge(setting, cases)
@@ -35,7 +46,9 @@ def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
             alone = judge(setting, cases.take([i]))
             assert alone.feasible[0] == together.feasible[i]
             for name in QUANTITIES:
-                assert np.array_equal(alone.quantities[name][0], together.quantities[name][i], equal_nan=True), (model, i, name)
+                assert np.array_equal(
+                    alone.quantities[name][0], together.quantities[name][i], equal_nan=True
+                ), (model, i, name)
             compared += 1
     assert compared == 1000
 
@@ -59,27 +72,44 @@ def test_every_number_of_devices_is_tried():
 
 def test_experts_are_shared_by_divisors_where_the_engine_can():
     shared = enumerate_splits(8, shares_experts="divisors")
-    rows = {(int(tp), int(pp), int(dp), int(ep)) for tp, pp, dp, ep in zip(*(shared[n] for n in ("tp", "pp", "dp", "ep")), strict=True)}
+    rows = {
+        (int(tp), int(pp), int(dp), int(ep))
+        for tp, pp, dp, ep in zip(*(shared[n] for n in ("tp", "pp", "dp", "ep")), strict=True)
+    }
     assert {(8, 1, 1, 1), (8, 1, 1, 2), (8, 1, 1, 4), (8, 1, 1, 8)} <= rows
 
 
 def test_a_shared_cache_holds_more_and_its_copies_bound_it():
     """Kimi K2 on 8 H200: vLLM logged 8 times the tokens with decode context parallelism 8 (the latent is replicated over tp)."""
     request = make_request(
-        "deepseek-ai/DeepSeek-V3", "h200-sxm", workload={"max_context": 16_384}, options={"context_parallel": True, "nodes": "all"}
+        "deepseek-ai/DeepSeek-V3",
+        "h200-sxm",
+        workload={"max_context": 16_384},
+        options={"context_parallel": True, "nodes": "all"},
     )
     table = plan(request)
     c = table.columns
-    tokens = {int(c["cp"][row]): float(c["kv_cache_tokens"][row]) for row in range(len(table)) if c["tp"][row] == 8 and c["ep"][row] == 1}
+    tokens = {
+        int(c["cp"][row]): float(c["kv_cache_tokens"][row])
+        for row in range(len(table))
+        if c["tp"][row] == 8 and c["ep"][row] == 1
+    }
     assert set(tokens) == {1, 2, 4, 8}
     for few, many in pairwise(sorted(tokens)):
         assert tokens[many] == pytest.approx(2 * tokens[few], rel=0.01)
-    grouped, row = chosen_plan(make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "cp": 2}))
-    assert grouped.reasons(row) == ["cp 2 does not divide the 1 ranks that hold each of 8 KV heads at tp 8"]
+    grouped, row = chosen_plan(
+        make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "cp": 2})
+    )
+    assert grouped.reasons(row) == [
+        "cp 2 does not divide the 1 ranks that hold each of 8 KV heads at tp 8"
+    ]
 
 
 def test_loads_and_limits_of_a_step_are_combined_with_legal_splits():
-    plain, table = plan(make_request()), plan(make_request(options={"loads": [8, 256], "max_batched_tokens": [2048, 4096]}))
+    plain, table = (
+        plan(make_request()),
+        plan(make_request(options={"loads": [8, 256], "max_batched_tokens": [2048, 4096]})),
+    )
     c = table.columns
     legal = int((~np.isnan(plain.columns["total_bytes"])).sum())
     assert len(table) == len(plain) - legal + legal * 3 * 2
@@ -91,7 +121,10 @@ def test_loads_and_limits_of_a_step_are_combined_with_legal_splits():
 def test_goodput_is_the_best_throughput_within_the_limits():
     """More in flight serves more tokens, until the limit on time per token."""
     loads = [1, 4, 16, 64, 256, 1024]
-    parts = {"objective": {"optimize": "throughput", "limits": {"tpot_ms": 25}}, "options": {"loads": loads}}
+    parts = {
+        "objective": {"optimize": "throughput", "limits": {"tpot_ms": 25}},
+        "options": {"loads": loads},
+    }
     table = plan(make_request(workload={"concurrency": 1}, **parts))
     best = table.at(int(table.ranked[0]))
     assert 1 < best[0].cases.load[best[1]] < 1024
@@ -103,7 +136,13 @@ def test_the_least_hardware_for_a_rate():
     gpus = []
     for rate in (2.0, 8.0, 32.0):
         workload = {"mode": "open", "concurrency": None, "request_rate": rate}
-        table = plan(make_request(nodes=4, workload=workload, objective={"optimize": "gpus", "limits": {"tpot_ms": 50}}))
+        table = plan(
+            make_request(
+                nodes=4,
+                workload=workload,
+                objective={"optimize": "gpus", "limits": {"tpot_ms": 50}},
+            )
+        )
         row = int(table.ranked[0])
         gpus.append(int(table.columns["gpus"][row]))
         assert table.columns["output_tokens_per_s"][row] == pytest.approx(rate * 256, rel=1e-6)
@@ -118,7 +157,9 @@ def test_devices_are_compared_side_by_side():
     assert set(frame.device) == {"h100-sxm", "mi300x"}
     best = frame[frame["rank"] == 1].iloc[0]
     feasible = frame[frame.feasible]
-    assert best.usd_per_million_output_tokens == pytest.approx(feasible.usd_per_million_output_tokens.min(), rel=1e-3)
+    assert best.usd_per_million_output_tokens == pytest.approx(
+        feasible.usd_per_million_output_tokens.min(), rel=1e-3
+    )
     row = int(table.ranked[0])
     alone, at = chosen_plan(table.asked(row))
     assert alone.found.cluster.device.name == best.device
@@ -143,7 +184,9 @@ def test_weights_lie_between_their_goals():
     def best(**objective):
         table = plan(make_request(nodes=2, objective=objective))
         row = int(table.ranked[0])
-        return float(table.columns["tpot_s"][row]), float(table.columns["usd_per_million_output_tokens"][row])
+        return float(table.columns["tpot_s"][row]), float(
+            table.columns["usd_per_million_output_tokens"][row]
+        )
 
     fast, cheap, both = best(optimize="tpot"), best(optimize="cost"), best(orientation="balanced")
     assert fast[0] <= both[0] <= cheap[0]
@@ -183,7 +226,10 @@ def test_a_front_of_three_columns(rows):
     front = pareto_front(*columns, among=among)
     values = np.stack(columns, axis=1)
     for i in range(len(rows)):
-        beaten = any(among[j] and (values[j] <= values[i]).all() and (values[j] < values[i]).any() for j in range(len(rows)))
+        beaten = any(
+            among[j] and (values[j] <= values[i]).all() and (values[j] < values[i]).any()
+            for j in range(len(rows))
+        )
         twin = any(front[j] and (values[j] == values[i]).all() for j in range(len(rows)))
         assert front[i] == (among[i] and not beaten and (front[i] or not twin))
         if among[i] and not beaten:
@@ -200,19 +246,32 @@ def test_a_front_of_chosen_columns():
 def test_sensitivity_names_what_flips_the_decision():
     table = plan(make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2))
     changes = sensitivity(table)
-    assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= {change.what for change in changes}
+    assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= {
+        change.what for change in changes
+    }
     for change in changes:
         request = table.request
         for field, value in change.fields.items():
             part, name = field.split(".")
-            request = request.model_copy(update={part: getattr(request, part).model_copy(update={name: value})})
+            request = request.model_copy(
+                update={part: getattr(request, part).model_copy(update={name: value})}
+            )
         after = plan(request)
-        assert change.candidate == (after.candidate(int(after.ranked[0])) if len(after.ranked) else None)
+        assert change.candidate == (
+            after.candidate(int(after.ranked[0])) if len(after.ranked) else None
+        )
 
 
 def test_a_tie_goes_to_the_simplest_and_is_counted():
     options = {"max_batched_tokens": [2048, 4096, 8192]}
-    table = plan(make_request("Qwen/Qwen3-8B", workload={"concurrency": 1}, objective={"optimize": "gpus"}, options=options))
+    table = plan(
+        make_request(
+            "Qwen/Qwen3-8B",
+            workload={"concurrency": 1},
+            objective={"optimize": "gpus"},
+            options=options,
+        )
+    )
     best = table.candidate(int(table.ranked[0]))
     assert best["tp"] == best["pp"] == best["dp"] == 1
     assert plan_view(table, 1)["counts"]["tied_with_best"] == table.tied == 2
@@ -223,13 +282,17 @@ def test_wasteful_pipelines_are_named_but_can_be_asked_for():
     c = table.columns
     row = next(row for row in range(len(table)) if c["tp"][row] == 1 and c["pp"][row] == 45)
     assert "80 layers over 45 stages are 2 in the fullest, as over 40" in table.reasons(row)[0]
-    stated, at = chosen_plan(make_request(per_node=8, nodes=6, candidate={"engine": "vllm", "tp": 1, "pp": 45, "dp": 1}))
+    stated, at = chosen_plan(
+        make_request(per_node=8, nodes=6, candidate={"engine": "vllm", "tp": 1, "pp": 45, "dp": 1})
+    )
     assert not any("stages" in reason for reason in stated.reasons(at))
 
 
 def test_pools_are_searched_beside_plain_splits():
     request = make_request(
-        options={"disaggregated": True}, workload={"input_tokens": 4000, "concurrency": 32}, objective={"optimize": "tpot"}
+        options={"disaggregated": True},
+        workload={"input_tokens": 4000, "concurrency": 32},
+        objective={"optimize": "tpot"},
     )
     table = plan(request)
     pools = [row for row in map(int, table.ranked) if "prefill" in table.candidate(row)]
@@ -237,7 +300,21 @@ def test_pools_are_searched_beside_plain_splits():
     assert all(table.columns["gpus"][row] <= 8 for row in pools)
     alone, at = chosen_plan(table.asked(pools[0]))
     assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][pools[0]]
-    splits = {str({k: v for k, v in table.candidate(row).items() if k in ("tp", "pp", "replicas", "prefill")}) for row in pools}
+    splits = {
+        str(
+            {
+                k: v
+                for k, v in table.candidate(row).items()
+                if k in ("tp", "pp", "replicas", "prefill")
+            }
+        )
+        for row in pools
+    }
     assert len(splits) == len(pools)
     with pytest.raises(InputError, match="static batch"):
-        plan(make_request(options={"disaggregated": True}, workload={"mode": "static", "concurrency": None, "batch": 4}))
+        plan(
+            make_request(
+                options={"disaggregated": True},
+                workload={"mode": "static", "concurrency": None, "batch": 4},
+            )
+        )

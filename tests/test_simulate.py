@@ -8,14 +8,22 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recipe_core.advice import remedies
-from recipe_core.errors import InputError
-from recipe_core.estimate.operators import Step, step_parts, total
-from recipe_core.estimate.scheduler import Replica, Rules, StepTimes
-from recipe_core.estimate.simulate import EXACT, FIGURES, MOST, Spread, _step_times, requests_each, simulate
-from recipe_core.many import estimate_many
-from recipe_core.plan import NEAREST, chosen_plan, plan
-from recipe_core.request import PlanRequest
+from recipe_core.base.errors import InputError
+from recipe_core.physics.serving.operators import Step, step_parts, total
+from recipe_core.physics.serving.scheduler import Replica, Rules, StepTimes
+from recipe_core.physics.serving.simulate import (
+    EXACT,
+    FIGURES,
+    MOST,
+    Spread,
+    _step_times,
+    requests_each,
+    simulate,
+)
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.advice import remedies
+from recipe_core.search.batch import estimate_many
+from recipe_core.search.serving_plan import NEAREST, chosen_plan, plan
 from tests.conftest import make_request, request_values
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
@@ -23,13 +31,26 @@ A_SECOND = StepTimes([[0.0, 1.0]] * 4, [[[[1.0] * 2] * 2] * 2] * 2)
 
 
 def rules(**changes) -> Rules:
-    usual = {"step_tokens": 10, "slots": 8, "pool_tokens": 1000, "block_tokens": 0, "stages": 1, "cached": 0.0}
+    usual = {
+        "step_tokens": 10,
+        "slots": 8,
+        "pool_tokens": 1000,
+        "block_tokens": 0,
+        "stages": 1,
+        "cached": 0.0,
+    }
     return Rules(**(usual | {"reserves": False, "chunked": True, "mixes": True} | changes))
 
 
 def ran(lengths: list[tuple[int, int]], sent: list[float] | None = None, **changes) -> Replica:
     """A replica after requests of (input, output) tokens, all sent at once unless ``sent`` says when."""
-    replica = Replica(rules(**changes), A_SECOND, [i for i, _ in lengths], [o for _, o in lengths], [0.0] * len(lengths))
+    replica = Replica(
+        rules(**changes),
+        A_SECOND,
+        [i for i, _ in lengths],
+        [o for _, o in lengths],
+        [0.0] * len(lengths),
+    )
     for at in sent or [0.0] * len(lengths):
         replica.send(at)
     replica.run(closed=False)
@@ -39,7 +60,9 @@ def ran(lengths: list[tuple[int, int]], sent: list[float] | None = None, **chang
 def case(workload, model=LLAMA_8B, device="h100-sxm", **candidate):
     """The estimates of one split."""
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1} | candidate
-    request = make_request(model, device, split["tp"] * split["pp"] * split["dp"], workload=workload, candidate=split)
+    request = make_request(
+        model, device, split["tp"] * split["pp"] * split["dp"], workload=workload, candidate=split
+    )
     block = chosen_plan(request)[0].blocks[0]
     assert block.feasible[0], block.reasons(0)
     return block.estimates
@@ -107,7 +130,11 @@ def test_an_arrival_waits_for_the_step_under_way():
 
 @hypothesis_settings(deadline=None, max_examples=150)
 @given(
-    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100)),
+        min_size=1,
+        max_size=30,
+    ),
     st.integers(1, 40),
     st.integers(1, 5),
     st.integers(90, 300),
@@ -115,7 +142,9 @@ def test_an_arrival_waits_for_the_step_under_way():
     st.booleans(),
     st.sampled_from([1, 4]),
 )
-def test_every_request_ends_once_and_frees_its_cache(requests, budget, slots, pool, reserves, mixes, stages):
+def test_every_request_ends_once_and_frees_its_cache(
+    requests, budget, slots, pool, reserves, mixes, stages
+):
     sent = sorted(at for _, _, at in requests)
     end = ran(
         [(i, o) for i, o, _ in requests],
@@ -152,59 +181,96 @@ def test_step_times_follow_the_operators(model):
     block = case({"input_tokens": 4096, "output_tokens": 512, "concurrency": 128}, model)
     times = _step_times(block.setting, block.cases, Spread(0.2, 0.2))[0]
     rng = np.random.default_rng(1)
-    points = np.exp(rng.uniform(np.log([1, 100, 1, 4000]), np.log([8192, 4096, 128, 5000]), (400, 4)))
+    points = np.exp(
+        rng.uniform(np.log([1, 100, 1, 4000]), np.log([8192, 4096, 128, 5000]), (400, 4))
+    )
     tokens, seen, sequences, context = points.T
     prompts = np.maximum(tokens / 4096, 1)
     columns = block.cases.take(np.zeros(400, dtype=int))
-    exact = total(step_parts(block.setting, columns, Step(tokens, seen, sequences, context, sequences + prompts)))
+    exact = total(
+        step_parts(
+            block.setting, columns, Step(tokens, seen, sequences, context, sequences + prompts)
+        )
+    )
     errors = np.array([times.mixed_s(*point) for point in points]) / exact - 1
     assert np.abs(errors).mean() < 0.02
     assert np.abs(errors).max() < 0.10
     zero = np.zeros(400)
-    alone = total(step_parts(block.setting, columns, Step(zero, zero, sequences, context, sequences)))
-    assert np.array([times.decode_s(*point) for point in points[:, 2:]]) == pytest.approx(alone, rel=0.03)
+    alone = total(
+        step_parts(block.setting, columns, Step(zero, zero, sequences, context, sequences))
+    )
+    assert np.array([times.decode_s(*point) for point in points[:, 2:]]) == pytest.approx(
+        alone, rel=0.03
+    )
 
 
 # --- simulations ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "pp"), [(LLAMA_8B, 1, 1), ("meta-llama/Llama-3.1-70B-Instruct", 2, 2), ("openai/gpt-oss-20b", 1, 1)]
+    ("model", "tp", "pp"),
+    [(LLAMA_8B, 1, 1), ("meta-llama/Llama-3.1-70B-Instruct", 2, 2), ("openai/gpt-oss-20b", 1, 1)],
 )
 def test_one_request_at_a_time_takes_what_the_formula_says(model, tp, pp):
-    block = case({"input_tokens": 2000, "output_tokens": 200, "concurrency": 1}, model, tp=tp, pp=pp)
+    block = case(
+        {"input_tokens": 2000, "output_tokens": 200, "concurrency": 1}, model, tp=tp, pp=pp
+    )
     found = simulation(block, spread=EXACT, requests=5)
-    assert found.means_s["request_latency_s"] == pytest.approx(block.serving.request_latency_s, rel=0.03)
+    assert found.means_s["request_latency_s"] == pytest.approx(
+        block.serving.request_latency_s, rel=0.03
+    )
     assert found.output_tokens_per_s == pytest.approx(block.serving.output_tokens_per_s, rel=0.05)
 
 
 def test_a_static_batch_takes_what_the_formula_says():
-    block = case({"mode": "static", "input_tokens": 1024, "output_tokens": 256, "concurrency": None, "batch": 32})
+    block = case(
+        {
+            "mode": "static",
+            "input_tokens": 1024,
+            "output_tokens": 256,
+            "concurrency": None,
+            "batch": 32,
+        }
+    )
     found = simulation(block)
     for figure in FIGURES:
         assert found.means_s[figure] == pytest.approx(getattr(block.serving, figure), rel=0.03)
         assert found.percentiles_s[figure][99.0] == pytest.approx(found.means_s[figure])
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp", "concurrency"), [(1, 1, 1, 48), (2, 1, 1, 200), (1, 2, 1, 64), (1, 1, 3, 64)])
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "concurrency"), [(1, 1, 1, 48), (2, 1, 1, 200), (1, 2, 1, 64), (1, 1, 3, 64)]
+)
 def test_what_is_in_flight_is_throughput_times_latency(tp, pp, dp, concurrency):
     block = case({"concurrency": concurrency}, tp=tp, pp=pp, dp=dp)
     found = simulation(block, requests=60 * concurrency // dp)
-    in_flight = found.output_tokens_per_s / block.cases.output_tokens * found.means_s["request_latency_s"]
+    in_flight = (
+        found.output_tokens_per_s / block.cases.output_tokens * found.means_s["request_latency_s"]
+    )
     assert in_flight == pytest.approx(concurrency, rel=0.05)
 
 
-@pytest.mark.parametrize("workload", [{"concurrency": 256}, {"mode": "offline", "concurrency": None, "requests": 2000}])
+@pytest.mark.parametrize(
+    "workload", [{"concurrency": 256}, {"mode": "offline", "concurrency": None, "requests": 2000}]
+)
 def test_throughput_stays_below_what_full_decode_steps_give(workload):
     block = case(workload)
     zero, full = np.zeros(1), np.full(1, 1024.0)
-    best = full / total(step_parts(block.setting, block.cases, Step(zero, zero, full, block.cases.input_tokens, full)))
+    best = full / total(
+        step_parts(
+            block.setting, block.cases, Step(zero, zero, full, block.cases.input_tokens, full)
+        )
+    )
     assert 0 < simulation(block).output_tokens_per_s < best
 
 
 @pytest.mark.parametrize(
     "workload",
-    [{"concurrency": 7}, {"concurrency": 64, "prefix_hit": 0.5}, {"mode": "open", "concurrency": None, "request_rate": 8}],
+    [
+        {"concurrency": 7},
+        {"concurrency": 64, "prefix_hit": 0.5},
+        {"mode": "open", "concurrency": None, "request_rate": 8},
+    ],
 )
 def test_percentiles_are_ordered_and_the_seed_decides(workload):
     block = case(workload)
@@ -251,7 +317,10 @@ def test_the_queue_grows_without_end_when_more_arrives_than_is_served():
 
 def test_spread_lengths_spread_latency():
     block = case({"concurrency": 4})
-    narrow, wide = (simulation(block, spread=Spread(0.0, s)).percentiles_s["request_latency_s"] for s in (0.05, 0.9))
+    narrow, wide = (
+        simulation(block, spread=Spread(0.0, s)).percentiles_s["request_latency_s"]
+        for s in (0.05, 0.9)
+    )
     assert wide[95.0] / wide[50.0] > 1.3 * narrow[95.0] / narrow[50.0]
 
 
@@ -260,21 +329,37 @@ def test_goodput_is_the_share_of_requests_that_keep_every_limit():
     plain = simulation(block, percentiles=(50.0, 80.0))
     assert np.isnan(plain.goodput_per_s[0])
     served = float(plain.output_tokens_per_s[0] / block.cases.output_tokens[0])
-    limits = {figure: float(plain.percentiles_s[figure][80.0][0]) for figure in ("ttft_s", "tpot_s")}
-    each = [float(simulation(block, limits={figure: most}).goodput_per_s[0]) for figure, most in limits.items()]
+    limits = {
+        figure: float(plain.percentiles_s[figure][80.0][0]) for figure in ("ttft_s", "tpot_s")
+    }
+    each = [
+        float(simulation(block, limits={figure: most}).goodput_per_s[0])
+        for figure, most in limits.items()
+    ]
     assert each == pytest.approx([0.8 * served] * 2, rel=0.02)
     both = float(simulation(block, limits=limits).goodput_per_s[0])
     assert 0.6 * served < both <= min(each)
-    assert float(simulation(block, limits={"ttft_s": 1e9}).goodput_per_s[0]) == pytest.approx(served, rel=0.02)
+    assert float(simulation(block, limits={"ttft_s": 1e9}).goodput_per_s[0]) == pytest.approx(
+        served, rel=0.02
+    )
 
 
 def test_an_estimate_says_goodput_where_times_have_limits():
     request = {"candidate": {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}, "per_node": 1}
-    assert "goodput_requests_per_s" not in chosen_plan(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
-    found = chosen_plan(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[0].detailed(0)
+    assert (
+        "goodput_requests_per_s"
+        not in chosen_plan(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
+    )
+    found = chosen_plan(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[
+        0
+    ].detailed(0)
     serving = found["serving"]
     assert 0 < serving["goodput_requests_per_s"] < serving["output_tokens_per_s"] / 256
-    assert found["bands"]["goodput_requests_per_s"][0] < serving["goodput_requests_per_s"] < found["bands"]["goodput_requests_per_s"][1]
+    assert (
+        found["bands"]["goodput_requests_per_s"][0]
+        < serving["goodput_requests_per_s"]
+        < found["bands"]["goodput_requests_per_s"][1]
+    )
 
 
 def test_cases_are_independent_columns():
@@ -284,7 +369,10 @@ def test_cases_are_independent_columns():
     alone = block.simulated(rows[2:3]).simulation
     assert together is not None
     assert alone is not None
-    assert together.percentiles_s["ttft_s"][95.0][rows[2]] == alone.percentiles_s["ttft_s"][95.0][rows[2]]
+    assert (
+        together.percentiles_s["ttft_s"][95.0][rows[2]]
+        == alone.percentiles_s["ttft_s"][95.0][rows[2]]
+    )
     assert np.isnan(alone.percentiles_s["ttft_s"][95.0][rows[0]])
 
 
@@ -317,7 +405,10 @@ def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
         assert by_p95.estimate(int(row))["serving"]["ttft_p95_s"] <= limit_ms / 1e3
     said = [reason for row in range(len(by_p95)) for reason in by_p95.reasons(row)]
     assert any(
-        reason.startswith("p95 of time to first token") and "exceeds the limit" in reason and "the mean is" in reason for reason in said
+        reason.startswith("p95 of time to first token")
+        and "exceeds the limit" in reason
+        and "the mean is" in reason
+        for reason in said
     )
 
 
@@ -344,11 +435,15 @@ def test_a_remedy_for_a_percentile_works():
 
 
 def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when_asked():
-    values = request_values(LLAMA_8B, per_node=1, candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1})
+    values = request_values(
+        LLAMA_8B, per_node=1, candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
+    )
     figures = chosen_plan(PlanRequest.parse(values))[0].detailed(0)["serving"]
     assert figures["ttft_p50_s"] <= figures["ttft_p95_s"] <= figures["ttft_p99_s"]
     asked = values | {"objective": {"limits": {"percentile": 95}}}
-    plain, with_p95, longer = estimate_many([values, asked, asked | {"workload": values["workload"] | {"output_tokens": 512}}])
+    plain, with_p95, longer = estimate_many(
+        [values, asked, asked | {"workload": values["workload"] | {"output_tokens": 512}}]
+    )
     assert not [name for name in plain["serving"] if "_p95" in name]
     assert {"ttft_p95_s", "tpot_p95_s", "request_latency_p95_s"} <= set(with_p95["serving"])
     assert with_p95["serving"]["ttft_p95_s"] == figures["ttft_p95_s"]
@@ -362,7 +457,10 @@ def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when
         ({"objective": {"limits": {"percentile": 100}}}, "objective.limits.percentile"),
         ({"objective": {"limits": {"percentile": 40}}}, "objective.limits.percentile"),
         ({"workload": {"output_spread": 1.5}}, "workload.output_spread"),
-        ({"workload": {"mode": "static", "concurrency": None, "batch": 4, "input_spread": 0.2}}, "workload"),
+        (
+            {"workload": {"mode": "static", "concurrency": None, "batch": 4, "input_spread": 0.2}},
+            "workload",
+        ),
         ({"workload": {"max_context": 1280, "output_spread": 0.2}}, "workload"),
     ],
 )
@@ -374,7 +472,10 @@ def test_impossible_percentiles_and_spreads_are_refused(parts, field):
 
 def test_a_stated_spread_lengthens_the_context_that_is_served():
     exact, spread = (
-        plan(make_request(workload={"input_tokens": 1500, "output_tokens": 500, "input_spread": s})).blocks[0].cases for s in (0, 0.2)
+        plan(make_request(workload={"input_tokens": 1500, "output_tokens": 500, "input_spread": s}))
+        .blocks[0]
+        .cases
+        for s in (0, 0.2)
     )
     assert exact.max_context[0] == 2048
     assert spread.max_context[0] == 3072

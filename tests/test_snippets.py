@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from recipe_core import snippets
-from recipe_core.api import create_api
-from recipe_core.bundle import zip_bytes
+from recipe_core.bundle.write import zip_bytes
+from recipe_core.doors.api import create_api
+from recipe_core.present import snippets
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
 from tests.conftest import make_request
@@ -26,7 +26,9 @@ PLACES = [Parameters(), Parameters(namespace="llm", node_selector={"pool": "a"},
 def asked(url: str, data: bytes) -> bytes:
     """What the server would answer; it has the API under /api/v1."""
     assert url == f"{BASE}/api/v1/build"
-    answer = TestClient(create_api(folders=False)).post("/build", content=data, headers={"content-type": "application/json"})
+    answer = TestClient(create_api(folders=False)).post(
+        "/build", content=data, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 200, answer.text
     return answer.content
 
@@ -38,22 +40,32 @@ def test_curl_sends_what_the_page_builds(place: Parameters) -> None:
     said = dict(pairwise(words))
     assert said["-o"] == "name.zip"
     url = next(word for word in words if word.startswith("http"))
-    assert asked(url, said["-d"].encode()) == zip_bytes(make_recipe(request, Additions(parameters=place)))
+    assert asked(url, said["-d"].encode()) == zip_bytes(
+        make_recipe(request, Additions(parameters=place))
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_python_sends_what_the_page_builds(place: Parameters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_sends_what_the_page_builds(
+    place: Parameters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     request = make_request()
-    monkeypatch.setattr("urllib.request.urlopen", lambda sent: io.BytesIO(asked(sent.full_url, sent.data)))
+    monkeypatch.setattr(
+        "urllib.request.urlopen", lambda sent: io.BytesIO(asked(sent.full_url, sent.data))
+    )
     monkeypatch.chdir(tmp_path)
     exec(compile(snippets.python(BASE, request, place, "name"), "snippet", "exec"), {})
-    assert (tmp_path / "name.zip").read_bytes() == zip_bytes(make_recipe(request, Additions(parameters=place)))
+    assert (tmp_path / "name.zip").read_bytes() == zip_bytes(
+        make_recipe(request, Additions(parameters=place))
+    )
 
 
-def test_the_command_line_builds_and_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_line_builds_and_checks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from typer.testing import CliRunner
 
-    from recipe_core.cli.app import app
+    from recipe_core.doors.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "request.yaml").write_text(json.dumps(make_request().to_json()))
@@ -62,10 +74,16 @@ def test_the_command_line_builds_and_checks(monkeypatch: pytest.MonkeyPatch, tmp
         assert program == "recipe"
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
-    assert (tmp_path / "name.zip").read_bytes() == zip_bytes(make_recipe(make_request(), Additions(parameters=PLACES[1])))
+    assert (tmp_path / "name.zip").read_bytes() == zip_bytes(
+        make_recipe(make_request(), Additions(parameters=PLACES[1]))
+    )
 
 
 def test_only_what_was_filled_in_is_sent() -> None:
     values: dict[str, Any] = snippets.body(make_request(), Parameters())
     assert "parameters" not in values
-    assert snippets.body(make_request(), PLACES[1])["parameters"] == {"port": 9000, "namespace": "llm", "node_selector": {"pool": "a"}}
+    assert snippets.body(make_request(), PLACES[1])["parameters"] == {
+        "port": 9000,
+        "namespace": "llm",
+        "node_selector": {"pool": "a"},
+    }

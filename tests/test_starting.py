@@ -7,14 +7,14 @@ import shlex
 
 import pytest
 
-from recipe_core.board import board_of
-from recipe_core.bundle import bundle_of
-from recipe_core.edits import change, taken
-from recipe_core.errors import NoAnswer
-from recipe_core.query import from_query
+from recipe_core.base.errors import NoAnswer
+from recipe_core.bundle.write import bundle_of
 from recipe_core.recipe import make_recipe
-from recipe_core.starting import start_command
+from recipe_core.request.edit import change, select_split
+from recipe_core.request.link import from_query
+from recipe_core.search.board_of import board_of
 from recipe_core.targets.by_hand import node_commands, read_addresses
+from recipe_core.targets.start_command import start_command
 from tests.conftest import make_request
 from tests.test_report import QUERIES
 
@@ -24,20 +24,32 @@ def test_the_command_is_the_first_that_the_bundle_types(name: str) -> None:
     request = from_query(QUERIES[name])[0]
     board = board_of(request)
     row = int(board.ranked[min(1, len(board.ranked) - 1)])
-    made = bundle_of(make_recipe(change(request, taken(request, board.key(row)))))
-    (_, typed), *_ = node_commands(made.context, read_addresses("", made.context.nodes))[0].processes
-    words = [word for word in shlex.split(typed) if word != "\n" and not re.match(r"(CUDA|HIP)_VISIBLE_DEVICES=", word)]
+    made = bundle_of(make_recipe(change(request, select_split(request, board.key(row)))))
+    (_, typed), *_ = node_commands(made.context, read_addresses("", made.context.nodes))[
+        0
+    ].processes
+    words = [
+        word
+        for word in shlex.split(typed)
+        if word != "\n" and not re.match(r"(CUDA|HIP)_VISIBLE_DEVICES=", word)
+    ]
     assert [word for word in shlex.split(start_command(board, row)) if word != "\n"] == words
 
 
 def test_a_percentile_is_not_simulated_for_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     board = board_of(make_request(objective={"limits": {"ttft_ms": 8000, "percentile": 95}}))
-    monkeypatch.setattr("recipe_core.estimate.result.simulate", lambda *_, **__: pytest.fail("simulated"))
+    monkeypatch.setattr(
+        "recipe_core.physics.serving.estimates.simulate", lambda *_, **__: pytest.fail("simulated")
+    )
     assert "vllm serve" in start_command(board, int(board.ranked[0]))
 
 
 def test_a_split_that_its_framework_cannot_be_told_says_why() -> None:
-    board = board_of(from_query({"model": "Qwen/Qwen3-30B-A3B", "workload.kind": "training", "workload.tokens": "1e10"})[0])
+    board = board_of(
+        from_query(
+            {"model": "Qwen/Qwen3-30B-A3B", "workload.kind": "training", "workload.tokens": "1e10"}
+        )[0]
+    )
     stages = board.degree("zero_stage")
     refused = next(int(row) for row in board.ranked if stages[row] == 1)
     with pytest.raises(NoAnswer, match="ZeRO-2 or 3"):

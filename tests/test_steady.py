@@ -5,12 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recipe_core.estimate.speculative import engine_step, engine_steps
-from recipe_core.estimate.steady import Loop, decode_step, idle_step, prompt_step, root
-from recipe_core.plan import plan
+from recipe_core.physics.serving.continuous_batching import (
+    Loop,
+    decode_step,
+    idle_step,
+    prompt_step,
+    root,
+)
+from recipe_core.physics.serving.speculative import engine_step, engine_steps
+from recipe_core.search.serving_plan import plan
 from tests.conftest import LLAMA_70B, make_request
 
-MODELS = (LLAMA_70B, "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct")
+MODELS = (
+    LLAMA_70B,
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-120b",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+)
 
 
 def legal(model, **options):
@@ -21,7 +32,9 @@ def legal(model, **options):
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
-    setting, cases = legal(model, engines=[engine], loads=[1, 7, 64, 1000, 20_000], max_batched_tokens=[512, 8192])
+    setting, cases = legal(
+        model, engines=[engine], loads=[1, 7, 64, 1000, 20_000], max_batched_tokens=[512, 8192]
+    )
     most = np.maximum(cases.load / cases.replicas, 1.0)
     loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
     found = loop.decoding(None)
@@ -32,7 +45,9 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
 
 def test_a_root_is_found_past_a_corner_and_its_bound_where_there_is_none():
     corner = np.array([1e-6, 0.1, 0.5, 0.999])
-    found = root(lambda x: np.where(x < corner, 1.0, 20.0) * (x - corner), np.zeros(4), -corner, np.ones(4))
+    found = root(
+        lambda x: np.where(x < corner, 1.0, 20.0) * (x - corner), np.zeros(4), -corner, np.ones(4)
+    )
     assert found == pytest.approx(corner, rel=1e-9)
     assert root(lambda x: x - 2, np.zeros(1), np.array([-2.0]), np.ones(1)) == 1
 

@@ -11,9 +11,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recipe_core.documents import parse_yaml
-from recipe_core.engines.deployment import Process
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Process
 from recipe_core.targets import Parameters, refusals, target_files, target_names
 from recipe_core.targets.fill import Variable, compose_literal, fill, kubernetes_literal, shell_word
 from recipe_core.targets.layout import INDEX, layout, same_pod
@@ -40,13 +40,20 @@ from tests.targets import (
 def test_examples_are_as_they_were_reviewed(name):
     """``python -m tests.targets`` writes them anew."""
     folder = GOLDENS / name
-    kept = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    kept = {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     assert kept == target_files(EXAMPLES[name])
 
 
 def test_every_target_is_offered_or_refused():
     for value in EXAMPLES.values():
-        offered = {path.split("/")[1] if path.startswith("targets/") else path.split("/")[0] for path in target_files(value)}
+        offered = {
+            path.split("/")[1] if path.startswith("targets/") else path.split("/")[0]
+            for path in target_files(value)
+        }
         assert offered | set(refusals(value)) == set(target_names(value))
         assert not offered & set(refusals(value))
 
@@ -68,7 +75,9 @@ def test_nothing_to_scale_is_said():
     assert "kubernetes-keda" not in refusals(with_parameters(context(), max_replicas=2))
 
 
-@pytest.mark.parametrize("image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "registry.example:5000/vllm"])
+@pytest.mark.parametrize(
+    "image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "registry.example:5000/vllm"]
+)
 def test_an_image_that_moves_is_refused(image):
     with pytest.raises(ValidationError, match="moves: name a release"):
         Parameters(image=image)
@@ -76,10 +85,18 @@ def test_an_image_that_moves_is_refused(image):
 
 
 def test_gaudi_is_asked_for_by_its_own_name():
-    gaudi = {"device": "gaudi3", "vendor": "intel", "runtime": "hpu", "architecture": "gaudi3", "device_memory_bytes": 128 << 30}
+    gaudi = {
+        "device": "gaudi3",
+        "vendor": "intel",
+        "runtime": "hpu",
+        "architecture": "gaudi3",
+        "device_memory_bytes": 128 << 30,
+    }
     value = context(hardware=gaudi)
     (deployment,) = documents(value, "kubernetes/deployment.yaml").values()
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"habana.ai/gaudi": "8"}
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {
+        "habana.ai/gaudi": "8"
+    }
     assert "not known" in refusals(value)["compose"]
 
 
@@ -91,7 +108,9 @@ def test_a_token_is_asked_for_where_one_is_named():
 
 
 def test_bounds_the_wrong_way_round_are_refused():
-    with pytest.raises(ValidationError, match=r"min_replicas \(3\) is more than max_replicas \(2\)"):
+    with pytest.raises(
+        ValidationError, match=r"min_replicas \(3\) is more than max_replicas \(2\)"
+    ):
         Parameters(min_replicas=3, max_replicas=2)
 
 
@@ -106,7 +125,11 @@ def test_replicas_become_copies_of_one_pod():
 def test_pools_share_a_pod_with_ports_of_their_own():
     (deployment,) = documents(context(pools()), "kubernetes/deployment.yaml").values()
     containers = {c["name"]: c for c in deployment["spec"]["template"]["spec"]["containers"]}
-    assert {name: c["ports"][0]["containerPort"] for name, c in containers.items()} == {"router": 8000, "prefill-0": 8001, "decode-0": 8002}
+    assert {name: c["ports"][0]["containerPort"] for name, c in containers.items()} == {
+        "router": 8000,
+        "prefill-0": 8001,
+        "decode-0": 8002,
+    }
     assert "nvidia.com/gpu" not in containers["router"]["resources"].get("limits", {})
     assert "http://127.0.0.1:8001" in containers["router"]["command"]
     (service,) = documents(context(pools()), "kubernetes/service.yaml").values()
@@ -115,18 +138,29 @@ def test_pools_share_a_pod_with_ports_of_their_own():
 
 def test_pools_on_nodes_of_their_own_are_workloads_that_find_each_other():
     found = documents(context(pools(2)), ".yaml")
-    (router,) = found["targets/kubernetes/deployment-router.yaml"]["spec"]["template"]["spec"]["containers"]
-    (decode,) = found["targets/kubernetes/deployment-decode-0.yaml"]["spec"]["template"]["spec"]["containers"]
+    (router,) = found["targets/kubernetes/deployment-router.yaml"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    (decode,) = found["targets/kubernetes/deployment-decode-0.yaml"]["spec"]["template"]["spec"][
+        "containers"
+    ]
     service = found["targets/kubernetes/service-decode-0.yaml"]
     assert router["command"][-1] == f"http://{service['metadata']['name']}:8002"
     assert service["spec"]["selector"]["app.kubernetes.io/component"] == "decode-0"
-    assert {entry["name"]: entry.get("value") for entry in decode["env"]}["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
-    assert found["targets/kubernetes/service.yaml"]["spec"]["selector"]["app.kubernetes.io/component"] == "router"
+    assert {entry["name"]: entry.get("value") for entry in decode["env"]}[
+        "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    ] == "$(POD_IP)"
+    assert (
+        found["targets/kubernetes/service.yaml"]["spec"]["selector"]["app.kubernetes.io/component"]
+        == "router"
+    )
 
 
 def test_servers_that_need_root_are_refused_on_kubernetes():
     leader, worker = spread(2).processes
-    value = context(replace(spread(2), processes=(leader, replace(worker, argv=("/usr/sbin/sshd", "-D")))))
+    value = context(
+        replace(spread(2), processes=(leader, replace(worker, argv=("/usr/sbin/sshd", "-D"))))
+    )
     assert "sshd, which needs root" in refusals(value)["kubernetes"]
 
 
@@ -140,7 +174,9 @@ def test_workers_of_many_nodes_take_their_number_from_the_set():
 
 
 def test_workers_that_differ_otherwise_are_refused():
-    processes = tuple(replace(p, argv=(*p.argv, f"--start={8 * p.node}")) for p in spread(3).processes)
+    processes = tuple(
+        replace(p, argv=(*p.argv, f"--start={8 * p.node}")) for p in spread(3).processes
+    )
     value = context(replace(spread(3), processes=processes))
     assert "one template for all workers" in refusals(value)["kubernetes"]
     assert "--start=16" in target_files(value)["targets/slurm/node.sh"]
@@ -148,12 +184,19 @@ def test_workers_that_differ_otherwise_are_refused():
 
 @pytest.mark.parametrize(
     ("hardware", "image", "resource", "label"),
-    [(NVIDIA, VLLM, "nvidia.com/gpu", "nvidia.com/gpu.product"), (AMD, ROCM, "amd.com/gpu", "amd.com/gpu.product-name")],
+    [
+        (NVIDIA, VLLM, "nvidia.com/gpu", "nvidia.com/gpu.product"),
+        (AMD, ROCM, "amd.com/gpu", "amd.com/gpu.product-name"),
+    ],
 )
 def test_vendors_have_their_resources_and_labels(hardware, image, resource, label):
-    (deployment,) = documents(context(hardware=hardware, image=image), "kubernetes/deployment.yaml").values()
+    (deployment,) = documents(
+        context(hardware=hardware, image=image), "kubernetes/deployment.yaml"
+    ).values()
     pod = deployment["spec"]["template"]["spec"]
-    (rule,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"]
+    (rule,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ][0]["matchExpressions"]
     assert pod["containers"][0]["resources"]["limits"] == {resource: "8"}
     assert rule["key"] == label
     assert all(re.fullmatch(r"[\w.-]+", value) for value in rule["values"])
@@ -164,7 +207,9 @@ def test_startup_waits_for_the_engine_and_the_download():
     (deployment,) = documents(context(), "kubernetes/deployment.yaml").values()
     probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800 + 141e9 / 100e6
-    (folder,) = documents(with_parameters(context(), model="/data/llama"), "kubernetes/deployment.yaml").values()
+    (folder,) = documents(
+        with_parameters(context(), model="/data/llama"), "kubernetes/deployment.yaml"
+    ).values()
     probe = folder["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
 
@@ -190,8 +235,14 @@ def test_files_that_processes_read_are_mounted():
     value = context(replace(single(), files={"engine/options.yaml": "tp: 8\n"}))
     files = documents(value, "kubernetes/files.yaml", "kubernetes/deployment.yaml")
     assert files["targets/kubernetes/files.yaml"]["data"] == {"engine..options.yaml": "tp: 8\n"}
-    (volume,) = [v for v in files["targets/kubernetes/deployment.yaml"]["spec"]["template"]["spec"]["volumes"] if "configMap" in v]
-    assert volume["configMap"]["items"] == [{"key": "engine..options.yaml", "path": "engine/options.yaml"}]
+    (volume,) = [
+        v
+        for v in files["targets/kubernetes/deployment.yaml"]["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in v
+    ]
+    assert volume["configMap"]["items"] == [
+        {"key": "engine..options.yaml", "path": "engine/options.yaml"}
+    ]
 
 
 def test_files_too_large_for_an_object_are_refused():
@@ -201,7 +252,9 @@ def test_files_too_large_for_an_object_are_refused():
 
 def test_autoscaling_knows_queue_cache_and_warm_up():
     value = with_parameters(context(replicas(4, 2)), min_replicas=1, max_replicas=3)
-    spec = documents(value, "scaledobject.yaml")["targets/kubernetes-keda/scaledobject.yaml"]["spec"]
+    spec = documents(value, "scaledobject.yaml")["targets/kubernetes-keda/scaledobject.yaml"][
+        "spec"
+    ]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (4, 12)
     assert [t["metadata"]["query"].split("{")[0] for t in spec["triggers"]] == [
         "sum(vllm:num_requests_waiting",
@@ -213,7 +266,10 @@ def test_autoscaling_knows_queue_cache_and_warm_up():
 
 
 def test_zero_copies_cannot_wake_by_their_own_queue():
-    assert "min_replicas is 0" in refusals(with_parameters(context(), min_replicas=0, max_replicas=2))["kubernetes-keda"]
+    assert (
+        "min_replicas is 0"
+        in refusals(with_parameters(context(), min_replicas=0, max_replicas=2))["kubernetes-keda"]
+    )
 
 
 def test_training_finds_its_first_node_by_name():
@@ -229,7 +285,10 @@ def test_training_finds_its_first_node_by_name():
 
 def test_a_queue_goes_to_whoever_has_queues():
     found = documents(with_parameters(EXAMPLES["training-two-nodes"], queue="research"))
-    assert found["targets/jobset/jobset.yaml"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert (
+        found["targets/jobset/jobset.yaml"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+        == "research"
+    )
     assert found["targets/volcano/job.yaml"]["spec"]["queue"] == "research"
     assert found["targets/volcano/job.yaml"]["spec"]["minAvailable"] == 2
 
@@ -253,9 +312,15 @@ def test_long_names_are_cut_and_stay_apart():
 
 
 def test_layout_keeps_processes_that_know_each_other_together():
-    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(replicas(3))] == [(3, 1, 1)]
-    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(pools())] == [(1, 1, 3)]
-    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(spread(3))] == [(1, 3, 1)]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(replicas(3))] == [
+        (3, 1, 1)
+    ]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(pools())] == [
+        (1, 1, 3)
+    ]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(spread(3))] == [
+        (1, 3, 1)
+    ]
     assert [unit.name for unit in layout(pools(2))] == ["prefill-0", "decode-0", "router"]
 
 
@@ -269,8 +334,12 @@ def test_copies_over_several_nodes_have_leaders_of_their_own():
 @pytest.mark.parametrize(("role", "label"), [("server", "leader"), ("worker", "worker")])
 def test_a_service_asks_the_nodes_that_answer(role, label):
     started = spread(2)
-    hybrid = replace(started, processes=(started.processes[0], replace(started.processes[1], role=role)))
-    found = documents(context(hybrid), "kubernetes/leaderworkerset.yaml", "kubernetes/service.yaml").values()
+    hybrid = replace(
+        started, processes=(started.processes[0], replace(started.processes[1], role=role))
+    )
+    found = documents(
+        context(hybrid), "kubernetes/leaderworkerset.yaml", "kubernetes/service.yaml"
+    ).values()
     group, service = sorted(found, key=lambda document: document["kind"])
     workers = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
     assert workers["app.kubernetes.io/component"] == label
@@ -280,11 +349,20 @@ def test_a_service_asks_the_nodes_that_answer(role, label):
 def test_a_word_that_counts_is_the_pods_number():
     (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
     assert INDEX in worker.argv
-    assert same_pod([(Process("a", ("x", "1"), {}, 0, ()),), (Process("b", ("x", "5"), {}, 0, ()),)], first=1) is None
+    assert (
+        same_pod(
+            [(Process("a", ("x", "1"), {}, 0, ()),), (Process("b", ("x", "5"), {}, 0, ()),)],
+            first=1,
+        )
+        is None
+    )
 
 
 def test_placeholders_are_filled_and_literals_kept():
-    assert fill("http://${head}:1/$(x)", {"head": "$(LWS)"}, kubernetes_literal) == "http://$(LWS):1/$$(x)"
+    assert (
+        fill("http://${head}:1/$(x)", {"head": "$(LWS)"}, kubernetes_literal)
+        == "http://$(LWS):1/$$(x)"
+    )
     assert fill("$HOME ${model}", {"model": "a$b"}, compose_literal) == "$$HOME a$b"
     with pytest.raises(NoAnswer, match=r"\$\{unknown\}"):
         fill("${unknown}", {"model": "m"})
@@ -294,7 +372,9 @@ def test_placeholders_are_filled_and_literals_kept():
 def test_shell_words_come_back(text):
     literal = text.replace("${", "")
     assert shlex.split(shell_word(literal, {})) == [literal]
-    assert shlex.split(shell_word(literal + "${head}", {"head": Variable("head")})) == [literal + "$head"]
+    assert shlex.split(shell_word(literal + "${head}", {"head": Variable("head")})) == [
+        literal + "$head"
+    ]
 
 
 SECRET = "hf_plantedSecretThatMustNotLeak"
@@ -325,9 +405,13 @@ PARAMETERS = st.fixed_dictionaries(
 def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
-        files = target_files(with_parameters(context(launch, hardware[0], image=hardware[1]), **parameters))
+        files = target_files(
+            with_parameters(context(launch, hardware[0], image=hardware[1]), **parameters)
+        )
     for path, text in files.items():
-        assert not re.search(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}", text), path
+        assert not re.search(
+            r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}", text
+        ), path
         assert ":latest" not in text, path
         assert "None" not in text, path
         assert "${" not in text or path.endswith((".sh", ".sbatch")), path
@@ -341,14 +425,25 @@ def test_every_target_says_the_launchs_own_degrees(launch, parameters):
     """Each command is found word by word in each target that starts commands, and no word was joined with another."""
     value = with_parameters(context(launch), **parameters)
     degrees = re.compile(r"--(tensor|pipeline|data)-parallel-size|--nnodes|--nproc-per-node")
-    wanted = {tuple(pair) for p in launch.processes for pair in pairwise(p.argv) if degrees.fullmatch(pair[0])}
+    wanted = {
+        tuple(pair)
+        for p in launch.processes
+        for pair in pairwise(p.argv)
+        if degrees.fullmatch(pair[0])
+    }
     found: dict[str, list[list[str]]] = {}
     for path, text in target_files(value).items():
-        found.setdefault(path.split("/")[1], []).extend(commands(path, text) if path.startswith("targets/") else [])
+        found.setdefault(path.split("/")[1], []).extend(
+            commands(path, text) if path.startswith("targets/") else []
+        )
     for target, said in found.items():
-        pairs = {pair for words in said for pair in pairwise(words) if degrees.fullmatch(str(pair[0]))}
+        pairs = {
+            pair for words in said for pair in pairwise(words) if degrees.fullmatch(str(pair[0]))
+        }
         assert pairs == (wanted if said else set()), target
-        assert not any(word.startswith("-") and " --" in word for words in said for word in words), target
+        assert not any(
+            word.startswith("-") and " --" in word for words in said for word in words
+        ), target
     assert all(found[target] for target in ("slurm", "skypilot"))
 
 

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from recipe_core.targets import refusals
-from tests.targets import EXAMPLES, context, documents, needs, replicas, single, spread, with_parameters, write_bundle
+from tests.targets import (
+    EXAMPLES,
+    context,
+    documents,
+    needs,
+    replicas,
+    single,
+    spread,
+    with_parameters,
+    write_bundle,
+)
 
 READ_TASK = """
 import json, sky
@@ -32,8 +42,19 @@ def asked(program: str, code: str, folder: Path) -> object:
     """What the interpreter that ``program`` is installed for prints as JSON."""
     script = Path(str(shutil.which(program)))
     interpreter = script.read_text().splitlines()[0].removeprefix("#!")
-    environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    done = subprocess.run([interpreter, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    environment = {
+        "HOME": str(folder),
+        "PATH": "/usr/bin:/bin",
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+    }
+    done = subprocess.run(
+        [interpreter, "-c", code],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -66,18 +87,29 @@ def test_ray_serve_reads_the_config(tmp_path):
 
 
 def test_skypilot_balances_among_copies_and_asks_one_server_of_each():
-    (task,) = documents(with_parameters(context(replicas(4, 2)), max_replicas=3), "task.yaml").values()
+    (task,) = documents(
+        with_parameters(context(replicas(4, 2)), max_replicas=3), "task.yaml"
+    ).values()
     assert task["resources"]["accelerators"] == {"H100": 2}
-    assert (task["service"]["replica_policy"]["min_replicas"], task["service"]["replica_policy"]["max_replicas"]) == (4, 12)
-    whole = documents(with_parameters(context(single()), max_replicas=3), "task.yaml")["targets/skypilot/task.yaml"]
+    assert (
+        task["service"]["replica_policy"]["min_replicas"],
+        task["service"]["replica_policy"]["max_replicas"],
+    ) == (4, 12)
+    whole = documents(with_parameters(context(single()), max_replicas=3), "task.yaml")[
+        "targets/skypilot/task.yaml"
+    ]
     assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(
         whole["service"]["replica_policy"]["target_qps_per_replica"] / 4, abs=0.01
     )
     ranks = spread(2)
-    both = replace(ranks, processes=tuple(replace(process, role="server") for process in ranks.processes))
+    both = replace(
+        ranks, processes=tuple(replace(process, role="server") for process in ranks.processes)
+    )
     assert "its servers answer at 2 addresses" in refusals(context(both))["skypilot"]
 
 
 def test_skypilot_serves_as_many_requests_as_were_estimated():
     (task,) = documents(with_parameters(context(single()), max_replicas=2), "task.yaml").values()
-    assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(0.8 * 2573 / 256, abs=0.01)
+    assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(
+        0.8 * 2573 / 256, abs=0.01
+    )

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from recipe_core.engines.deployment import Deployment
-from recipe_core.engines.launch import launch
+from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.errors import NoAnswer
+from recipe_core.launch.process import Deployment
+from recipe_core.launch.serving.start import launch
+from recipe_core.launch.training.start import training_launch
+from recipe_core.search.training_search import chosen_training
 from recipe_core.targets import Context, Image, refusals, target_files
-from recipe_core.training.launch import training_launch
-from recipe_core.training.plan import chosen_training
 from tests.deployments import deployments
 from tests.targets import context
 from tests.test_engines_ranks import ASKED, drawn
@@ -29,7 +29,10 @@ def of(deployment: Deployment) -> Context:
     started, device = launch(deployment), deployment.setting.cluster.device
     spec = engine(deployment.candidate.engine)
     image = spec.image(device.runtime, device.architecture)
-    used = max(sum(len(p.devices) for p in started.processes if p.node == node) for node in range(started.nodes))
+    used = max(
+        sum(len(p.devices) for p in started.processes if p.node == node)
+        for node in range(started.nodes)
+    )
     return context(
         started,
         engine=spec.name,
@@ -72,7 +75,11 @@ def test_launches_with_other_balancers_and_ray_fit_their_targets(way):
         value = of(deployment)
         files = target_files(value)
         assert {"targets/slurm/job.sbatch", "targets/slurm/node.sh"} <= set(files)
-        assert [path for path, text in files.items() if UNFILLED.search(text) and not path.endswith("/files.yaml")] == []
+        assert [
+            path
+            for path, text in files.items()
+            if UNFILLED.search(text) and not path.endswith("/files.yaml")
+        ] == []
         for path, document in manifests(value).items():
             validator = custom().get((document["apiVersion"], document["kind"]))
             assert validator is None or not list(validator.iter_errors(document)), path
@@ -80,24 +87,44 @@ def test_launches_with_other_balancers_and_ray_fit_their_targets(way):
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "tgi"])
 def test_objects_of_real_launches_are_valid(name):
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
     known = {api for api, _ in custom()} | set(OTHERS)
     for value in contexts(name):
         for document in manifests(value).values():
             if document["apiVersion"] not in known:
-                kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+                kubernetes_validate.validate(
+                    document, kubernetes_validate.latest_version(), strict=True
+                )
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_launches_of_trainers_fit_their_targets(name):
     """Two nodes: every pod runs the same command, told apart by its number alone."""
-    split = {"engine": name, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero_stage": 1 if name == "megatron" else 3, "recompute": "full"}
+    split = {
+        "engine": name,
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "zero_stage": 1 if name == "megatron" else 3,
+        "recompute": "full",
+    }
     found, row = chosen_training(training_request(name, candidate=split))
     assert found.reasons(row) == []
-    value = context(training_launch(found, row), name="llama-3-1-8b-training", image=Image(reference="example/trainer:1"))
+    value = context(
+        training_launch(found, row),
+        name="llama-3-1-8b-training",
+        image=Image(reference="example/trainer:1"),
+    )
     assert refusals(value) == {}
     files = target_files(value)
-    assert [path for path, text in files.items() if UNFILLED.search(text) and not path.endswith("/files.yaml")] == []
+    assert [
+        path
+        for path, text in files.items()
+        if UNFILLED.search(text) and not path.endswith("/files.yaml")
+    ] == []
     for path, document in manifests(value).items():
         validator = custom().get((document["apiVersion"], document["kind"]))
         assert validator is None or not list(validator.iter_errors(document)), path

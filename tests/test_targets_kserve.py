@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
-from recipe_core.documents import parse_yaml
-from recipe_core.engines.deployment import Process
-from recipe_core.engines.launch import launch
-from recipe_core.errors import NoAnswer
+from recipe_core.launch.process import Process
+from recipe_core.launch.serving.start import launch
 from recipe_core.targets import refusals
 from recipe_core.targets.kserve_llm import files
 from tests.deployments import deployments
@@ -32,9 +32,18 @@ def words(pod):
 
 
 def over_nodes(nodes, **degrees):
-    values = options(**{"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1} | degrees)
-    own = [values | {"nnodes": nodes, "node_rank": n, "master_addr": "${head}", "headless": n > 0} for n in range(nodes)]
-    found = [Process(f"n{n}", argv(own[n]), {}, 0, tuple(range(8)), n, "worker" if n else "server") for n in range(nodes)]
+    values = options(
+        **{"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+        | degrees
+    )
+    own = [
+        values | {"nnodes": nodes, "node_rank": n, "master_addr": "${head}", "headless": n > 0}
+        for n in range(nodes)
+    ]
+    found = [
+        Process(f"n{n}", argv(own[n]), {}, 0, tuple(range(8)), n, "worker" if n else "server")
+        for n in range(nodes)
+    ]
     return context(launched(tuple(found), values))
 
 
@@ -57,7 +66,9 @@ def test_what_is_started_is_what_the_recipe_starts():
             part, candidate = roles[process.role], deployment.candidate
             own = [word for word in words(part["template"]) if not word.startswith("--ssl-")]
             assert own[:2] == ["vllm", "serve"]
-            told, meant = (meaning_of(read_arguments("vllm", list(w[2:]))) for w in (own, process.argv))
+            told, meant = (
+                meaning_of(read_arguments("vllm", list(w[2:]))) for w in (own, process.argv)
+            )
             assert (told.candidate, told.max_context) == (meant.candidate, meant.max_context)
             split = candidate.prefill if process.role == "prefill" else candidate.split
             of_role = [p for p in value.launch.processes if p.role == process.role]
@@ -72,8 +83,16 @@ def test_what_is_started_is_what_the_recipe_starts():
     ("nodes", "degrees", "parallelism"),
     [
         (2, {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, {"tensor": 8, "pipeline": 2}),
-        (2, {"tensor_parallel_size": 2, "data_parallel_size": 8}, {"tensor": 2, "data": 8, "dataLocal": 4}),
-        (4, {"data_parallel_size": 32, "enable_expert_parallel": True}, {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True}),
+        (
+            2,
+            {"tensor_parallel_size": 2, "data_parallel_size": 8},
+            {"tensor": 2, "data": 8, "dataLocal": 4},
+        ),
+        (
+            4,
+            {"data_parallel_size": 32, "enable_expert_parallel": True},
+            {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True},
+        ),
     ],
 )
 def test_kserve_counts_the_nodes_of_the_recipe(nodes, degrees, parallelism):
@@ -82,7 +101,9 @@ def test_kserve_counts_the_nodes_of_the_recipe(nodes, degrees, parallelism):
     size = parallelism.get("pipeline") or parallelism["data"] // parallelism["dataLocal"]
     assert size == nodes
     told = words(spec["worker"])
-    assert told[told.index("--node-rank") + 1] == ("1" if nodes == 2 else "$(LWS_WORKER_INDEX)")  # the only worker is the first
+    assert told[told.index("--node-rank") + 1] == (
+        "1" if nodes == 2 else "$(LWS_WORKER_INDEX)"
+    )  # the only worker is the first
     assert told[told.index("--master-addr") + 1] == "$(LWS_LEADER_ADDRESS)"
     assert not any(word.startswith("--ssl-") for word in told)  # it answers nobody
 
@@ -91,8 +112,14 @@ def test_kserve_counts_the_nodes_of_the_recipe(nodes, degrees, parallelism):
     ("value", "says"),
     [
         (over_nodes(2, tensor_parallel_size=16), "tp 16 × pp 1 × dp 1 has 2 nodes"),
-        (over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=4), "pp 4 × dp 1 has 2 nodes"),
-        (over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2), "counts nodes by stages"),
+        (
+            over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=4),
+            "pp 4 × dp 1 has 2 nodes",
+        ),
+        (
+            over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2),
+            "counts nodes by stages",
+        ),
         (replace(context(), engine="sglang"), "vllm's, not sglang's"),
     ],
 )
@@ -118,7 +145,9 @@ def test_copies_are_scheduled_and_one_server_needs_no_scheduler():
 
 def test_templates_of_kserve_leave_the_words_alone():
     values = options(tensor_parallel_size=8, chat_template="{{ messages }}")
-    value = context(launched((Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8))),), values))
+    value = context(
+        launched((Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8))),), values)
+    )
     (container,) = made(value)["spec"]["template"]["containers"]
     assert "{{`{{`}} messages }}" in container["args"]
     assert {"name": "A", "value": "{{`{{`}}"} in container["env"]
@@ -127,4 +156,6 @@ def test_templates_of_kserve_leave_the_words_alone():
 def test_a_folder_on_the_nodes_is_mounted():
     spec = made(with_parameters(context(), model="/data/llama"))["spec"]
     assert spec["model"]["uri"] == "file:///data/llama"
-    assert {"name": "model", "hostPath": {"path": "/data/llama", "type": "Directory"}} in spec["template"]["volumes"]
+    assert {"name": "model", "hostPath": {"path": "/data/llama", "type": "Directory"}} in spec[
+        "template"
+    ]["volumes"]

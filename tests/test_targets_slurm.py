@@ -8,9 +8,23 @@ import pytest
 
 from recipe_core.targets import target_files
 from tests import slurm as slurms
-from tests.targets import AMD, EXAMPLES, ROCM, context, pools, replicas, single, spread, training, with_parameters, write_bundle
+from tests.targets import (
+    AMD,
+    EXAMPLES,
+    ROCM,
+    context,
+    pools,
+    replicas,
+    single,
+    spread,
+    training,
+    with_parameters,
+    write_bundle,
+)
 
-pytestmark = pytest.mark.skipif(bool(slurms.missing()), reason=f"Slurm is not installed: {', '.join(slurms.missing())}")
+pytestmark = pytest.mark.skipif(
+    bool(slurms.missing()), reason=f"Slurm is not installed: {', '.join(slurms.missing())}"
+)
 WAIT_S = 90
 
 TELL = """#!/bin/bash
@@ -54,14 +68,21 @@ def bundle(value, folder, **programs):
 
 
 def submitted(slurm, folder, path, *options):
-    done = slurm.run("sbatch", "--parsable", *options, "targets/slurm/job.sbatch", cwd=folder, PATH=path)
+    done = slurm.run(
+        "sbatch", "--parsable", *options, "targets/slurm/job.sbatch", cwd=folder, PATH=path
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def finished(slurm, job, folder):
     until = time.monotonic() + WAIT_S
-    while (shown := slurm.show(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+    while (shown := slurm.show(job))["JobState"] in (
+        "PENDING",
+        "RUNNING",
+        "COMPLETING",
+        "CONFIGURING",
+    ):
         assert time.monotonic() < until, shown
         time.sleep(0.3)
     log = "".join(file.read_text() for file in folder.glob("*.out"))
@@ -78,7 +99,12 @@ def after(words, flag):
 
 
 def test_a_router_is_told_of_pools_on_other_nodes(slurm, tmp_path):
-    path = bundle(context(pools(2), devices_per_node=4), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n")
+    path = bundle(
+        context(pools(2), devices_per_node=4),
+        tmp_path,
+        vllm=TELL + "sleep 2\n",
+        vllm_router=TELL + "sleep 2\n",
+    )
     finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
     said = {(words[0], words[1]): words for words in told(tmp_path)}
     assert set(said) == {("0", "vllm"), ("0", "vllm-router"), ("1", "vllm")}
@@ -103,8 +129,16 @@ def test_two_nodes_start_one_engine(slurm, tmp_path):
     log = finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
     leader, worker = told(tmp_path)
     assert "will answer on http://127.0.0.1:8000" in log
-    assert (leader[0], after(leader, "--node-rank"), after(leader, "--master-addr")) == ("0", "0", "127.0.0.1")
-    assert (worker[0], after(worker, "--node-rank"), after(worker, "--master-addr")) == ("1", "1", "127.0.0.1")
+    assert (leader[0], after(leader, "--node-rank"), after(leader, "--master-addr")) == (
+        "0",
+        "0",
+        "127.0.0.1",
+    )
+    assert (worker[0], after(worker, "--node-rank"), after(worker, "--master-addr")) == (
+        "1",
+        "1",
+        "127.0.0.1",
+    )
     assert leader[2] == "cuda=0,1,2,3,4,5,6,7"
 
 
@@ -123,7 +157,9 @@ def test_servers_of_one_node_take_devices_from_those_given(slurm, tmp_path):
 def test_amd_devices_are_not_filtered_twice(slurm, tmp_path):
     path = bundle(context(replicas(4, 2), AMD, image=ROCM), tmp_path, vllm=TELL + "sleep 2\n")
     finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    assert sorted(words[2:4] for words in told(tmp_path)) == [["cuda=", f"hip={n},{n + 1}"] for n in (0, 2, 4, 6)]
+    assert sorted(words[2:4] for words in told(tmp_path)) == [
+        ["cuda=", f"hip={n},{n + 1}"] for n in (0, 2, 4, 6)
+    ]
 
 
 def test_amd_devices_of_a_shared_node_are_found(slurm, tmp_path):
@@ -134,7 +170,9 @@ def test_amd_devices_of_a_shared_node_are_found(slurm, tmp_path):
 
 
 def test_pools_start_beside_their_router(slurm, tmp_path):
-    path = bundle(context(pools()), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n")
+    path = bundle(
+        context(pools()), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n"
+    )
     finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
     assert sorted(words[1] for words in told(tmp_path)) == ["vllm", "vllm", "vllm-router"]
     router = next(words for words in told(tmp_path) if words[1] == "vllm-router")
@@ -170,7 +208,10 @@ def test_a_training_that_runs_out_of_time_goes_back_to_the_queue(slurm, tmp_path
 
 
 def test_whole_nodes_are_asked_for_where_all_devices_are_used():
-    whole, part = (target_files(context(single(n), devices_per_node=n))["targets/slurm/job.sbatch"] for n in (8, 2))
+    whole, part = (
+        target_files(context(single(n), devices_per_node=n))["targets/slurm/job.sbatch"]
+        for n in (8, 2)
+    )
     assert "--exclusive\n" in whole
     assert "--mem=0\n" in whole
     assert "--exclusive" not in part

@@ -8,27 +8,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.board import TrainingBoard, board_of
-from recipe_core.edits import change
-from recipe_core.errors import InputError
-from recipe_core.query import DEFAULT
-from recipe_core.timeline import best_with_pipeline, step_timeline, timeline
-from recipe_core.training.schedule import bubble_micro_batches
+from recipe_core.base.errors import InputError
+from recipe_core.explain.timeline import best_with_pipeline, step_timeline, timeline
+from recipe_core.physics.training.schedule import bubble_micro_batches
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.board_of import board_of
+from recipe_core.search.training_board import TrainingBoard
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.sampled_from(["1f1b", "gpipe", "interleaved"]), st.integers(2, 8), st.integers(1, 4), st.integers(2, 4))
-def test_a_step_takes_its_micro_batches_and_the_bubble(schedule: str, stages: int, groups: int, chunks: int) -> None:
+@given(
+    st.sampled_from(["1f1b", "gpipe", "interleaved"]),
+    st.integers(2, 8),
+    st.integers(1, 4),
+    st.integers(2, 4),
+)
+def test_a_step_takes_its_micro_batches_and_the_bubble(
+    schedule: str, stages: int, groups: int, chunks: int
+) -> None:
     chunks = chunks if schedule == "interleaved" else 1
     micro_batches = stages * groups
     tasks = timeline(schedule, stages, micro_batches, 1.0, 2.0, chunks)
     assert len(tasks) == 2 * stages * micro_batches * chunks
-    assert max(task.end_s for task in tasks) == pytest.approx(3.0 * (micro_batches + (stages - 1) / chunks))
+    assert max(task.end_s for task in tasks) == pytest.approx(
+        3.0 * (micro_batches + (stages - 1) / chunks)
+    )
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(["1f1b", "gpipe", "interleaved"]), st.integers(2, 6), st.integers(1, 3))
-def test_no_stage_does_two_things_at_once_and_nothing_runs_too_early(schedule: str, stages: int, groups: int) -> None:
+def test_no_stage_does_two_things_at_once_and_nothing_runs_too_early(
+    schedule: str, stages: int, groups: int
+) -> None:
     chunks = 2 if schedule == "interleaved" else 1
     tasks = timeline(schedule, stages, stages * groups, 1.0, 2.0, chunks)
     for before, after in itertools.pairwise(tasks):
@@ -58,13 +70,26 @@ def test_what_is_not_drawn_is_said() -> None:
 
 
 def test_a_row_is_drawn_with_its_own_bubble() -> None:
-    board = board_of(change(DEFAULT, {"workload.kind": "training", "model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.nodes": 4}))
+    board = board_of(
+        change(
+            DEFAULT,
+            {
+                "workload.kind": "training",
+                "model": "meta-llama/Llama-3.1-70B-Instruct",
+                "hardware.nodes": 4,
+            },
+        )
+    )
     assert isinstance(board, TrainingBoard)
     row = next(int(row) for row in board.ranked if board.degree("pp")[row] == 4)
     tasks, note = step_timeline(board, row)
     cases = board.table.estimates.cases.take([row])
-    each = max(task.end_s for task in tasks) / (len({task.micro_batch for task in tasks}) + bubble_micro_batches(cases)[0])
-    passes = [task.end_s - task.start_s for task in tasks if task.stage == 0 and task.micro_batch == 0]
+    each = max(task.end_s for task in tasks) / (
+        len({task.micro_batch for task in tasks}) + bubble_micro_batches(cases)[0]
+    )
+    passes = [
+        task.end_s - task.start_s for task in tasks if task.stage == 0 and task.micro_batch == 0
+    ]
     assert sum(passes) == pytest.approx(each)
     assert "micro-batches" in note
     best = best_with_pipeline(board)

@@ -11,16 +11,24 @@ import sys
 
 import pytest
 
-from recipe_core.documents import to_yaml
-from recipe_core.errors import InputError
-from recipe_core.plan import chosen_plan
-from recipe_core.units import GIB
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import InputError
+from recipe_core.base.units import GIB
+from recipe_core.search.serving_plan import chosen_plan
 from tests.conftest import make_request, request_values
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
-QWEN_MOE, MIXTRAL, GPT_OSS = "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-Instruct-v0.1", "openai/gpt-oss-20b"
+QWEN_MOE, MIXTRAL, GPT_OSS = (
+    "Qwen/Qwen3-30B-A3B",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "openai/gpt-oss-20b",
+)
 DEEPSEEK_V4 = "deepseek-ai/DeepSeek-V4-Flash"
-GEMMA_2, GEMMA_3, DEEPSEEK = "google/gemma-2-9b-it", "google/gemma-3-1b-it", "deepseek-ai/DeepSeek-V3"
+GEMMA_2, GEMMA_3, DEEPSEEK = (
+    "google/gemma-2-9b-it",
+    "google/gemma-3-1b-it",
+    "deepseek-ai/DeepSeek-V3",
+)
 
 BLOCK_TOKENS = 16
 
@@ -65,11 +73,20 @@ SPLITS = [  # model, tp, pp, dp, ep
 
 
 def traced(model, tp=1, pp=1, dp=1, ep=1, **parts):
-    from recipe_core.trace import trace
+    from recipe_core.calibration.trace import trace
 
     workload = {"input_tokens": 1000, "output_tokens": 24, "concurrency": 4}
-    candidate = {"engine": "vllm", "tp": tp, "pp": pp, "dp": dp, "ep": ep, "max_num_seqs": 256} | parts
-    return trace(*chosen_plan(make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate)))
+    candidate = {
+        "engine": "vllm",
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "ep": ep,
+        "max_num_seqs": 256,
+    } | parts
+    return trace(
+        *chosen_plan(make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate))
+    )
 
 
 @pytest.mark.parametrize(("model", "tp", "pp", "dp", "ep"), SPLITS)
@@ -104,7 +121,10 @@ def test_the_trace_repeats_what_was_traced_by_hand(split, weights_gib, kv_bytes_
     assert found["kv_bytes_per_token"] == kv_bytes_per_token
 
 
-@pytest.mark.parametrize(("model", "tp", "heads"), [(LLAMA_8B, 8, 1), (LLAMA_8B, 16, 1), (QWEN_MOE, 2, 2), (QWEN_MOE, 8, 1)])
+@pytest.mark.parametrize(
+    ("model", "tp", "heads"),
+    [(LLAMA_8B, 8, 1), (LLAMA_8B, 16, 1), (QWEN_MOE, 2, 2), (QWEN_MOE, 8, 1)],
+)
 def test_kv_heads_are_repeated_once_ranks_outnumber_them(model, tp, heads):
     found = traced(model, tp)
     assert found["kv_bytes_per_token"] == found["layers"] * heads * 2 * 128 * 2
@@ -115,7 +135,9 @@ def test_the_latent_cache_is_whole_on_every_rank():
     assert {traced(DEEPSEEK, tp)["kv_bytes_per_token"] for tp in (1, 8, 16)} == {61 * 576 * 2}
 
 
-@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"tp": 8}, {"dp": 8, "ep": 8}, {"tp": 4, "pp": 2, "ep": 4}])
+@pytest.mark.parametrize(
+    "split", [{}, {"tp": 2}, {"tp": 8}, {"dp": 8, "ep": 8}, {"tp": 4, "pp": 2, "ep": 4}]
+)
 def test_a_compressed_past_is_whole_on_every_rank(split):
     """What the real cache grows by a token is the formula; engines round pages up to 576 bytes."""
     found = traced(DEEPSEEK_V4, **split)
@@ -132,11 +154,38 @@ def test_output_groups_must_divide():
 
 def test_the_state_of_linear_layers_is_counted_once_a_sequence():
     """Qwen3-Next, 3 linear layers and 1 full: 32 fp32 or bf16 states of 128 × 128 a linear layer, whatever the length."""
-    shape = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
-    linear = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
-    more = {"model_type": "qwen3_next", "vocab_size": 1024, "intermediate_size": 256, "max_position_embeddings": 4096}
-    found = traced(more | shape | linear | experts | {"full_attention_interval": 4, "linear_conv_kernel_dim": 4})
+    shape = {
+        "num_hidden_layers": 4,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    linear = {
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    }
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    }
+    more = {
+        "model_type": "qwen3_next",
+        "vocab_size": 1024,
+        "intermediate_size": 256,
+        "max_position_embeddings": 4096,
+    }
+    found = traced(
+        more
+        | shape
+        | linear
+        | experts
+        | {"full_attention_interval": 4, "linear_conv_kernel_dim": 4}
+    )
     state = found["kv_request_bytes"] - 1024 * found["kv_bytes_per_token"]
     assert found["kv_bytes_per_token"] == 2 * 2 * 64 * 2
     assert 3 * 32 * 128 * 128 * 2 < state < 3 * 32 * 128 * 128 * 4 * 1.2
@@ -153,7 +202,9 @@ def test_a_stage_has_its_share_of_layers_and_the_head():
 def test_the_peak_of_dense_layers_is_what_the_formula_takes(tp):
     """Embedding, residual and normed input (h each), gate, its activation and up (f / tp each), of 2 bytes a token."""
     found = traced(LLAMA_8B, tp, max_batched_tokens=8192)
-    assert found["layers_peak_bytes"] == pytest.approx(8192 * 2 * (3 * 4096 + 3 * 14336 / tp), rel=0.02)
+    assert found["layers_peak_bytes"] == pytest.approx(
+        8192 * 2 * (3 * 4096 + 3 * 14336 / tp), rel=0.02
+    )
 
 
 @pytest.mark.parametrize("tp", [4, 8])
@@ -171,8 +222,20 @@ def test_a_fused_projection_that_is_gathered_is_said(tiny_config):
 
 
 def test_a_multimodal_config_is_traced_by_its_language_model():
-    text = {"model_type": "gemma3_text", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4}
-    text |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "sliding_window": 64, "max_position_embeddings": 4096}
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+    }
+    text |= {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 1024,
+        "sliding_window": 64,
+        "max_position_embeddings": 4096,
+    }
     found = traced({"model_type": "gemma3", "text_config": text}, tp=2)
     assert found["method"].startswith("Gemma3ForCausalLM")
     assert found["layers_traced"] == 2
@@ -204,19 +267,30 @@ def test_without_torch_the_error_names_the_install_command(monkeypatch):
 
 
 def test_importing_the_package_does_not_import_torch():
-    code = "import sys, recipe_core.trace; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, recipe_core.calibration.trace; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def recipe(*words, stdin):
     command = [sys.executable, "-m", "recipe_core", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}, check=False)
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"},
+        check=False,
+    )
 
 
 def test_the_command_line_adds_the_trace():
-    request = to_yaml(request_values(LLAMA_8B, candidate={"engine": "vllm", "tp": 2, "pp": 1, "dp": 1}))
+    request = to_yaml(
+        request_values(LLAMA_8B, candidate={"engine": "vllm", "tp": 2, "pp": 1, "dp": 1})
+    )
     done = recipe("estimate", "-", "--trace", "--json", stdin=request)
     answer = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert answer["trace"]["weights_bytes"] == pytest.approx(answer["memory"]["weights_bytes"], rel=0.01)
+    assert answer["trace"]["weights_bytes"] == pytest.approx(
+        answer["memory"]["weights_bytes"], rel=0.01
+    )
     assert "traced in" in recipe("estimate", "-", "--trace", stdin=request).stdout

@@ -10,19 +10,27 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from recipe_core.cli import app
-from recipe_core.errors import InputError
+from recipe_core.base.errors import InputError
+from recipe_core.base.units import GIB
+from recipe_core.calibration.trace.text import training_trace_text
+from recipe_core.calibration.trace.training import trace_many, trace_training
+from recipe_core.doors.cli import app
 from recipe_core.model.catalog import load_model
-from recipe_core.request import PlanRequest
-from recipe_core.trace.text import training_trace_text
-from recipe_core.trace.training import trace_many, trace_training
-from recipe_core.training.memory import PARTS
-from recipe_core.training.plan import chosen_training
-from recipe_core.units import GIB
+from recipe_core.physics.training.memory import PARTS
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.training_search import chosen_training
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B-Instruct"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
-PLAIN = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1, "recompute": "none"}
+PLAIN = {
+    "engine": "torchtitan",
+    "tp": 1,
+    "pp": 1,
+    "dp": 8,
+    "zero_stage": 3,
+    "micro_batch": 1,
+    "recompute": "none",
+}
 
 GPIPE = {"engine": "torch", "schedule": "gpipe", "recompute": "full"}
 SIX_LAYERS = {"layers": 6, "recompute": "selective"}
@@ -42,9 +50,18 @@ CASES: dict[str, dict[str, Any]] = {
     "FSDP 8, full recomputation, 512 tokens": {"recompute": "full", "sequence_length": 512},
     "FSDP 8, parameters stay gathered (ZeRO-2)": {"zero_stage": 2},
     "FSDP 8, plain torch, 2 micro-batches": {"engine": "torch", "global_batch": 16},
-    "FSDP 64, Llama 3.1 70B, full recomputation": {"model": LLAMA_70B, "dp": 64, "recompute": "full"},
+    "FSDP 64, Llama 3.1 70B, full recomputation": {
+        "model": LLAMA_70B,
+        "dp": 64,
+        "recompute": "full",
+    },
     "HSDP 4 × 8, 2 micro-batches": {"dp": 32, "shard": 8, "global_batch": 64},
-    "8 replicas, 4 layers, 512 tokens, 2 micro-batches": {"zero_stage": 0, "layers": 4, "global_batch": 16, "sequence_length": 512},
+    "8 replicas, 4 layers, 512 tokens, 2 micro-batches": {
+        "zero_stage": 0,
+        "layers": 4,
+        "global_batch": 16,
+        "sequence_length": 512,
+    },
     "TP 8": {"tp": 8, "dp": 1, "sequence_parallel": False},
     "TP 8, sequence parallel": {"tp": 8, "dp": 1},
     "TP 4 × FSDP 4, sequence parallel, full recomputation": {"tp": 4, "dp": 4, "recompute": "full"},
@@ -56,27 +73,66 @@ CASES: dict[str, dict[str, Any]] = {
         "sequence_parallel": False,
     },
     "PP 4 × FSDP 4, 1F1B, 8 layers": {"pp": 4, "dp": 4, "layers": 8, "global_batch": 24},
-    "PP 2 × FSDP 8, 1F1B, ZeRO-2, 2 layers": {"pp": 2, "layers": 2, "global_batch": 32, "zero_stage": 2},
-    "PP 2 × FSDP 4, GPipe, full recomputation, 4 layers, plain torch": {"pp": 2, "dp": 4, "layers": 4, "global_batch": 16} | GPIPE,
-    "PP 2 × FSDP 4, 2 chunks a stage, 8 layers": {"pp": 2, "dp": 4, "layers": 8, "global_batch": 16, "virtual_stages": 2},
-    "PP 2 × TP 2 × FSDP 2, 1F1B, 4 layers": {"pp": 2, "tp": 2, "dp": 2, "layers": 4, "global_batch": 8},
-    "MoE: Mixtral 8x7B, FSDP 64, full recomputation": {"model": MIXTRAL, "dp": 64, "recompute": "full"},
+    "PP 2 × FSDP 8, 1F1B, ZeRO-2, 2 layers": {
+        "pp": 2,
+        "layers": 2,
+        "global_batch": 32,
+        "zero_stage": 2,
+    },
+    "PP 2 × FSDP 4, GPipe, full recomputation, 4 layers, plain torch": {
+        "pp": 2,
+        "dp": 4,
+        "layers": 4,
+        "global_batch": 16,
+    }
+    | GPIPE,
+    "PP 2 × FSDP 4, 2 chunks a stage, 8 layers": {
+        "pp": 2,
+        "dp": 4,
+        "layers": 8,
+        "global_batch": 16,
+        "virtual_stages": 2,
+    },
+    "PP 2 × TP 2 × FSDP 2, 1F1B, 4 layers": {
+        "pp": 2,
+        "tp": 2,
+        "dp": 2,
+        "layers": 4,
+        "global_batch": 8,
+    },
+    "MoE: Mixtral 8x7B, FSDP 64, full recomputation": {
+        "model": MIXTRAL,
+        "dp": 64,
+        "recompute": "full",
+    },
     "MoE: Mixtral 8x7B, 4 layers, FSDP 8": {"model": MIXTRAL, "layers": 4},
-    "MoE: Qwen3-30B-A3B, FSDP 16, full recomputation": {"model": QWEN_MOE, "dp": 16, "recompute": "full"},
+    "MoE: Qwen3-30B-A3B, FSDP 16, full recomputation": {
+        "model": QWEN_MOE,
+        "dp": 16,
+        "recompute": "full",
+    },
     "FSDP 8, 6 layers, selective recomputation": SIX_LAYERS,
 }
 """Llama 3.1 8B, 4096 tokens, one micro-batch a replica, torchtitan, unless it says otherwise."""
 
 
 def request(
-    model: str = LLAMA_8B, layers: int | None = None, sequence_length: int = 4096, global_batch: int | None = None, **split: Any
+    model: str = LLAMA_8B,
+    layers: int | None = None,
+    sequence_length: int = 4096,
+    global_batch: int | None = None,
+    **split: Any,
 ) -> Any:
     """A request for one split of as many H200 as it takes, a micro-batch a replica unless said otherwise."""
     more = split.pop("more", {})
     candidate = PLAIN | split
     config = dict(load_model(model).config) | ({"num_hidden_layers": layers} if layers else {})
     devices = candidate["tp"] * candidate["pp"] * candidate["dp"]
-    workload = {"kind": "training", "sequence_length": sequence_length, "global_batch": global_batch or candidate["dp"]}
+    workload = {
+        "kind": "training",
+        "sequence_length": sequence_length,
+        "global_batch": global_batch or candidate["dp"],
+    }
     hardware = {"device": "h200-sxm", "per_node": 8, "nodes": max(1, devices // 8)}
     return {
         "model": config if layers else model,
@@ -99,15 +155,23 @@ def traced() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_formulas_agree_with_the_traced_step(traces: dict[str, dict[str, Any]], name: str) -> None:
+def test_the_formulas_agree_with_the_traced_step(
+    traces: dict[str, dict[str, Any]], name: str
+) -> None:
     """Peak memory of every stage, and the bytes that every group exchanges."""
     differences = traces[name]["differences"]
     assert {"peak_memory"} < set(differences)
     assert all(abs(share) <= 0.05 for share in differences.values()), traces[name]
 
 
-def test_all_but_one_in_a_hundred_is_explained_without_pipelines(traces: dict[str, dict[str, Any]]) -> None:
-    shares = [abs(found["differences"]["peak_memory"]) for found in traces.values() if len(found["stages"]) == 1]
+def test_all_but_one_in_a_hundred_is_explained_without_pipelines(
+    traces: dict[str, dict[str, Any]],
+) -> None:
+    shares = [
+        abs(found["differences"]["peak_memory"])
+        for found in traces.values()
+        if len(found["stages"]) == 1
+    ]
     assert sorted(shares)[len(shares) // 2] < 0.01
 
 
@@ -118,20 +182,32 @@ def test_the_steady_state_is_four_copies_of_a_shard(traces: dict[str, dict[str, 
     assert stage["parameters_bytes"] == pytest.approx(shard, rel=1e-3)
     assert stage["optimizer_bytes"] == pytest.approx(2 * shard, rel=1e-3)
     assert stage["gradients_bytes"] == 0
-    assert traces["HSDP 4 × 8, 2 micro-batches"]["stages"][0]["gradients_bytes"] == pytest.approx(shard, rel=1e-3)
+    assert traces["HSDP 4 × 8, 2 micro-batches"]["stages"][0]["gradients_bytes"] == pytest.approx(
+        shard, rel=1e-3
+    )
 
 
 def test_parameters_that_stay_are_gathered_once(traces: dict[str, dict[str, Any]]) -> None:
     """14.96 GiB a step; resharded ones twice, but the head."""
-    stays, again = (traces[name]["stages"][0]["sent_bytes"]["shard"] for name in ("FSDP 8, parameters stay gathered (ZeRO-2)", "FSDP 8"))
+    stays, again = (
+        traces[name]["stages"][0]["sent_bytes"]["shard"]
+        for name in ("FSDP 8, parameters stay gathered (ZeRO-2)", "FSDP 8")
+    )
     assert stays["all_gather"] / GIB == pytest.approx(14.958, abs=5e-3)
     assert again["all_gather"] / GIB == pytest.approx(2 * 14.958 - 0.979, abs=5e-3)
-    assert stays["reduce_scatter"] == again["reduce_scatter"] == pytest.approx(2 * stays["all_gather"], rel=1e-6)
+    assert (
+        stays["reduce_scatter"]
+        == again["reduce_scatter"]
+        == pytest.approx(2 * stays["all_gather"], rel=1e-6)
+    )
 
 
 def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]]) -> None:
     """The two stages between the ends hold three and two: a micro-batch of two layers (Korthikanti et al.) more or less."""
-    first, second = (stage["activations_bytes"] for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][1:3])
+    first, second = (
+        stage["activations_bytes"]
+        for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][1:3]
+    )
     layer = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32 + 6 * 14336
     assert first - second == pytest.approx(2 * layer * 4096, rel=0.1)
 
@@ -139,10 +215,14 @@ def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]])
 def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, Any]]) -> None:
     """Six layers: from three and four, and one by one."""
     extended = traces["FSDP 8, 6 layers, selective recomputation"]
-    whole = trace_training(*chosen_training(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True)
+    whole = trace_training(
+        *chosen_training(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True
+    )
     assert (extended["layers_traced"], whole["layers_traced"]) == ([4], [6])
     assert extended["peak_bytes"] == pytest.approx(whole["peak_bytes"], rel=1e-3)
-    assert extended["stages"][0]["sent_bytes"]["shard"] == pytest.approx(whole["stages"][0]["sent_bytes"]["shard"], rel=1e-6)
+    assert extended["stages"][0]["sent_bytes"]["shard"] == pytest.approx(
+        whole["stages"][0]["sent_bytes"]["shard"], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +233,10 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
         ({"cp": 2, "dp": 4}, "cp 2 cannot be traced"),
         ({"model": MIXTRAL, "ep": 8}, "ep 8 cannot be traced"),
         ({"zero_stage": 1}, "zero_stage 1 cannot be traced"),
-        ({"pp": 2, "dp": 4, "virtual_stages": 2, "schedule": "zb-v"}, "schedule zb-v cannot be traced"),
+        (
+            {"pp": 2, "dp": 4, "virtual_stages": 2, "schedule": "zb-v"},
+            "schedule zb-v cannot be traced",
+        ),
         ({"pp": 2, "dp": 4, "global_batch": 128}, "micro_batches 32 cannot be traced"),
         ({"offload": "optimizer"}, "offload optimizer cannot be traced"),
         ({"recompute": "full", "recompute_layers": 16}, "recompute_layers 16 cannot be traced"),
@@ -185,7 +268,9 @@ def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
         def __init__(self) -> None:
             super().__init__()
             sizes = ((16, 48), (16, 48), (48, 16))
-            self.gate, self.up, self.down = (torch.nn.Linear(*size, bias=False, dtype=torch.bfloat16) for size in sizes)
+            self.gate, self.up, self.down = (
+                torch.nn.Linear(*size, bias=False, dtype=torch.bfloat16) for size in sizes
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.down(silu(self.gate(x)) * self.up(x))
@@ -195,7 +280,11 @@ def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
 
     def forward(graph: torch.fx.GraphModule, _inputs: Any) -> torch.fx.GraphModule:
         answer = next(node for node in graph.graph.nodes if node.op == "output").args[0][1:]
-        kept["compiled"] = {node for node in answer if node.op != "placeholder" and tuple(node.meta["val"].shape) == (32, 48)}
+        kept["compiled"] = {
+            node
+            for node in answer
+            if node.op != "placeholder" and tuple(node.meta["val"].shape) == (32, 48)
+        }
         return graph
 
     def pack(item: torch.Tensor) -> torch.Tensor:
@@ -204,23 +293,37 @@ def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda item: item):
         block(x)
-    aot_module(block, fw_compiler=forward, bw_compiler=lambda graph, _: graph, partition_fn=min_cut_rematerialization_partition)(x)
+    aot_module(
+        block,
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: graph,
+        partition_fn=min_cut_rematerialization_partition,
+    )(x)
     assert (len(kept["eager"]), len(kept["compiled"])) == (4, 3)
 
 
 def test_the_command_line_prints_formula_beside_trace(tmp_path: Any) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(request(layers=2)))
-    answer = json.loads(CliRunner().invoke(app, ["estimate", str(file), "--trace", "--json"]).stdout)
+    answer = json.loads(
+        CliRunner().invoke(app, ["estimate", str(file), "--trace", "--json"]).stdout
+    )
     formula = sum(answer["memory"][f"{part}_bytes"] for part in PARTS if part != "reserve")
     assert answer["trace"]["peak_bytes"] == pytest.approx(formula, rel=0.05)
-    assert answer["trace"]["differences"]["peak_memory"] == pytest.approx(formula / answer["trace"]["peak_bytes"] - 1)
-    assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(answer["trace"])
+    assert answer["trace"]["differences"]["peak_memory"] == pytest.approx(
+        formula / answer["trace"]["peak_bytes"] - 1
+    )
+    assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(
+        answer["trace"]
+    )
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """The cases as the documentation lists them."""
-    out = ["| case | devices | formula | trace | difference | exchanged |", "|---|---|---|---|---|---|"]
+    out = [
+        "| case | devices | formula | trace | difference | exchanged |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, trace in found.items():
         off, peak = trace["differences"], trace["peak_bytes"] / GIB
         traffic = max((share for key, share in off.items() if key.endswith("_traffic")), key=abs)

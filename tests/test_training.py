@@ -10,26 +10,40 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recipe_core.cli import app
-from recipe_core.errors import InputError
-from recipe_core.estimate.cases import add
-from recipe_core.many import estimate_many
-from recipe_core.request import PlanRequest
-from recipe_core.training.asked import shared_columns
-from recipe_core.training.cases import SCHEDULES, training_cases
-from recipe_core.training.choices import decided
-from recipe_core.training.memory import memory
-from recipe_core.training.plan import chosen_training, resolve_training, training_plan, training_setting
-from recipe_core.training.run import goodput, interval_s
-from recipe_core.training.schedule import bubble_micro_batches, step_parts
+from recipe_core.base.arrays import add
+from recipe_core.base.errors import InputError
+from recipe_core.doors.cli import app
+from recipe_core.physics.training.loss_chunks import decided
+from recipe_core.physics.training.memory import memory
+from recipe_core.physics.training.run import goodput, interval_s
+from recipe_core.physics.training.schedule import bubble_micro_batches, step_parts
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.batch import estimate_many
+from recipe_core.search.training_problem import resolve_training, shared_columns, training_setting
+from recipe_core.search.training_search import chosen_training, training_plan
+from recipe_core.space.training import SCHEDULES, training_cases
 
-SPLIT = {"engine": "megatron", "tp": 2, "pp": 4, "dp": 8, "zero_stage": 1, "micro_batch": 1, "recompute": "none"}
+SPLIT = {
+    "engine": "megatron",
+    "tp": 2,
+    "pp": 4,
+    "dp": 8,
+    "zero_stage": 1,
+    "micro_batch": 1,
+    "recompute": "none",
+}
 
 
-def request(candidate: dict[str, Any] | None = None, nodes: int = 8, **workload: Any) -> dict[str, Any]:
+def request(
+    candidate: dict[str, Any] | None = None, nodes: int = 8, **workload: Any
+) -> dict[str, Any]:
     """A run of Llama 3.1 8B on H100."""
     asked = {"kind": "training", "sequence_length": 8192, "global_batch": 256} | workload
-    out = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm", "nodes": nodes}, "workload": asked}
+    out = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "hardware": {"device": "h100-sxm", "nodes": nodes},
+        "workload": asked,
+    }
     return out if candidate is None else out | {"candidate": candidate}
 
 
@@ -42,10 +56,18 @@ def answer(candidate: dict[str, Any], nodes: int = 8, **workload: Any) -> dict[s
 def test_the_parts_add_up_to_the_step() -> None:
     got = answer(SPLIT)
     assert got["feasible"]
-    assert sum(got["breakdown_s"]["step"].values()) == pytest.approx(got["training"]["step_s"], rel=1e-12)
-    assert got["training"]["tokens_per_s_per_gpu"] * 64 * got["training"]["step_s"] == pytest.approx(256 * 8192)
+    assert sum(got["breakdown_s"]["step"].values()) == pytest.approx(
+        got["training"]["step_s"], rel=1e-12
+    )
+    assert got["training"]["tokens_per_s_per_gpu"] * 64 * got["training"][
+        "step_s"
+    ] == pytest.approx(256 * 8192)
     assert len(got["training"]["memory_by_stage_bytes"]) == 4
-    assert max(got["training"]["memory_by_stage_bytes"]) == got["training"]["peak_memory_bytes"] == got["memory"]["total_bytes"]
+    assert (
+        max(got["training"]["memory_by_stage_bytes"])
+        == got["training"]["peak_memory_bytes"]
+        == got["memory"]["total_bytes"]
+    )
 
 
 def test_the_fullest_stage_is_the_sum_of_its_parts() -> None:
@@ -54,16 +76,30 @@ def test_the_fullest_stage_is_the_sum_of_its_parts() -> None:
     assert sum(stage.values()) == pytest.approx(memory["total_bytes"])
 
 
-@pytest.mark.parametrize(("schedule", "chunks", "expected"), [("1f1b", 1, 7), ("interleaved", 4, 7 / 4), ("gpipe", 1, 7), ("zb-v", 2, 0)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "expected"),
+    [("1f1b", 1, 7), ("interleaved", 4, 7 / 4), ("gpipe", 1, 7), ("zb-v", 2, 0)],
+)
 def test_bubbles_are_those_of_the_schedules(schedule: str, chunks: int, expected: float) -> None:
     """(p - 1)/v micro-batches (Narayanan et al.); none for ZB-V."""
-    column = {"schedule": SCHEDULES.index(schedule), "sequence_length": 4096, "global_batch": 64, "per_node": 8, "nodes": 1}
-    assert bubble_micro_batches(training_cases(1, pp=8, virtual_stages=chunks, **column))[0] == pytest.approx(expected)
+    column = {
+        "schedule": SCHEDULES.index(schedule),
+        "sequence_length": 4096,
+        "global_batch": 64,
+        "per_node": 8,
+        "nodes": 1,
+    }
+    assert bubble_micro_batches(training_cases(1, pp=8, virtual_stages=chunks, **column))[
+        0
+    ] == pytest.approx(expected)
 
 
 def test_a_pipelines_bubble_shrinks_with_its_micro_batches() -> None:
     """(p - 1)/(m + p - 1) of the time of equal stages."""
-    shares = [answer(SPLIT | {"pp": 2, "dp": 16}, global_batch=batch)["training"]["bubble_share"] for batch in (16, 128, 1024)]
+    shares = [
+        answer(SPLIT | {"pp": 2, "dp": 16}, global_batch=batch)["training"]["bubble_share"]
+        for batch in (16, 128, 1024)
+    ]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(0.5, abs=0.12)
 
@@ -78,7 +114,9 @@ def test_model_flops_are_six_a_parameter_and_causal_attention() -> None:
     """Llama 3.1 8B at 8,192 tokens: 6 · 7.5 G (without the lookup) and 6 · 32 · 4,096 · 8,192."""
     got = answer(SPLIT)["training"]
     per_token = got["flops_per_s_per_gpu"] / got["tokens_per_s_per_gpu"]
-    assert per_token == pytest.approx(6 * (8.030e9 - 128256 * 4096) + 6 * 32 * 4096 * 8192, rel=1e-3)
+    assert per_token == pytest.approx(
+        6 * (8.030e9 - 128256 * 4096) + 6 * 32 * 4096 * 8192, rel=1e-3
+    )
     assert got["mfu"] == pytest.approx(got["flops_per_s_per_gpu"] / 989.4e12, rel=1e-3)
 
 
@@ -110,7 +148,11 @@ def test_llama_3_fails_as_often_as_published() -> None:
 @pytest.mark.parametrize(
     ("candidate", "workload", "said"),
     [
-        ({"micro_batch": 3}, {}, "global_batch 256 is not divisible by dp 8 × micro_batch 3 = 24; the nearest that is: 240 or 264"),
+        (
+            {"micro_batch": 3},
+            {},
+            "global_batch 256 is not divisible by dp 8 × micro_batch 3 = 24; the nearest that is: 240 or 264",
+        ),
         ({"pp": 64, "dp": 1, "tp": 1}, {}, "64 chunks are more than the 32 layers"),
         ({"tp": 3, "dp": 1}, {}, "32 attention heads are not divisible by tp 3"),
         ({"dp": 16}, {}, "= 128 devices; there are 64"),
@@ -121,7 +163,9 @@ def test_llama_3_fails_as_often_as_published() -> None:
         ({"cp": 2, "dp": 4}, {"sequence_length": 8190}, "not divisible by 2 × cp 2"),
     ],
 )
-def test_what_cannot_run_says_why(candidate: dict[str, Any], workload: dict[str, Any], said: str) -> None:
+def test_what_cannot_run_says_why(
+    candidate: dict[str, Any], workload: dict[str, Any], said: str
+) -> None:
     got = answer(SPLIT | candidate, **workload)
     assert not got["feasible"]
     assert any(said in reason for reason in got["reasons"]), got["reasons"]
@@ -129,7 +173,9 @@ def test_what_cannot_run_says_why(candidate: dict[str, Any], workload: dict[str,
 
 
 def test_no_device_multiplies_what_it_has_no_units_for() -> None:
-    value = request(SPLIT | {"precision": "fp8"}) | {"hardware": {"device": "a100-sxm-80gb", "nodes": 8}}
+    value = request(SPLIT | {"precision": "fp8"}) | {
+        "hardware": {"device": "a100-sxm-80gb", "nodes": 8}
+    }
     estimates, row = chosen_training(PlanRequest.parse(value))
     assert any("does not multiply fp8" in reason for reason in estimates.reasons(row))
 
@@ -154,7 +200,10 @@ def test_bad_input_names_its_field(change: dict[str, Any], field: str) -> None:
 
 def test_many_lines_answer_in_order_and_as_one_does() -> None:
     splits = [SPLIT | {"tp": tp, "dp": 16 // tp} for tp in (1, 2, 4, 8)]
-    values = [request(split) for split in splits] + [request({"tp": "two"}), request(SPLIT | {"precision": "fp8"})]
+    values = [request(split) for split in splits] + [
+        request({"tp": "two"}),
+        request(SPLIT | {"precision": "fp8"}),
+    ]
     got = estimate_many(values)
     assert [each.get("training", {}).get("step_s") for each in got[:4]] == [
         answer(split).get("training", {}).get("step_s") for split in splits
@@ -179,11 +228,17 @@ def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
     rates = [each["estimate"]["training"]["tokens_per_s"] for each in view["candidates"]]
     assert len(rates) == 5
     assert rates == sorted(rates, reverse=True)
-    assert view["counts"]["feasible"] + view["counts"]["refused"] == view["counts"]["candidates"] > 1000
+    assert (
+        view["counts"]["feasible"] + view["counts"]["refused"]
+        == view["counts"]["candidates"]
+        > 1000
+    )
     assert all(each["reasons"] for each in view["refused"])
     assert view["nearest"] is None
     again = answer(view["candidates"][0]["candidate"], nodes=1, global_batch=64)
-    assert again["training"]["step_s"] == pytest.approx(view["candidates"][0]["estimate"]["training"]["step_s"])
+    assert again["training"]["step_s"] == pytest.approx(
+        view["candidates"][0]["estimate"]["training"]["step_s"]
+    )
 
 
 def test_the_fewest_devices_that_train_a_model() -> None:
@@ -200,7 +255,9 @@ def test_when_nothing_fits_the_nearest_is_named() -> None:
 
 
 def test_a_part_of_a_candidate_leaves_the_rest_to_the_search() -> None:
-    estimates, row = chosen_training(PlanRequest.parse(request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64)))
+    estimates, row = chosen_training(
+        PlanRequest.parse(request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64))
+    )
     chosen = estimates.candidate(row)
     assert (chosen["tp"], chosen["recompute"]) == (2, "full")
     assert estimates.feasible[row]
@@ -225,12 +282,22 @@ def test_the_command_line_answers_and_exits(tmp_path: Path) -> None:
     assert len(runner.invoke(app, ["estimate", str(lines)]).stdout.splitlines()) == 3
 
 
-LONG = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 16, "recompute": "full"}
+LONG = {
+    "engine": "torchtitan",
+    "tp": 1,
+    "pp": 1,
+    "dp": 8,
+    "zero_stage": 3,
+    "micro_batch": 16,
+    "recompute": "full",
+}
 
 
 def test_a_loss_that_nobody_stated_is_made_in_pieces_where_nothing_else_fits() -> None:
     """Logits of 16 × 8,192 tokens are 62.6 GiB; torchtitan's own configurations make them in eight pieces."""
-    left, whole, cut = (answer(LONG, 1, **stated) for stated in ({}, {"fused_loss": False}, {"fused_loss": True}))
+    left, whole, cut = (
+        answer(LONG, 1, **stated) for stated in ({}, {"fused_loss": False}, {"fused_loss": True})
+    )
     assert left["feasible"]
     assert cut["feasible"]
     assert not whole["feasible"]
@@ -242,13 +309,21 @@ def test_a_loss_that_nobody_stated_is_made_in_pieces_where_nothing_else_fits() -
 def test_logits_are_made_at_once_where_they_fit_and_where_the_framework_cannot_cut_them() -> None:
     small = LONG | {"micro_batch": 1}
     assert answer(small, 1)["memory"] == answer(small, 1, fused_loss=False)["memory"]
-    assert answer(LONG | {"engine": "torch"}, 1) == answer(LONG | {"engine": "torch"}, 1, fused_loss=False)
+    assert answer(LONG | {"engine": "torch"}, 1) == answer(
+        LONG | {"engine": "torch"}, 1, fused_loss=False
+    )
 
 
 def test_rows_that_fit_keep_their_memory_beside_those_that_are_decided() -> None:
     """Columns with and without a pipeline: only what did not fit is computed again."""
     asked = resolve_training(PlanRequest.parse(request({"engine": "torchtitan"}, 1)))
-    columns = {"pp": np.array([1, 2, 1]), "dp": np.array([8, 4, 8]), "micro_batch": np.array([16, 1, 1]), "recompute": 2, "zero_stage": 3}
+    columns = {
+        "pp": np.array([1, 2, 1]),
+        "dp": np.array([8, 4, 8]),
+        "micro_batch": np.array([16, 1, 1]),
+        "recompute": 2,
+        "zero_stage": 3,
+    }
     cases = training_cases(3, **columns, **shared_columns(asked))
     cases, mem = decided(training_setting(asked), cases)
     assert cases.fused_loss.tolist() == [1, 0, 0]
@@ -263,7 +338,9 @@ def test_8_bits_without_a_compiler_are_no_faster() -> None:
 
     def rate(engine: str, precision: str) -> float:
         asked = request(split | {"engine": engine, "precision": precision}, 1, global_batch=8)
-        estimates, row = chosen_training(PlanRequest.parse(asked | {"hardware": {"device": "mi355x"}}))
+        estimates, row = chosen_training(
+            PlanRequest.parse(asked | {"hardware": {"device": "mi355x"}})
+        )
         return float(estimates.row(row)["training"]["tokens_per_s_per_gpu"])
 
     assert rate("torch", "fp8") / rate("torch", "bf16") == pytest.approx(11724 / 11767, abs=0.03)

@@ -10,20 +10,27 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from recipe_core.bundle import bundle_files, write_bundle, zip_bytes
+from recipe_core.bundle.verify import read_bundle
+from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
+from recipe_core.launch.training.start import launch_reasons
 from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.recipe.build import Additions
-from recipe_core.request import PlanRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.training_search import training_plan
 from recipe_core.targets import Parameters
-from recipe_core.training.launch import launch_reasons
-from recipe_core.training.plan import training_plan
-from recipe_core.verify import read_bundle
 
 IMAGE = Parameters(image="registry.example/trainer:1")
 
 
-def request(model: Any, candidate: dict[str, Any] | None = None, *, nodes: int = 1, device: str = "cpu", per_node: int = 2) -> PlanRequest:
+def request(
+    model: Any,
+    candidate: dict[str, Any] | None = None,
+    *,
+    nodes: int = 1,
+    device: str = "cpu",
+    per_node: int = 2,
+) -> PlanRequest:
     workload = {"kind": "training", "sequence_length": 128, "global_batch": 16, "tokens": 2**20}
     hardware = {"device": device, "per_node": per_node, "nodes": nodes}
     split = {"candidate": candidate} if candidate else {"options": {"engines": ["torch"]}}
@@ -32,7 +39,12 @@ def request(model: Any, candidate: dict[str, Any] | None = None, *, nodes: int =
 
 @pytest.fixture
 def recipe(tiny_config: dict[str, Any]) -> Recipe:
-    return make_recipe(request(tiny_config | {"_name_or_path": "tiny"}, {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "micro_batch": 4}))
+    return make_recipe(
+        request(
+            tiny_config | {"_name_or_path": "tiny"},
+            {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "micro_batch": 4},
+        )
+    )
 
 
 def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe: Recipe) -> None:
@@ -56,30 +68,59 @@ def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe: Recip
 @pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "accelerate"])
 def test_a_framework_without_an_image_comes_with_what_one_is_built_from(name: str) -> None:
     """Exact packages, on torch's own image, within the versions that the recipe is locked to."""
-    split = {"engine": name, "tp": 1, "pp": 1, "dp": 16, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
-    found = make_recipe(request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8))
+    split = {
+        "engine": name,
+        "tp": 1,
+        "pp": 1,
+        "dp": 16,
+        "zero_stage": 3,
+        "micro_batch": 1,
+        "recompute": "full",
+    }
+    found = make_recipe(
+        request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8)
+    )
     files = bundle_files(found)
     text = files["container/Containerfile"].decode()
-    assert re.search(r"^FROM pytorch/pytorch:2\.13\.0-cuda13\.0-cudnn9-(runtime@sha256:[0-9a-f]{64}|devel)$", text, re.MULTILINE)
+    assert re.search(
+        r"^FROM pytorch/pytorch:2\.13\.0-cuda13\.0-cudnn9-(runtime@sha256:[0-9a-f]{64}|devel)$",
+        text,
+        re.MULTILINE,
+    )
     packages = dict(re.findall(r"^ {4}([\w-]+)==([\w.]+)", text, re.MULTILINE))
     assert found.lock
     for package, specifier in found.lock.engine.packages.items():
         assert packages[package] in SpecifierSet(specifier), package
     assert "Build one from container/Containerfile" in files["README.md"].decode()
     assert not any(path.startswith("targets/jobset") for path in files)
-    named = make_recipe(request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8), Additions(parameters=IMAGE))
-    (job,) = (text for path, text in bundle_files(named).items() if path == "targets/jobset/jobset.yaml")
+    named = make_recipe(
+        request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8),
+        Additions(parameters=IMAGE),
+    )
+    (job,) = (
+        text for path, text in bundle_files(named).items() if path == "targets/jobset/jobset.yaml"
+    )
     assert b"registry.example/trainer:1" in job
 
 
 def test_no_image_is_built_where_no_base_is_known() -> None:
-    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    split = {
+        "engine": "torch",
+        "tp": 1,
+        "pp": 1,
+        "dp": 8,
+        "zero_stage": 3,
+        "micro_batch": 1,
+        "recompute": "full",
+    }
     assert "container/Containerfile" not in bundle_files(
         make_recipe(request("meta-llama/Llama-3.1-8B", split, device="mi300x", per_node=8))
     )
 
 
-def test_a_training_bundle_verifies_and_its_launcher_reads_it(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_training_bundle_verifies_and_its_launcher_reads_it(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     folder = write_bundle(recipe, tmp_path / "bundle")
     assert read_bundle(folder).recipe == recipe
     plan = load_plan(folder)
@@ -92,8 +133,18 @@ def test_a_training_bundle_verifies_and_its_launcher_reads_it(recipe: Recipe, tm
 
 
 def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path: Path) -> None:
-    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
-    found = make_recipe(request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8))
+    split = {
+        "engine": "torch",
+        "tp": 1,
+        "pp": 1,
+        "dp": 16,
+        "zero_stage": 3,
+        "micro_batch": 1,
+        "recompute": "full",
+    }
+    found = make_recipe(
+        request("meta-llama/Llama-3.1-8B", split, nodes=2, device="h100-sxm", per_node=8)
+    )
     folder = write_bundle(found, tmp_path / "bundle")
     plan = load_plan(folder, node=1, head="10.0.0.7")
     assert plan.needs_model
@@ -102,16 +153,25 @@ def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path: Path) -> None
     assert json.loads((folder / "train.json").read_text())["model"]["config"] is None
 
 
-def test_adapters_are_trained_beside_the_weights_of_a_folder(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+def test_adapters_are_trained_beside_the_weights_of_a_folder(
+    tiny_config: dict[str, Any], tmp_path: Path
+) -> None:
     """Rank and factor as asked, at the rate of pre-training; `tests/trainer` runs such settings."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(tiny_config))
-    asked = request(str(model), {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "zero_stage": 3, "micro_batch": 4}).model_dump(mode="json")
+    asked = request(
+        str(model),
+        {"engine": "torch", "tp": 1, "pp": 1, "dp": 2, "zero_stage": 3, "micro_batch": 4},
+    ).model_dump(mode="json")
     rates = {}
     for method, more in (("lora", {"lora_rank": 8}), ("pretrain", {})):
         workload = asked["workload"] | {"method": method} | more
-        settings = json.loads(bundle_files(make_recipe(PlanRequest.parse(asked | {"workload": workload})))["train.json"])
+        settings = json.loads(
+            bundle_files(make_recipe(PlanRequest.parse(asked | {"workload": workload})))[
+                "train.json"
+            ]
+        )
         rates[method] = settings["optimizer"]["learning_rate"]
         assert settings.get("lora") == ({"rank": 8, "alpha": 16.0} if more else None)
         assert settings["model"]["weights"] == ("pretrained" if more else "random")

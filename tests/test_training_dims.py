@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.errors import InputError
-from recipe_core.training.dims import ParallelDims
+from recipe_core.base.errors import InputError
+from recipe_core.space.dims import ParallelDims
 
 DIMS = {"tp": 2, "pp": 4, "cp": 2, "dp": 8, "micro_batch": 2, "global_batch": 256}
 
@@ -21,13 +21,19 @@ def test_products_come_out() -> None:
     ("change", "field", "said"),
     [
         ({"dp": 9}, "candidate", "tp 2 × pp 4 × cp 2 × dp 9 = 144 devices; there are 128"),
-        ({"global_batch": 250}, "workload.global_batch", "global_batch 250 is not divisible by dp 8 × micro_batch 2 = 16; the nearest"),
+        (
+            {"global_batch": 250},
+            "workload.global_batch",
+            "global_batch 250 is not divisible by dp 8 × micro_batch 2 = 16; the nearest",
+        ),
         ({"global_batch": 8}, "workload.global_batch", "the nearest that is: 16"),
         ({"shard": 3}, "candidate.shard", "dp 8 × cp 2 = 16 replicas are not divisible by shard 3"),
         ({"tp": 0}, "candidate", "below 1"),
     ],
 )
-def test_what_does_not_come_out_prints_every_term(change: dict[str, int], field: str, said: str) -> None:
+def test_what_does_not_come_out_prints_every_term(
+    change: dict[str, int], field: str, said: str
+) -> None:
     with pytest.raises(InputError, match=said.replace("(", r"\(")) as raised:
         ParallelDims(**(DIMS | change)).check(128)
     assert raised.value.field == field

@@ -15,17 +15,21 @@ from typing import Any
 import pytest
 import yaml
 
-from recipe_core.engines.deployment import Launch
-from recipe_core.errors import InputError, NoAnswer
-from recipe_core.request import CandidateRequest, PlanRequest
-from recipe_core.training.engines.corpus import corpus
-from recipe_core.training.engines.facts import training_engine, usual
-from recipe_core.training.launch import first_launchable, launch_reasons, training_launch
-from recipe_core.training.plan import chosen_training, training_plan
-from recipe_core.training.stages import stage_layers
-from recipe_core.training.table import TrainingTable
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.engines.training_programs import training_engine, usual
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.corpus import corpus
+from recipe_core.launch.training.start import first_launchable, launch_reasons, training_launch
+from recipe_core.physics.training.stages import stage_layers
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.training_plan import TrainingTable
+from recipe_core.search.training_search import chosen_training, training_plan
 
-LLAMA, QWEN_MOE, MIXTRAL = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1"
+LLAMA, QWEN_MOE, MIXTRAL = (
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen3-30B-A3B",
+    "mistralai/Mixtral-8x7B-v0.1",
+)
 ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")
 OPTIONS = Path(__file__).parent / "data" / "torchtitan-0.3.0-options.txt"
 WANTED = 500
@@ -43,9 +47,20 @@ REPLICAS = ("deepspeed", "accelerate")
 
 
 def request(
-    engine: str, model: str = LLAMA, nodes: int = 2, device: str = "h100-sxm", per_node: int = 8, candidate: Any = None, **work: Any
+    engine: str,
+    model: str = LLAMA,
+    nodes: int = 2,
+    device: str = "h100-sxm",
+    per_node: int = 8,
+    candidate: Any = None,
+    **work: Any,
 ) -> PlanRequest:
-    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 128, "tokens": 1e9} | work
+    workload = {
+        "kind": "training",
+        "sequence_length": 4096,
+        "global_batch": 128,
+        "tokens": 1e9,
+    } | work
     hardware = {"device": device, "per_node": per_node, "nodes": nodes}
     parts = {"candidate": candidate} if candidate else {"options": {"engines": [engine]}}
     return PlanRequest.parse({"model": model, "hardware": hardware, "workload": workload, **parts})
@@ -54,7 +69,9 @@ def request(
 @cache
 def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingTable:
     limits = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
-    return training_plan(request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits)
+    return training_plan(
+        request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits
+    )
 
 
 def tables(engine: str) -> Iterator[TrainingTable]:
@@ -62,7 +79,11 @@ def tables(engine: str) -> Iterator[TrainingTable]:
     models = {"torchtitan": (LLAMA, QWEN_MOE), "megatron": (LLAMA, MIXTRAL)}.get(engine, (LLAMA,))
     many = engine in REPLICAS
     for model in models:
-        for nodes, per_node in ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8)) if many else ((2, 8), (1, 8)):
+        for nodes, per_node in (
+            ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
+            if many
+            else ((2, 8), (1, 8))
+        ):
             for batch in (96, 128, 192, 256, 640, 1120) if many else (128,):
                 yield table(engine, model, nodes, per_node, batch)
 
@@ -85,7 +106,11 @@ def flags(words: tuple[str, ...]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for word, following in zip(words, (*words[1:], "--"), strict=True):
         if word.startswith("--"):
-            out[word[2:]] = True if following.startswith("--") or following.startswith("activation-") else following
+            out[word[2:]] = (
+                True
+                if following.startswith("--") or following.startswith("activation-")
+                else following
+            )
     return out
 
 
@@ -109,34 +134,76 @@ def batch(found: TrainingTable, row: int) -> dict[str, Any]:
         "global_batch": int(e.cases.global_batch[row]),
         "micro_batches": int(e.cases.micro_batches[row]),
         "steps": int(e.run.steps[row]),
-        "stage_layers": [int(count) for count in stage_layers(e.setting, e.cases.take([row]))[0][0]],
+        "stage_layers": [
+            int(count) for count in stage_layers(e.setting, e.cases.take([row]))[0][0]
+        ],
     }
 
 
 def read_torch(launch: Launch) -> dict[str, Any]:
     s = json.loads(launch.files["train.json"])
-    split = {name: s["split"][name] for name in ("tp", "pp", "virtual_stages", "dp", "shard", "zero_stage", "schedule")}
-    plain = {"micro_batch": s["batch"]["micro_batch"], "recompute": s["recompute"], "precision": s["precision"], "steps": s["steps"]}
-    sizes = {"sequence_length": s["batch"]["sequence_length"], "global_batch": s["batch"]["global_batch"]}
-    sync = {"gradient_sync": "step" if s["split"]["gradient_sync"] == "step" and s["split"]["zero_stage"] else "micro-batch"}
-    return split | plain | sizes | sync | {"cp": 1, "ep": 1, "optimizer": s["optimizer"]["name"], "stage_layers": even(32, split["pp"])}
+    split = {
+        name: s["split"][name]
+        for name in ("tp", "pp", "virtual_stages", "dp", "shard", "zero_stage", "schedule")
+    }
+    plain = {
+        "micro_batch": s["batch"]["micro_batch"],
+        "recompute": s["recompute"],
+        "precision": s["precision"],
+        "steps": s["steps"],
+    }
+    sizes = {
+        "sequence_length": s["batch"]["sequence_length"],
+        "global_batch": s["batch"]["global_batch"],
+    }
+    sync = {
+        "gradient_sync": "step"
+        if s["split"]["gradient_sync"] == "step" and s["split"]["zero_stage"]
+        else "micro-batch"
+    }
+    return (
+        split
+        | plain
+        | sizes
+        | sync
+        | {
+            "cp": 1,
+            "ep": 1,
+            "optimizer": s["optimizer"]["name"],
+            "stage_layers": even(32, split["pp"]),
+        }
+    )
 
 
 def read_torchtitan(launch: Launch) -> dict[str, Any]:
     words = launch.processes[0].argv
     f = flags(words)
-    par = {name.removeprefix("parallelism."): value for name, value in f.items() if name.startswith("parallelism.")}
-    pp, shard, cp = (int(par[f"{name}-degree"]) for name in ("pipeline-parallel", "data-parallel-shard", "context-parallel"))
+    par = {
+        name.removeprefix("parallelism."): value
+        for name, value in f.items()
+        if name.startswith("parallelism.")
+    }
+    pp, shard, cp = (
+        int(par[f"{name}-degree"])
+        for name in ("pipeline-parallel", "data-parallel-shard", "context-parallel")
+    )
     replicate = int(par["data-parallel-replicate-degree"])
     layers = {"llama3_8b": 32, "qwen3_30b_a3b": 48}[f["config"]]
     local = int(f["training.local-batch-size"])
     micro = int(par.get("pipeline-parallel-microbatch-size", local))
-    reshards = par["fsdp-reshard-after-forward"] == ("always" if pp > 1 else "default")  # the head's unit stays, where that can be said
-    assert (f["compile.enable"], f["compile.components"]) == (True, "model,loss")  # as its fitted figures are
+    reshards = par["fsdp-reshard-after-forward"] == (
+        "always" if pp > 1 else "default"
+    )  # the head's unit stays, where that can be said
+    assert (f["compile.enable"], f["compile.components"]) == (
+        True,
+        "model,loss",
+    )  # as its fitted figures are
     return {
         "tp": int(par["tensor-parallel-degree"]),
         "pp": pp,
-        "virtual_stages": layers // (int(par["pipeline-parallel-layers-per-stage"]) * pp) if pp > 1 else 1,
+        "virtual_stages": layers // (int(par["pipeline-parallel-layers-per-stage"]) * pp)
+        if pp > 1
+        else 1,
         "stage_layers": even(layers, pp),
         "cp": cp,
         "ep": int(par["expert-parallel-degree"]),
@@ -157,7 +224,10 @@ def read_deepspeed(launch: Launch) -> dict[str, Any]:
     config, words = json.loads(launch.files["ds_config.json"]), flags(launch.processes[0].argv)
     s = read_torch(launch)
     dp = int(words["num_nodes"]) * int(words["num_gpus"])
-    micro, accumulated = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    micro, accumulated = (
+        config["train_micro_batch_size_per_gpu"],
+        config["gradient_accumulation_steps"],
+    )
     assert config["train_batch_size"] == dp * micro * accumulated
     return {
         "tp": 1,
@@ -172,7 +242,9 @@ def read_deepspeed(launch: Launch) -> dict[str, Any]:
         "precision": next(name for name in ("bf16", "fp16") if config[name]["enabled"]),
         "optimizer": config["optimizer"]["type"].lower(),
         "steps": config["scheduler"]["params"]["total_num_steps"],
-        "offload": {"cpu": "optimizer"}.get(config["zero_optimization"].get("offload_optimizer", {}).get("device")),
+        "offload": {"cpu": "optimizer"}.get(
+            config["zero_optimization"].get("offload_optimizer", {}).get("device")
+        ),
         "recompute": s["recompute"],
         "sequence_length": s["sequence_length"],
     }
@@ -180,8 +252,25 @@ def read_deepspeed(launch: Launch) -> dict[str, Any]:
 
 def read_accelerate(launch: Launch) -> dict[str, Any]:
     config, s = yaml.safe_load(launch.files["accelerate.yaml"]), read_torch(launch)
-    out = {name: s[name] for name in ("micro_batch", "sequence_length", "global_batch", "steps", "recompute", "gradient_sync")}
-    out |= {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": config["num_processes"], "precision": config["mixed_precision"]}
+    out = {
+        name: s[name]
+        for name in (
+            "micro_batch",
+            "sequence_length",
+            "global_batch",
+            "steps",
+            "recompute",
+            "gradient_sync",
+        )
+    }
+    out |= {
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "dp": config["num_processes"],
+        "precision": config["mixed_precision"],
+    }
     if config["distributed_type"] != "FSDP":
         return out | {"zero_stage": 0}
     fsdp, parallel = config["fsdp_config"], config["parallelism_config"]
@@ -194,10 +283,16 @@ def read_accelerate(launch: Launch) -> dict[str, Any]:
 def read_megatron(launch: Launch) -> dict[str, Any]:
     words = launch.processes[0].argv
     f, where = flags(words), flags(words[: words.index("-m")])
-    tp, pp, cp = (int(f[f"{name}-parallel-size"]) for name in ("tensor-model", "pipeline-model", "context"))
+    tp, pp, cp = (
+        int(f[f"{name}-parallel-size"]) for name in ("tensor-model", "pipeline-model", "context")
+    )
     dp = int(where["nnodes"]) * int(where["nproc-per-node"]) // (tp * pp * cp)
     sharding = {"optim_grads": 2, "optim_grads_params": 3}
-    zero = sharding[f["data-parallel-sharding-strategy"]] if "use-megatron-fsdp" in f else int("use-distributed-optimizer" in f)
+    zero = (
+        sharding[f["data-parallel-sharding-strategy"]]
+        if "use-megatron-fsdp" in f
+        else int("use-distributed-optimizer" in f)
+    )
     micro, whole = int(f["micro-batch-size"]), int(f["global-batch-size"])
     return {
         "tp": tp,
@@ -206,7 +301,9 @@ def read_megatron(launch: Launch) -> dict[str, Any]:
         "dp": dp,
         "ep": int(f.get("expert-model-parallel-size", 1)),
         "virtual_stages": int(f.get("num-virtual-stages-per-pipeline-rank", 1)),
-        "stage_layers": layout(f[told]) if (told := "pipeline-model-parallel-layout") in f else even(int(f["num-layers"]), pp),
+        "stage_layers": layout(f[told])
+        if (told := "pipeline-model-parallel-layout") in f
+        else even(int(f["num-layers"]), pp),
         "zero_stage": zero,
         "shard": dp * cp // int(f.get("num-distributed-optimizer-instances", 1)) if zero else None,
         "micro_batch": micro,
@@ -234,10 +331,23 @@ def test_what_is_rendered_reads_back_as_what_was_estimated(engine: str) -> None:
     found = rendered(engine)
     assert len(found) >= WANTED
     for candidate, of, row, launch in found:
-        estimated = {"gradient_sync": "micro-batch"} | candidate | batch(of, row) | {"optimizer": "adamw"}
+        estimated = (
+            {"gradient_sync": "micro-batch"} | candidate | batch(of, row) | {"optimizer": "adamw"}
+        )
         read = {name: value for name, value in READERS[engine](launch).items() if value is not None}
         assert read == {name: estimated[name] for name in read}, launch.processes[0].argv
-        assert {"tp", "pp", "cp", "dp", "ep", "micro_batch", "recompute", "precision", "global_batch", "steps"} <= read.keys()
+        assert {
+            "tp",
+            "pp",
+            "cp",
+            "dp",
+            "ep",
+            "micro_batch",
+            "recompute",
+            "precision",
+            "global_batch",
+            "steps",
+        } <= read.keys()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -246,7 +356,10 @@ def test_each_node_has_one_launching_process_with_all_its_devices(engine: str) -
         devices = candidate["tp"] * candidate["pp"] * candidate["cp"] * candidate["dp"]
         assert [process.node for process in launch.processes] == list(range(launch.nodes))
         assert sum(len(process.devices) for process in launch.processes) == devices
-        assert all(process.role == "trainer" and "${head}" in "".join(process.argv) for process in launch.processes)
+        assert all(
+            process.role == "trainer" and "${head}" in "".join(process.argv)
+            for process in launch.processes
+        )
         assert launch.kind == "training"
 
 
@@ -254,12 +367,15 @@ def test_torchtitan_knows_every_option_that_is_used() -> None:
     known = set(OPTIONS.read_text().split())
     for _, _, _, launch in rendered("torchtitan"):
         words = launch.processes[0].argv
-        used = {word for word in words[words.index("torchtitan.train") :] if word.startswith("--")} - {"--module", "--config"}
+        used = {
+            word for word in words[words.index("torchtitan.train") :] if word.startswith("--")
+        } - {"--module", "--config"}
         assert used <= known
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("torchtitan") is None, reason="NOT TESTED: torchtitan's own parser; pip install torchtitan==0.3.0"
+    importlib.util.find_spec("torchtitan") is None,
+    reason="NOT TESTED: torchtitan's own parser; pip install torchtitan==0.3.0",
 )
 def test_torchtitan_parses_what_is_rendered() -> None:
     from torchtitan.config.manager import ConfigManager
@@ -270,12 +386,16 @@ def test_torchtitan_parses_what_is_rendered() -> None:
         assert parsed.parallelism.tensor_parallel_degree == candidate["tp"]
         assert (parsed.compile.enable, parsed.compile.components) == (True, ["model", "loss"])
         assert (
-            type(parsed.activation_checkpoint).__qualname__.lower().startswith(candidate["recompute"]) or candidate["recompute"] == "none"
+            type(parsed.activation_checkpoint)
+            .__qualname__.lower()
+            .startswith(candidate["recompute"])
+            or candidate["recompute"] == "none"
         )
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="NOT TESTED: DeepSpeed's own checks; pip install deepspeed==0.19.8"
+    importlib.util.find_spec("deepspeed") is None,
+    reason="NOT TESTED: DeepSpeed's own checks; pip install deepspeed==0.19.8",
 )
 def test_deepspeed_accepts_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.launcher.runner import parse_args
@@ -283,15 +403,29 @@ def test_deepspeed_accepts_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
     for candidate, _, _, launch in rendered("deepspeed")[:200]:
-        monkeypatch.setattr("deepspeed.runtime.config.dist.get_world_size", lambda dp=candidate["dp"]: dp)
-        words = parse_args([word.replace("${port}", "29500") for word in launch.processes[0].argv[1:]])
-        assert (words.num_nodes, words.num_gpus, words.node_rank) == (launch.nodes, candidate["dp"] // launch.nodes, 0)
+        monkeypatch.setattr(
+            "deepspeed.runtime.config.dist.get_world_size", lambda dp=candidate["dp"]: dp
+        )
+        words = parse_args(
+            [word.replace("${port}", "29500") for word in launch.processes[0].argv[1:]]
+        )
+        assert (words.num_nodes, words.num_gpus, words.node_rank) == (
+            launch.nodes,
+            candidate["dp"] // launch.nodes,
+            0,
+        )
         found = DeepSpeedConfig(json.loads(launch.files["ds_config.json"]))
         assert found.zero_optimization_stage == candidate["zero_stage"]
-        assert found.gradient_accumulation_steps * candidate["micro_batch"] * candidate["dp"] == found.train_batch_size
+        assert (
+            found.gradient_accumulation_steps * candidate["micro_batch"] * candidate["dp"]
+            == found.train_batch_size
+        )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="NOT TESTED: Accelerate's own loader; pip install '.[torch]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None,
+    reason="NOT TESTED: Accelerate's own loader; pip install '.[torch]'",
+)
 def test_accelerate_loads_what_is_rendered(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
@@ -301,7 +435,10 @@ def test_accelerate_loads_what_is_rendered(tmp_path: Path) -> None:
         path.write_text(launch.files["accelerate.yaml"])
         found = load_config_from_file(str(path))
         assert (found.num_processes, found.num_machines) == (candidate["dp"], launch.nodes)
-        words = [word.replace("${port}", "29500").replace("${head}", "node-0") for word in launch.processes[-1].argv[2:]]
+        words = [
+            word.replace("${port}", "29500").replace("${head}", "node-0")
+            for word in launch.processes[-1].argv[2:]
+        ]
         parsed = launch_command_parser().parse_args(words)
         assert (parsed.machine_rank, parsed.main_process_ip) == (launch.nodes - 1, "node-0")
         known = {action.dest for action in launch_command_parser()._actions}
@@ -321,7 +458,15 @@ def test_primus_gets_megatrons_names_in_a_file() -> None:
 
 
 def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
-    plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 32, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    plain = {
+        "engine": "torch",
+        "tp": 1,
+        "pp": 1,
+        "dp": 32,
+        "zero_stage": 3,
+        "micro_batch": 1,
+        "recompute": "full",
+    }
     estimates, row = chosen_training(request("torch", nodes=4, candidate=plain, global_batch=96))
     words = flags(training_launch(estimates, row).processes[0].argv)
     assert words["nnodes"] == "1:4"  # 24, 16 and 8 replicas divide a batch of 96
@@ -335,28 +480,97 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         ("torch", {"cp": 2, "dp": 8}, {}, "candidate.cp", "does not cut sequences (cp 2)"),
         ("torch", {"precision": "fp8"}, {}, "candidate.precision", "no products in 8 bits"),
         ("torch", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
-        ("torch", {"offload": "optimizer"}, {}, "candidate.offload", "not launched with offload: optimizer"),
-        ("torch", {"recompute": "full", "recompute_layers": 4}, {}, "candidate.recompute_layers", "all layers are recomputed or none"),
-        ("torch", {}, {"document_tokens": 512}, "workload.document_tokens", "attention that ends with documents"),
-        ("torch", {}, {"gradient_dtype": "bf16"}, "workload.gradient_dtype", "is launched with fp32 gradients"),
-        ("torchtitan", {"zero_stage": 3, "gradient_sync": "step"}, {}, "candidate.gradient_sync", "after every micro-batch"),
+        (
+            "torch",
+            {"offload": "optimizer"},
+            {},
+            "candidate.offload",
+            "not launched with offload: optimizer",
+        ),
+        (
+            "torch",
+            {"recompute": "full", "recompute_layers": 4},
+            {},
+            "candidate.recompute_layers",
+            "all layers are recomputed or none",
+        ),
+        (
+            "torch",
+            {},
+            {"document_tokens": 512},
+            "workload.document_tokens",
+            "attention that ends with documents",
+        ),
+        (
+            "torch",
+            {},
+            {"gradient_dtype": "bf16"},
+            "workload.gradient_dtype",
+            "is launched with fp32 gradients",
+        ),
+        (
+            "torchtitan",
+            {"zero_stage": 3, "gradient_sync": "step"},
+            {},
+            "candidate.gradient_sync",
+            "after every micro-batch",
+        ),
         ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "has no muon"),
         ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs an end"),
         ("torch", {}, {"method": "qlora"}, "workload.method", "qlora is estimated, not launched"),
         ("torch", {}, {"method": "dpo"}, "workload.method", "dpo is estimated, not launched"),
-        ("torchtitan", {"zero_stage": 3}, {"method": "lora"}, "candidate.engine", "not launched with adapters"),
+        (
+            "torchtitan",
+            {"zero_stage": 3},
+            {"method": "lora"},
+            "candidate.engine",
+            "not launched with adapters",
+        ),
         ("torch", {}, {"method": "lora", "model": INLINE}, "model", "a config has none"),
         ("torchtitan", {}, {}, "candidate.zero_stage", "whole copies after every micro-batch"),
-        ("torchtitan", {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"}, {}, "candidate.schedule", "layers that are compiled"),
-        ("torchtitan", {"precision": "fp8"}, {}, "candidate.precision", "its configurations have no fp8"),
+        (
+            "torchtitan",
+            {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"},
+            {},
+            "candidate.schedule",
+            "layers that are compiled",
+        ),
+        (
+            "torchtitan",
+            {"precision": "fp8"},
+            {},
+            "candidate.precision",
+            "its configurations have no fp8",
+        ),
         ("torchtitan", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
         ("deepspeed", {"tp": 2, "dp": 8}, {}, "candidate.tp", "launched with tp 1 only, not 2"),
-        ("accelerate", {"recompute": "selective"}, {}, "candidate.recompute", "whole layers or none"),
-        ("megatron", {"pp": 2, "dp": 8, "schedule": "gpipe"}, {}, "candidate.schedule", "no gpipe schedule"),
+        (
+            "accelerate",
+            {"recompute": "selective"},
+            {},
+            "candidate.recompute",
+            "whole layers or none",
+        ),
+        (
+            "megatron",
+            {"pp": 2, "dp": 8, "schedule": "gpipe"},
+            {},
+            "candidate.schedule",
+            "no gpipe schedule",
+        ),
     ],
 )
-def test_what_a_framework_cannot_be_told_is_an_answer(engine: str, parts: Any, work: Any, field: str, said: str) -> None:
-    candidate = {"engine": engine, "tp": 1, "pp": 1, "dp": 16, "zero_stage": 0, "micro_batch": 1} | parts
+def test_what_a_framework_cannot_be_told_is_an_answer(
+    engine: str, parts: Any, work: Any, field: str, said: str
+) -> None:
+    candidate = {
+        "engine": engine,
+        "tp": 1,
+        "pp": 1,
+        "dp": 16,
+        "zero_stage": 0,
+        "micro_batch": 1,
+    } | parts
     estimates, row = chosen_training(request(engine, candidate=candidate, **work))
     with pytest.raises(NoAnswer) as error:
         training_launch(estimates, row)
@@ -375,8 +589,17 @@ def test_what_a_framework_cannot_be_told_is_an_answer(engine: str, parts: Any, w
         ("shard", {"shard": 8}, ("torch", "torchtitan", "accelerate", "megatron")),
     ],
 )
-def test_every_option_is_told_or_refused_by_its_name(engine: str, name: str, parts: Any, carried: tuple[str, ...]) -> None:
-    plain = {"engine": engine, "tp": 1, "pp": 1, "dp": 16, "zero_stage": 1 if engine == "megatron" else 2, "micro_batch": 1}
+def test_every_option_is_told_or_refused_by_its_name(
+    engine: str, name: str, parts: Any, carried: tuple[str, ...]
+) -> None:
+    plain = {
+        "engine": engine,
+        "tp": 1,
+        "pp": 1,
+        "dp": 16,
+        "zero_stage": 1 if engine == "megatron" else 2,
+        "micro_batch": 1,
+    }
     plain |= {"zero_stage": 2} if name == "gradient_sync" else {}
     estimates, row = chosen_training(request(engine, candidate=plain | parts))
     if engine in carried:
@@ -390,16 +613,22 @@ def test_every_option_is_told_or_refused_by_its_name(engine: str, name: str, par
 def test_megatron_is_told_the_stages_that_were_estimated() -> None:
     """A head worth 2.4 layers leaves the last of four stages the fewest."""
     piped = {"engine": "megatron", "tp": 1, "pp": 4, "dp": 4, "zero_stage": 1, "micro_batch": 1}
-    words = flags(training_launch(*chosen_training(request("megatron", candidate=piped))).processes[0].argv)
+    words = flags(
+        training_launch(*chosen_training(request("megatron", candidate=piped))).processes[0].argv
+    )
     assert words["pipeline-model-parallel-layout"] == "Et*9|t*9|t*8|t*6L"
     chunks = piped | {"virtual_stages": 2}
-    words = flags(training_launch(*chosen_training(request("megatron", candidate=chunks))).processes[0].argv)
+    words = flags(
+        training_launch(*chosen_training(request("megatron", candidate=chunks))).processes[0].argv
+    )
     assert "pipeline-model-parallel-layout" not in words
 
 
 def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
     plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 2, "micro_batch": 3}
-    with pytest.raises(NoAnswer, match=r"dp 16 × micro_batch 3 = 48; the nearest that is: 96 or 144") as error:
+    with pytest.raises(
+        NoAnswer, match=r"dp 16 × micro_batch 3 = 48; the nearest that is: 96 or 144"
+    ) as error:
         training_launch(*chosen_training(request("torch", candidate=plain)))
     assert error.value.field == "workload.global_batch"
 
@@ -412,7 +641,9 @@ def test_models_without_a_torchtitan_configuration_are_refused() -> None:
 
 
 def test_the_learning_rate_falls_with_size_and_has_a_floor() -> None:
-    rates = [usual(size, 1000, finetune=False).learning_rate for size in (10**6, 10**8, 10**9, 10**12)]
+    rates = [
+        usual(size, 1000, finetune=False).learning_rate for size in (10**6, 10**8, 10**9, 10**12)
+    ]
     assert rates == sorted(rates, reverse=True)
     assert rates[1] == pytest.approx(0.003239 - 0.0001395 * 18.4207, rel=0.01)
     assert rates[-1] == 1.5e-4
@@ -451,12 +682,25 @@ def test_words_of_megatron_are_understood_by_argparse() -> None:
         ("fp16", {"gradient_dtype": "fp32"}, {"--accumulate-allreduce-grads-in-fp32"}),
     ],
 )
-def test_megatron_keeps_gradients_as_they_were_estimated(precision: str, work: Any, said: set[str]) -> None:
+def test_megatron_keeps_gradients_as_they_were_estimated(
+    precision: str, work: Any, said: set[str]
+) -> None:
     """16 bits beside products in 8 bits, as NVIDIA's recipes run them, unless the request says otherwise."""
-    split = {"engine": "megatron", "tp": 2, "pp": 1, "dp": 8, "zero_stage": 1, "micro_batch": 1, "precision": precision}
+    split = {
+        "engine": "megatron",
+        "tp": 2,
+        "pp": 1,
+        "dp": 8,
+        "zero_stage": 1,
+        "micro_batch": 1,
+        "precision": precision,
+    }
     estimates, row = chosen_training(request("megatron", candidate=split, **work))
     words = set(training_launch(estimates, row).processes[0].argv)
     assert words & {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"} == said
-    held, every = estimates.memory.parts["gradients"][row, 0], estimates.memory.parts["parameters"][row, 0]
+    held, every = (
+        estimates.memory.parts["gradients"][row, 0],
+        estimates.memory.parts["parameters"][row, 0],
+    )
     wide = work.get("gradient_dtype") == "fp32" or (precision == "bf16" and not work)
     assert held == (2 if wide else 1) * every

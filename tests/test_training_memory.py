@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.request import PlanRequest
-from recipe_core.training.activations import in_flight, layer_bytes
-from recipe_core.training.cases import SCHEDULES, TrainingCases, TrainingSetting, training_cases
-from recipe_core.training.memory import Memory, memory
-from recipe_core.training.plan import resolve_training, training_setting
-from recipe_core.units import GIB
+from recipe_core.base.units import GIB
+from recipe_core.physics.training.activations import in_flight, layer_bytes
+from recipe_core.physics.training.memory import Memory, memory
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.training_problem import resolve_training, training_setting
+from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting, training_cases
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 SHARED = {"sequence_length": 8192, "global_batch": 512, "per_node": 8, "nodes": 64}
@@ -22,7 +22,10 @@ SHARED = {"sequence_length": 8192, "global_batch": 512, "per_node": 8, "nodes": 
 def setting(engine: str = "torchtitan", model: Any = LLAMA_8B, **workload: Any) -> TrainingSetting:
     """A setting on 64 nodes of H100."""
     value = {"model": model, "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 64}}
-    value |= {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 512} | workload, "candidate": {"engine": engine}}
+    value |= {
+        "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 512} | workload,
+        "candidate": {"engine": engine},
+    }
     return training_setting(resolve_training(PlanRequest.parse(value)))
 
 
@@ -33,7 +36,9 @@ def cases(n: int, **columns: Any) -> TrainingCases:
 
 def states(mem: Memory) -> np.ndarray:
     """Bytes of what is kept from step to step."""
-    return np.asarray(sum(mem.parts[name][:, 0] for name in ("parameters", "gradients", "optimizer", "master")))
+    return np.asarray(
+        sum(mem.parts[name][:, 0] for name in ("parameters", "gradients", "optimizer", "master"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,9 @@ def test_states_are_those_of_zeros_table(engine: str, stage: int, fixed: int, di
     """Table 1 of ZeRO, and Megatron's distributed optimizer: 6 + 12/d bytes a parameter."""
     chosen = setting(engine)
     mem = memory(chosen, cases(1, dp=8, zero_stage=stage))
-    assert states(mem)[0] == pytest.approx(chosen.model.parameters * (fixed + divided / 8), rel=1e-6)
+    assert states(mem)[0] == pytest.approx(
+        chosen.model.parameters * (fixed + divided / 8), rel=1e-6
+    )
 
 
 def test_fsdp_from_8_to_128_devices_frees_16_bytes_a_parameter_and_shard() -> None:
@@ -70,22 +77,44 @@ def test_fsdp_from_8_to_128_devices_frees_16_bytes_a_parameter_and_shard() -> No
         (LLAMA_8B, 4, 32, 2048, 179.94),
     ],
 )
-def test_torchtitans_published_rows(model: str, devices: int, sequences: int, tokens: int, measured_gib: float) -> None:
+def test_torchtitans_published_rows(
+    model: str, devices: int, sequences: int, tokens: int, measured_gib: float
+) -> None:
     """Reserved memory of compiled models and losses with selective recomputation (torchtitan's benchmarks of 2025-06 and 2026-08)."""
-    shape = {"dp": devices, "zero_stage": 3, "recompute": 1, "micro_batch": sequences, "sequence_length": tokens}
-    assert float(memory(setting(model=model), cases(1, **shape)).peak_bytes[0]) / GIB == pytest.approx(measured_gib, rel=0.09)
+    shape = {
+        "dp": devices,
+        "zero_stage": 3,
+        "recompute": 1,
+        "micro_batch": sequences,
+        "sequence_length": tokens,
+    }
+    assert float(
+        memory(setting(model=model), cases(1, **shape)).peak_bytes[0]
+    ) / GIB == pytest.approx(measured_gib, rel=0.09)
 
 
 @pytest.mark.parametrize(
     ("recompute", "sequences", "tokens", "measured_gib"),
     [(2, 1, 32768, 83.9), (1, 2, 8192, 77.0), (1, 2, 8192, 82.4)],
 )
-def test_a_loss_in_fp32_takes_three_times_as_much(recompute: int, sequences: int, tokens: int, measured_gib: float) -> None:
+def test_a_loss_in_fp32_takes_three_times_as_much(
+    recompute: int, sequences: int, tokens: int, measured_gib: float
+) -> None:
     """Llama 3.1 8B on 8 devices before losses were compiled: full and selective recomputation (llama3_h100_202412_torchtitan.md)."""
     chosen = setting()
     wide = chosen.framework.loss_bytes.model_copy(update={"value": 12.0})
     chosen = replace(chosen, framework=chosen.framework.model_copy(update={"loss_bytes": wide}))
-    mem = memory(chosen, cases(1, dp=8, zero_stage=3, recompute=recompute, micro_batch=sequences, sequence_length=tokens))
+    mem = memory(
+        chosen,
+        cases(
+            1,
+            dp=8,
+            zero_stage=3,
+            recompute=recompute,
+            micro_batch=sequences,
+            sequence_length=tokens,
+        ),
+    )
     assert states(mem)[0] / GIB == pytest.approx(14.96, abs=0.05)
     assert float(mem.peak_bytes[0]) / GIB == pytest.approx(measured_gib, rel=0.08)
 
@@ -93,7 +122,14 @@ def test_a_loss_in_fp32_takes_three_times_as_much(recompute: int, sequences: int
 def test_context_parallel_ranks_share_states_and_tokens() -> None:
     """The same tokens a device take the same memory, however they are cut."""
     peaks = memory(
-        setting(), cases(4, cp=np.array([1, 2, 4, 8]), dp=np.array([8, 4, 2, 1]), micro_batch=np.array([1, 2, 4, 8]), zero_stage=3)
+        setting(),
+        cases(
+            4,
+            cp=np.array([1, 2, 4, 8]),
+            dp=np.array([8, 4, 2, 1]),
+            micro_batch=np.array([1, 2, 4, 8]),
+            zero_stage=3,
+        ),
     )
     assert peaks.peak_bytes == pytest.approx(np.full(4, peaks.peak_bytes[0]))
 
@@ -106,29 +142,47 @@ def test_a_layer_keeps_what_saved_tensors_hooks_count() -> None:
     layer = fused.model.layers[0]
     expected = 8 * h + 4 * n * 128 + 4 * k * 128 + 4 * n + 8 * f
     assert layer_bytes(fused, one, layer)[0] == expected - 2 * f
-    assert layer_bytes(setting("deepspeed"), one, layer)[0] == layer_bytes(plain, one, layer)[0] == expected + 8 * h
+    assert (
+        layer_bytes(setting("deepspeed"), one, layer)[0]
+        == layer_bytes(plain, one, layer)[0]
+        == expected + 8 * h
+    )
 
 
 def test_eager_attention_keeps_scores() -> None:
     eager = setting(attention="eager")
     one = cases(1)
-    more = layer_bytes(eager, one, eager.model.layers[0]) - layer_bytes(setting(), one, eager.model.layers[0])
+    more = layer_bytes(eager, one, eager.model.layers[0]) - layer_bytes(
+        setting(), one, eager.model.layers[0]
+    )
     assert more[0] == 5 * 32 * 8192
 
 
 def test_without_sequence_parallelism_norms_stay_whole() -> None:
     chosen = setting()
-    both = layer_bytes(chosen, cases(2, tp=8, sequence_parallel=np.array([1, 0])), chosen.model.layers[0])
-    assert both[1] - both[0] == 4 * 4096 * (1 - 1 / 8)  # DTensor keeps what products take in as it was gathered
+    both = layer_bytes(
+        chosen, cases(2, tp=8, sequence_parallel=np.array([1, 0])), chosen.model.layers[0]
+    )
+    assert both[1] - both[0] == 4 * 4096 * (
+        1 - 1 / 8
+    )  # DTensor keeps what products take in as it was gathered
 
 
 @pytest.mark.parametrize(
     ("schedule", "chunks", "first", "last"),
-    [("1f1b", 1, 4, 1), ("interleaved", 2, 4 + 3 / 2, 2.5), ("gpipe", 1, 64, 64), ("zb-h1", 1, 4, 1), ("zb-v", 2, 4, 4)],
+    [
+        ("1f1b", 1, 4, 1),
+        ("interleaved", 2, 4 + 3 / 2, 2.5),
+        ("gpipe", 1, 64, 64),
+        ("zb-h1", 1, 4, 1),
+        ("zb-v", 2, 4, 4),
+    ],
 )
 def test_micro_batches_in_flight(schedule: str, chunks: int, first: float, last: float) -> None:
     """1F1B p - i; interleaved p (1 + (p - 1)/(p v)) in the first stage (Korthikanti et al.); GPipe all; ZB-V p everywhere."""
-    held = in_flight(cases(1, pp=4, dp=8, virtual_stages=chunks, schedule=SCHEDULES.index(schedule)))
+    held = in_flight(
+        cases(1, pp=4, dp=8, virtual_stages=chunks, schedule=SCHEDULES.index(schedule))
+    )
     assert held[0, 0] == pytest.approx(first)
     assert held[0, 3] == pytest.approx(last)
 
@@ -151,9 +205,13 @@ def test_the_last_stage_holds_the_logits() -> None:
 def test_a_fused_loss_and_less_state_save_memory() -> None:
     one = cases(1, dp=8, zero_stage=3)
     plain = memory(setting("deepspeed"), one)
-    assert memory(setting("deepspeed"), cases(1, dp=8, zero_stage=3, fused_loss=1)).parts["loss"][0, 0] == plain.parts["loss"][0, 0] / 8
+    assert (
+        memory(setting("deepspeed"), cases(1, dp=8, zero_stage=3, fused_loss=1)).parts["loss"][0, 0]
+        == plain.parts["loss"][0, 0] / 8
+    )
     sizes = [
-        float(memory(setting(optimizer=name), one).parts["optimizer"][0, 0]) for name in ("adafactor", "adamw-8bit", "sgd", "muon", "adamw")
+        float(memory(setting(optimizer=name), one).parts["optimizer"][0, 0])
+        for name in ("adafactor", "adamw-8bit", "sgd", "muon", "adamw")
     ]
     assert sizes == sorted(sizes)
 
@@ -163,7 +221,10 @@ def test_adapters_train_a_fraction() -> None:
     one = cases(1)
     lora = memory(setting(method="lora"), one)
     assert lora.parts["optimizer"][0, 0] / 8 == 41_943_040
-    assert memory(setting(method="qlora"), one).parts["parameters"][0, 0] < 0.45 * lora.parts["parameters"][0, 0]
+    assert (
+        memory(setting(method="qlora"), one).parts["parameters"][0, 0]
+        < 0.45 * lora.parts["parameters"][0, 0]
+    )
 
 
 def test_more_devices_never_take_more_memory_under_zero_3() -> None:

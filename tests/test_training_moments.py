@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.training.cases import SCHEDULES
-from recipe_core.training.memory import memory
-from recipe_core.training.traffic import fsdp_traffic
+from recipe_core.physics.training.collectives import fsdp_traffic
+from recipe_core.physics.training.memory import memory
+from recipe_core.space.training import SCHEDULES
 from tests.test_training_memory import cases, setting
 
 TABLE = 128256 * 4096
@@ -38,7 +38,14 @@ def test_short_sequences_are_fullest_when_the_embeddings_gradient_is_scattered()
 
 def test_the_plain_optimizer_is_fullest_in_its_step() -> None:
     """torch's unfused AdamW makes a root of every second moment: 20 bytes a parameter."""
-    alone = {"engine": "torch", "zero_stage": 0, "dp": 1, "global_batch": 1, "recompute": 2, "sequence_length": 128}
+    alone = {
+        "engine": "torch",
+        "zero_stage": 0,
+        "dp": 1,
+        "global_batch": 1,
+        "recompute": 2,
+        "sequence_length": 128,
+    }
     assert part("temporary", **alone) == pytest.approx(4 * setting().model.parameters, rel=1e-6)
 
 
@@ -64,21 +71,36 @@ def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
 
 def test_resharded_parameters_are_gathered_twice_but_the_head() -> None:
     chosen = setting()
-    again, stays = fsdp_traffic(chosen, cases(2, **(FSDP | {"zero_stage": np.array([3, 2])})))["shard"][:, 0]
+    again, stays = fsdp_traffic(chosen, cases(2, **(FSDP | {"zero_stage": np.array([3, 2])})))[
+        "shard"
+    ][:, 0]
     assert stays == pytest.approx((2 + 4) * chosen.model.parameters, rel=1e-6)
     assert again - stays == pytest.approx(2 * (chosen.model.parameters - TABLE), rel=1e-5)
 
 
 def test_hybrid_shards_are_reduced_between_groups() -> None:
     chosen = setting()
-    hybrid = fsdp_traffic(chosen, cases(1, **(FSDP | {"dp": 32, "shard": 8, "global_batch": 32})))["replicate"][0, 0]
+    hybrid = fsdp_traffic(chosen, cases(1, **(FSDP | {"dp": 32, "shard": 8, "global_batch": 32})))[
+        "replicate"
+    ][0, 0]
     assert hybrid == pytest.approx(2 * 4 * chosen.model.parameters / 8)
     assert fsdp_traffic(chosen, cases(1, **FSDP))["replicate"][0, 0] == 0
 
 
-@pytest.mark.parametrize(("recompute", "sequence", "reductions"), [(0, 0, 4), (0, 1, 4), (1, 1, 5), (2, 0, 5), (2, 1, 5.5)])
-def test_recomputation_repeats_a_part_of_tensor_parallel_traffic(recompute: int, sequence: int, reductions: float) -> None:
+@pytest.mark.parametrize(
+    ("recompute", "sequence", "reductions"),
+    [(0, 0, 4), (0, 1, 4), (1, 1, 5), (2, 0, 5), (2, 1, 5.5)],
+)
+def test_recomputation_repeats_a_part_of_tensor_parallel_traffic(
+    recompute: int, sequence: int, reductions: float
+) -> None:
     """A layer's reductions, each a gather and a scatter; embedding and head add two."""
-    split = {"tp": 8, "dp": 1, "global_batch": 1, "recompute": recompute, "sequence_parallel": sequence}
+    split = {
+        "tp": 8,
+        "dp": 1,
+        "global_batch": 1,
+        "recompute": recompute,
+        "sequence_parallel": sequence,
+    }
     sent = fsdp_traffic(setting(), cases(1, **(FSDP | split)))["tensor"][0, 0]
     assert sent == 2 * 2 * 4096 * 4096 * (32 * reductions + 2)

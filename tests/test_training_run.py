@@ -7,20 +7,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.request import PlanRequest
-from recipe_core.training.cases import training_cases
-from recipe_core.training.elastic import elastic_nodes, next_smaller
-from recipe_core.training.plan import chosen_training, training_plan
+from recipe_core.physics.training.elastic import elastic_nodes, next_smaller
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.training_search import chosen_training, training_plan
+from recipe_core.space.training import training_cases
 
-SPLIT = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 64, "zero_stage": 3, "micro_batch": 1, "recompute": "selective"}
+SPLIT = {
+    "engine": "torchtitan",
+    "tp": 1,
+    "pp": 1,
+    "dp": 64,
+    "zero_stage": 3,
+    "micro_batch": 1,
+    "recompute": "selective",
+}
 SHAPE = {"sequence_length": 8192, "per_node": 8, "nodes": 8}
 
 
-def answer(candidate: dict[str, Any] | None = None, hardware: dict[str, Any] | None = None, **workload: Any) -> dict[str, Any]:
+def answer(
+    candidate: dict[str, Any] | None = None, hardware: dict[str, Any] | None = None, **workload: Any
+) -> dict[str, Any]:
     """The estimate of Llama 3.1 8B on 64 H100."""
     asked = {"kind": "training", "sequence_length": 8192, "global_batch": 256} | workload
-    value = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm", "nodes": 8} | (hardware or {}), "workload": asked}
-    estimates, row = chosen_training(PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})}))
+    value = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "hardware": {"device": "h100-sxm", "nodes": 8} | (hardware or {}),
+        "workload": asked,
+    }
+    estimates, row = chosen_training(
+        PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})})
+    )
     return estimates.row(row)
 
 
@@ -45,13 +61,18 @@ def test_checkpoints_behind_training_stall_less() -> None:
     assert behind["run"]["checkpoint_stall_s"] < 0.2 * plain["run"]["checkpoint_stall_s"]
     assert behind["run"]["checkpoint_s"] == plain["run"]["checkpoint_s"]
     assert behind["run"]["goodput"] > plain["run"]["goodput"]
-    assert answer(kept_checkpoints=5)["run"]["storage_bytes"] == pytest.approx(5 * plain["run"]["checkpoint_bytes"])
+    assert answer(kept_checkpoints=5)["run"]["storage_bytes"] == pytest.approx(
+        5 * plain["run"]["checkpoint_bytes"]
+    )
 
 
 def test_the_best_interval_is_better_than_a_stated_one() -> None:
     best = answer()["run"]
     for factor in (0.2, 5.0):
-        assert answer(checkpoint_interval_s=factor * best["checkpoint_interval_s"])["run"]["goodput"] < best["goodput"]
+        assert (
+            answer(checkpoint_interval_s=factor * best["checkpoint_interval_s"])["run"]["goodput"]
+            < best["goodput"]
+        )
 
 
 def test_an_elastic_run_keeps_its_batch_even() -> None:
@@ -65,7 +86,10 @@ def test_an_elastic_run_keeps_its_batch_even() -> None:
 
 def test_going_on_with_fewer_nodes_beats_waiting_for_a_repair() -> None:
     often = {"device_mtbf_hours": 500.0, "repair_s": 36_000.0}
-    rigid, elastic, spare = (answer(**(often | more))["run"]["goodput"] for more in ({}, {"min_nodes": 1}, {"repair_s": 0.0}))
+    rigid, elastic, spare = (
+        answer(**(often | more))["run"]["goodput"]
+        for more in ({}, {"min_nodes": 1}, {"repair_s": 0.0})
+    )
     assert rigid < elastic < spare
 
 
@@ -80,11 +104,15 @@ def test_spot_capacity_asks_how_long_it_is_kept() -> None:
     assert said["run"]["goodput"] < spot["run"]["goodput"]
     assert said["cost"]["usd"] > spot["cost"]["usd"]
     assert not any("spot" in note for note in said["notes"])
-    assert any("whole term" in note for note in answer(hardware={"commitment": "reserved"})["notes"])
+    assert any(
+        "whole term" in note for note in answer(hardware={"commitment": "reserved"})["notes"]
+    )
 
 
 def test_offload_frees_the_optimizers_memory_and_costs_time() -> None:
-    here, away, disks = (answer({"offload": name}) for name in ("none", "optimizer", "optimizer-nvme"))
+    here, away, disks = (
+        answer({"offload": name}) for name in ("none", "optimizer", "optimizer-nvme")
+    )
     assert away["memory"]["optimizer_bytes"] == 0
     assert away["memory"]["host_bytes"] == pytest.approx(here["memory"]["optimizer_bytes"])
     times = [each["training"]["step_s"] for each in (here, away, disks)]
@@ -94,7 +122,14 @@ def test_offload_frees_the_optimizers_memory_and_costs_time() -> None:
 def test_a_host_has_to_hold_what_is_offloaded() -> None:
     value = {"model": "meta-llama/Llama-3.1-405B", "hardware": {"device": "h100-sxm"}}
     value |= {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 8}}
-    split = {"engine": "megatron", "tp": 8, "pp": 1, "dp": 1, "micro_batch": 1, "offload": "optimizer"}
+    split = {
+        "engine": "megatron",
+        "tp": 8,
+        "pp": 1,
+        "dp": 1,
+        "micro_batch": 1,
+        "offload": "optimizer",
+    }
     estimates, row = chosen_training(PlanRequest.parse(value | {"candidate": split}))
     assert any("host memory" in reason for reason in estimates.reasons(row))
 
@@ -102,7 +137,9 @@ def test_a_host_has_to_hold_what_is_offloaded() -> None:
 def test_recomputing_some_layers_lies_between_none_and_all() -> None:
     rows = [answer({"recompute": "full", "recompute_layers": layers}) for layers in (1, 16, 32)]
     whole = answer({"recompute": "full"})
-    assert [row["training"]["step_s"] for row in rows] == sorted(row["training"]["step_s"] for row in rows)
+    assert [row["training"]["step_s"] for row in rows] == sorted(
+        row["training"]["step_s"] for row in rows
+    )
     kept = [row["memory"]["activations_bytes"] for row in rows]
     assert kept == sorted(kept, reverse=True)
     assert rows[2]["memory"] == whole["memory"]
@@ -110,20 +147,33 @@ def test_recomputing_some_layers_lies_between_none_and_all() -> None:
 
 def test_gradients_that_wait_for_the_step_are_whole_and_travel_once() -> None:
     often, once = answer({"gradient_sync": "micro-batch"}), answer({"gradient_sync": "step"})
-    assert once["memory"]["gradients_bytes"] == pytest.approx(64 * often["memory"]["gradients_bytes"])
+    assert once["memory"]["gradients_bytes"] == pytest.approx(
+        64 * often["memory"]["gradients_bytes"]
+    )
     assert once["training"]["step_s"] <= often["training"]["step_s"]
 
 
 def test_16_bit_gradients_halve_theirs() -> None:
-    wide, narrow = (answer(gradient_dtype=name)["memory"]["gradients_bytes"] for name in ("fp32", "bf16"))
+    wide, narrow = (
+        answer(gradient_dtype=name)["memory"]["gradients_bytes"] for name in ("fp32", "bf16")
+    )
     assert wide == pytest.approx(2 * narrow)
 
 
 def test_fp16_with_loss_scaling_keeps_20_bytes_a_parameter() -> None:
     """Megatron Core's distributed optimizer: 4 + 16/d with fp16 gradients."""
-    split = {"engine": "megatron", "tp": 8, "dp": 8, "zero_stage": 1, "precision": "fp16", "micro_batch": 1}
+    split = {
+        "engine": "megatron",
+        "tp": 8,
+        "dp": 8,
+        "zero_stage": 1,
+        "precision": "fp16",
+        "micro_batch": 1,
+    }
     memory = answer(split)["memory"]
-    kept = sum(memory[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer", "master"))
+    kept = sum(
+        memory[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer", "master")
+    )
     assert kept == pytest.approx(8.03e9 / 8 * (4 + 16 / 8), rel=0.01)
 
 
@@ -137,7 +187,9 @@ def test_packed_documents_attend_to_themselves_and_padding_trains_nothing() -> N
     whole, packed = answer(), answer(document_tokens=1024)
     padded = answer(document_tokens=1024, packed=False)
     assert packed["training"]["tokens_per_s"] > whole["training"]["tokens_per_s"]
-    assert padded["training"]["tokens_per_s"] == pytest.approx(packed["training"]["tokens_per_s"] / 8)
+    assert padded["training"]["tokens_per_s"] == pytest.approx(
+        packed["training"]["tokens_per_s"] / 8
+    )
 
 
 def test_a_ring_costs_attention_something() -> None:
@@ -150,8 +202,16 @@ def test_a_ring_costs_attention_something() -> None:
 
 def test_nothing_fits_says_what_would() -> None:
     """A 70B model on one node: not with AdamW's states on the devices, but on more nodes."""
-    value = {"model": "meta-llama/Llama-3.1-70B", "hardware": {"device": "a100-sxm-40gb"}, "options": {"nodes": "all"}}
-    table = training_plan(PlanRequest.parse(value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}))
+    value = {
+        "model": "meta-llama/Llama-3.1-70B",
+        "hardware": {"device": "a100-sxm-40gb"},
+        "options": {"nodes": "all"},
+    }
+    table = training_plan(
+        PlanRequest.parse(
+            value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}
+        )
+    )
     view = table.view(3)
     assert not view["candidates"]
     assert all("memory" in reason or "needs" in reason for reason in view["nearest"]["reasons"])
@@ -161,7 +221,11 @@ def test_nothing_fits_says_what_would() -> None:
 
 def test_no_row_of_the_front_is_beaten_in_both() -> None:
     value = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm"}}
-    table = training_plan(PlanRequest.parse(value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}))
+    table = training_plan(
+        PlanRequest.parse(
+            value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}
+        )
+    )
     front = table.front("peak_memory_bytes", "tokens_per_s")
     memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
     assert len(front) > 2

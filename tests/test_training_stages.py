@@ -7,22 +7,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.request import PlanRequest
-from recipe_core.training.asked import resolve_training, training_setting
-from recipe_core.training.cases import TrainingSetting, training_cases
-from recipe_core.training.memory import memory
-from recipe_core.training.schedule import step_parts
-from recipe_core.training.stages import stage_layers
+from recipe_core.physics.training.memory import memory
+from recipe_core.physics.training.schedule import step_parts
+from recipe_core.physics.training.stages import stage_layers
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.training_problem import resolve_training, training_setting
+from recipe_core.space.training import TrainingSetting, training_cases
 
 SHARED = {"sequence_length": 4096, "global_batch": 256, "per_node": 8, "nodes": 64}
 
 
 def setting(engine: str, vocabulary: int = 131072, **more: Any) -> TrainingSetting:
     """The 8B model of nanotron's published runs, and the same with a small vocabulary."""
-    model = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
+    model = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 14336,
+    }
     model |= {"num_key_value_heads": 32, "vocab_size": vocabulary, "max_position_embeddings": 4096}
     workload = {"kind": "training", "sequence_length": 4096, "global_batch": 256} | more
-    value = {"model": model, "hardware": {"device": "h100-sxm", "nodes": 64}, "workload": workload, "candidate": {"engine": engine}}
+    value = {
+        "model": model,
+        "hardware": {"device": "h100-sxm", "nodes": 64},
+        "workload": workload,
+        "candidate": {"engine": engine},
+    }
     return training_setting(resolve_training(PlanRequest.parse(value)))
 
 
@@ -33,9 +44,16 @@ def test_a_stage_ends_with_the_layer_that_passes_its_share(pp: int, first: int, 
     assert (count[0, 0], count[0, pp - 1], count[0].sum()) == (first, last, 32)
 
 
-@pytest.mark.parametrize(("engine", "vocabulary", "chunks"), [("torchtitan", 131072, 1), ("megatron", 32000, 1), ("megatron", 131072, 2)])
-def test_stages_are_even_without_a_heavy_head_and_in_chunks(engine: str, vocabulary: int, chunks: int) -> None:
-    count, first, last = stage_layers(setting(engine, vocabulary), training_cases(1, pp=4, virtual_stages=chunks, **SHARED))
+@pytest.mark.parametrize(
+    ("engine", "vocabulary", "chunks"),
+    [("torchtitan", 131072, 1), ("megatron", 32000, 1), ("megatron", 131072, 2)],
+)
+def test_stages_are_even_without_a_heavy_head_and_in_chunks(
+    engine: str, vocabulary: int, chunks: int
+) -> None:
+    count, first, last = stage_layers(
+        setting(engine, vocabulary), training_cases(1, pp=4, virtual_stages=chunks, **SHARED)
+    )
     assert (count[0] == 8).all()
     assert first[0].tolist() == [1, 0, 0, 0]
     assert last[0].tolist() == [0, 0, 0, 1]
@@ -53,7 +71,9 @@ def test_a_case_does_not_change_those_beside_it() -> None:
 def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine: str, method: str) -> None:
     """Rows of stages end in NaN past the last one, in every part."""
     chosen, lengths = setting(engine, method=method), [8, 1, 32, 8]
-    several = training_cases(4, pp=np.array(lengths), dp=2, zero_stage=np.array([0, 3, 3, 2]), **SHARED)
+    several = training_cases(
+        4, pp=np.array(lengths), dp=2, zero_stage=np.array([0, 3, 3, 2]), **SHARED
+    )
     together, seconds = memory(chosen, several), step_parts(chosen, several)
     for i, pp in enumerate(lengths):
         one = several.take([i])
@@ -62,4 +82,6 @@ def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine: str, m
             assert together.parts[name][i, :pp].tolist() == part[0].tolist()
             assert np.isnan(together.parts[name][i, pp:]).all()
         assert together.peak_bytes[i] == alone.peak_bytes[0] == together.by_stage[i, :pp].max()
-        assert {name: part[i] for name, part in seconds.items()} == {name: part[0] for name, part in step_parts(chosen, one).items()}
+        assert {name: part[i] for name, part in seconds.items()} == {
+            name: part[0] for name, part in step_parts(chosen, one).items()
+        }

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipe_core.cli import app
-from recipe_core.documents import read_document
-from recipe_core.errors import InputError
-from recipe_core.training.measured import TRAINING_RUNS, TrainingRun, published_training_runs, read_training_runs
-from recipe_core.training.validate import compare_training, training_sections, training_validation_text
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.training_validate import (
+    compare_training,
+    training_sections,
+    training_validation_text,
+)
+from recipe_core.doors.cli import app
+from recipe_core.measured.training_runs import (
+    TRAINING_RUNS,
+    TrainingRun,
+    published_training_runs,
+    read_training_runs,
+)
 
 ONE = next(run for run in published_training_runs() if run.source == "torchtitan")
 
@@ -37,13 +46,20 @@ def test_a_run_is_asked_for_as_it_ran() -> None:
     assert request["candidate"]["dp"] == ONE.dp
     assert request["model"]["intermediate_size"] == ONE.ffn
     assert ONE.measured_step_s == pytest.approx(
-        ONE.global_batch * ONE.sequence_length / (ONE.tokens_per_s_per_gpu * ONE.nodes * ONE.per_node) if ONE.tokens_per_s_per_gpu else 0
+        ONE.global_batch
+        * ONE.sequence_length
+        / (ONE.tokens_per_s_per_gpu * ONE.nodes * ONE.per_node)
+        if ONE.tokens_per_s_per_gpu
+        else 0
     )
 
 
 def test_what_the_driver_shows_is_more_than_what_is_allocated() -> None:
     run = ONE.model_copy(update={"peak_memory_gib": 50.0})
-    plain, driver = (compare_training([run.model_copy(update={"memory_of": name})]).figures for name in ("fullest", "driver"))
+    plain, driver = (
+        compare_training([run.model_copy(update={"memory_of": name})]).figures
+        for name in ("fullest", "driver")
+    )
     estimated = [rows.set_index("figure").estimated["peak_memory_gib"] for rows in (plain, driver)]
     assert 0.5 < estimated[1] - estimated[0] < 4
 
@@ -51,7 +67,9 @@ def test_what_the_driver_shows_is_more_than_what_is_allocated() -> None:
 def test_runs_that_do_not_say_what_they_recomputed_are_counted_apart() -> None:
     """A batch that no device holds is refused; where recomputation is not stated that proves nothing."""
     full = ONE.model_copy(update={"micro_batch": 64, "global_batch": 64 * ONE.dp})
-    stated, open_ = (compare_training([full.model_copy(update={"recompute": name})]) for name in ("none", None))
+    stated, open_ = (
+        compare_training([full.model_copy(update={"recompute": name})]) for name in ("none", None)
+    )
     assert (len(stated.refused), stated.unstated) == (1, 0)
     assert (len(open_.refused), open_.unstated) == (0, 1)
 
@@ -70,7 +88,9 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 
 def test_nothing_measured_is_no_run() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
-        TrainingRun.model_validate(ONE.model_dump() | dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "peak_memory_gib")))
+        TrainingRun.model_validate(
+            ONE.model_dump() | dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "peak_memory_gib"))
+        )
 
 
 def test_the_text_names_sources_and_refuses_unknown_columns() -> None:

@@ -6,16 +6,28 @@ import json
 
 import pytest
 
-from recipe_core.errors import InputError
+from recipe_core.base.errors import InputError
 from recipe_core.model.catalog import catalog_entry, catalog_ids
-from recipe_core.model.config import read_config
+from recipe_core.model.config.read import read_config
 from recipe_core.model.uploaded import MAX_BYTES, essential, uploaded_config
 from recipe_core.model.variants import variants
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen3-0.6B",
+        "deepseek-ai/DeepSeek-V3",
+        "openai/gpt-oss-120b",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    ],
+)
 def test_what_is_left_of_a_config_is_the_same_model(name: str) -> None:
-    config = catalog_entry(name).config | {"architectures": ["Some"], "id2label": {str(k): "x" * 50 for k in range(200)}, "bos_token_id": 1}
+    config = catalog_entry(name).config | {
+        "architectures": ["Some"],
+        "id2label": {str(k): "x" * 50 for k in range(200)},
+        "bos_token_id": 1,
+    }
     left = uploaded_config(json.dumps(config).encode(), "config.json")
     assert read_config(left, "left").digest == read_config(config, "whole").digest
     assert not {"id2label", "bos_token_id", "architectures"} & set(left)
@@ -47,13 +59,21 @@ def test_what_is_no_config_is_refused_with_the_reason(data: bytes, said: str) ->
 def test_a_config_keeps_its_own_name() -> None:
     config = catalog_entry("Qwen/Qwen3-0.6B").config
     assert essential(config, "my-model")["_name_or_path"] == "my-model"
-    assert uploaded_config(json.dumps(config | {"_name_or_path": "me/mine"}).encode(), "x.json")["_name_or_path"] == "me/mine"
+    assert (
+        uploaded_config(json.dumps(config | {"_name_or_path": "me/mine"}).encode(), "x.json")[
+            "_name_or_path"
+        ]
+        == "me/mine"
+    )
 
 
 def test_checkpoints_of_one_model_are_found_and_distilled_ones_are_not() -> None:
     found = variants("Qwen/Qwen3-32B")
     assert next(iter(found)) == "Qwen/Qwen3-32B"
-    assert {"Qwen/Qwen3-32B-FP8": "fp8-block", "Qwen/Qwen3-32B-AWQ": "int4"}.items() <= found.items()
+    assert {
+        "Qwen/Qwen3-32B-FP8": "fp8-block",
+        "Qwen/Qwen3-32B-AWQ": "int4",
+    }.items() <= found.items()
     assert variants("qwen/qwen3-32b-fp8") == found
     llama = variants("meta-llama/Llama-3.1-70B-Instruct")
     assert "deepseek-ai/DeepSeek-R1-Distill-Llama-70B" in catalog_ids()

@@ -11,15 +11,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recipe_core.cli import app
-from recipe_core.documents import read_document
-from recipe_core.errors import InputError
-from recipe_core.hardware.catalog import device
-from recipe_core.many import estimate_many
-from recipe_core.measured import FIGURES, PUBLISHED, Run, published_runs, read_runs
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.validate import (
+    PAIRINGS,
+    compare,
+    errors,
+    pairs,
+    ranking,
+    validation_text,
+    validation_view,
+)
+from recipe_core.doors.cli import app
+from recipe_core.hardware.cluster import device
+from recipe_core.measured.serving_runs import FIGURES, PUBLISHED, Run, published_runs, read_runs
 from recipe_core.model.catalog import catalog_ids
-from recipe_core.request import PlanRequest
-from recipe_core.validate import PAIRINGS, compare, errors, pairs, ranking, validation_text, validation_view
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.batch import estimate_many
 from tests.conftest import LLAMA_70B
 
 ROOT = Path(__file__).parent.parent
@@ -27,19 +35,38 @@ SAME, ANY_VERSION, ANY_GPUS = PAIRINGS
 
 
 def run(**values) -> Run:
-    plain = {"id": "one", "model": LLAMA_70B, "device": "h100-sxm", "per_node": 8, "engine": "vllm", "tp": 8, "mode": "closed"}
-    return Run.model_validate(plain | {"input_tokens": 1024, "output_tokens": 256, "load": 16, "tpot_ms": 20.0} | values)
+    plain = {
+        "id": "one",
+        "model": LLAMA_70B,
+        "device": "h100-sxm",
+        "per_node": 8,
+        "engine": "vllm",
+        "tp": 8,
+        "mode": "closed",
+    }
+    return Run.model_validate(
+        plain | {"input_tokens": 1024, "output_tokens": 256, "load": 16, "tpot_ms": 20.0} | values
+    )
 
 
 def measured_as(factor: float, **values) -> Run:
     """A run whose every figure is ``factor`` times the estimate."""
     served = estimate_many([run(**values).request()])[0]["serving"]
-    times = {f"{name}_ms": served[f"{name}_s"] * 1e3 * factor for name in ("ttft", "tpot", "request_latency")}
+    times = {
+        f"{name}_ms": served[f"{name}_s"] * 1e3 * factor
+        for name in ("ttft", "tpot", "request_latency")
+    }
     rate = served["output_tokens_per_s"] * factor
-    return run(**values, **times, output_tokens_per_s=rate, total_tokens_per_s=rate * (1024 + 256) / 256)
+    return run(
+        **values, **times, output_tokens_per_s=rate, total_tokens_per_s=rate * (1024 + 256) / 256
+    )
 
 
-def table(path: Path, *rows: str, header: str = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms") -> Path:
+def table(
+    path: Path,
+    *rows: str,
+    header: str = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms",
+) -> Path:
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
 
@@ -48,26 +75,40 @@ GOOD = f"a,{LLAMA_70B},h100-sxm,8,vllm,8,closed,1024,256,16,20"
 
 
 def test_errors_are_those_of_known_ratios():
-    found = compare([measured_as(0.5, id="half", source="x"), measured_as(2.0, id="double", source="y", load=32)])
+    found = compare(
+        [
+            measured_as(0.5, id="half", source="x"),
+            measured_as(2.0, id="double", source="y", load=32),
+        ]
+    )
     assert found.figures.id.nunique() == 2
     assert not found.not_covered
     by_source = errors(found.figures, ["source"]).set_index("source")
     assert by_source.loc["x", ["n", "cells"]].tolist() == [5, 1]
-    np.testing.assert_allclose(by_source.loc["x", ["median", "mean", "bias"]].astype(float), [1.0, 1.0, 2.0])
-    np.testing.assert_allclose(by_source.loc["y", ["median", "p90", "bias"]].astype(float), [0.5, 0.5, 0.5])
+    np.testing.assert_allclose(
+        by_source.loc["x", ["median", "mean", "bias"]].astype(float), [1.0, 1.0, 2.0]
+    )
+    np.testing.assert_allclose(
+        by_source.loc["y", ["median", "p90", "bias"]].astype(float), [0.5, 0.5, 0.5]
+    )
     tpot = errors(found.figures, ["figure"]).set_index("figure").loc["tpot_ms"]
     assert (tpot.n, tpot.cells) == (2, 2)
     assert tpot["mean"] == pytest.approx(0.75)
 
 
 def test_a_measurement_at_the_estimate_is_inside_its_band():
-    assert errors(compare([measured_as(1.0)]).figures, ["vendor"])[["median", "inside"]].values.tolist() == [[pytest.approx(0), 1.0]]
+    assert errors(compare([measured_as(1.0)]).figures, ["vendor"])[
+        ["median", "inside"]
+    ].values.tolist() == [[pytest.approx(0), 1.0]]
     assert errors(compare([measured_as(1e3)]).figures, ["vendor"]).inside.tolist() == [0.0]
 
 
 def test_cells_count_alike():
     """Nine runs of one source that are right, one of another that is off by half: the mean of the cells is between."""
-    frame = compare([measured_as(1.0, id=f"r{n}", source="large") for n in range(9)] + [measured_as(2.0, source="small")]).figures
+    frame = compare(
+        [measured_as(1.0, id=f"r{n}", source="large") for n in range(9)]
+        + [measured_as(2.0, source="small")]
+    ).figures
     all_runs = errors(frame[frame.figure == "tpot_ms"], ["figure"])
     assert all_runs.loc[0, ["n", "cells"]].tolist() == [10, 2]
     assert all_runs["median"][0] == pytest.approx(0)
@@ -75,9 +116,18 @@ def test_cells_count_alike():
 
 
 def test_what_has_no_estimate_is_counted_and_named():
-    found = compare([run(id="a", model="no/such"), run(id="b", engine="nothing"), run(id="c", per_node=1, tp=1), run(id="d")])
+    found = compare(
+        [
+            run(id="a", model="no/such"),
+            run(id="b", engine="nothing"),
+            run(id="c", per_node=1, tp=1),
+            run(id="d"),
+        ]
+    )
     assert sorted(found.not_covered.values()) == [1, 1]
-    assert [(refused.id, "too much" in reason) for refused, reason in found.refused] == [("c", True)]
+    assert [(refused.id, "too much" in reason) for refused, reason in found.refused] == [
+        ("c", True)
+    ]
     assert found.figures.id.unique().tolist() == ["d"]
     text = validation_text(found, "device")
     assert "unknown model 'no/such'" in text
@@ -95,9 +145,32 @@ def test_a_table_of_which_nothing_is_covered_is_an_answer():
 def split_run(name: str, tp: int, measured: float, estimated: float, **values) -> dict:
     """A figure of a run as ``compare`` would give it; the numbers are invented."""
     pp = values.pop("pp", 1)
-    plain = {"id": name, "source": "s", "device": "h100-sxm", "vendor": "nvidia", "model": "m", "engine": "vllm", "nodes": 1}
-    plain |= {"per_node": tp * pp, "tp": tp, "pp": pp, "dp": 1, "ep": 1, "weight_dtype": "auto", "kv_dtype": "auto", "mode": "closed"}
-    plain |= {"input_tokens": 1, "output_tokens": 1, "load": 8.0, "version": "1", "figure": "tpot_ms"}
+    plain = {
+        "id": name,
+        "source": "s",
+        "device": "h100-sxm",
+        "vendor": "nvidia",
+        "model": "m",
+        "engine": "vllm",
+        "nodes": 1,
+    }
+    plain |= {
+        "per_node": tp * pp,
+        "tp": tp,
+        "pp": pp,
+        "dp": 1,
+        "ep": 1,
+        "weight_dtype": "auto",
+        "kv_dtype": "auto",
+        "mode": "closed",
+    }
+    plain |= {
+        "input_tokens": 1,
+        "output_tokens": 1,
+        "load": 8.0,
+        "version": "1",
+        "figure": "tpot_ms",
+    }
     return plain | {"measured": measured, "estimated": estimated} | values
 
 
@@ -106,11 +179,15 @@ def test_pairs_of_splits_are_counted_by_hand():
         [
             split_run("a", 8, 10.0, 12.0),
             split_run("b", 4, 20.0, 24.0, pp=2),  # a better than b, and known
-            split_run("c", 2, 10.5, 30.0, pp=4),  # within 10 % of a: no pair; better than b, which is not known
+            split_run(
+                "c", 2, 10.5, 30.0, pp=4
+            ),  # within 10 % of a: no pair; better than b, which is not known
             split_run("d", 8, 90.0, 1.0),  # the split of a: a pair with b and c only
             split_run("e", 8, 5.0, 5.0, load=9.0),  # another load
             split_run("f", 4, 50.0, 99.0),  # other GPUs
-            split_run("g", 1, 30.0, 12.06, pp=8, version="2"),  # another version; the estimate ties with a
+            split_run(
+                "g", 1, 30.0, 12.06, pp=8, version="2"
+            ),  # another version; the estimate ties with a
         ]
     )
     same = pairs(frame, SAME)
@@ -140,9 +217,20 @@ def test_equal_estimates_are_not_right():
 
 
 def test_a_table_is_read(tmp_path):
-    path = table(tmp_path / "runs.csv", GOOD, "", GOOD.replace("a,", "b,", 1).replace(",8,closed", ",,closed"))
+    path = table(
+        tmp_path / "runs.csv",
+        GOOD,
+        "",
+        GOOD.replace("a,", "b,", 1).replace(",8,closed", ",,closed"),
+    )
     first, second = read_runs(path)
-    assert (first.tp, second.tp, first.kv_dtype, first.source, first.load) == (8, 1, "auto", "", 16.0)
+    assert (first.tp, second.tp, first.kv_dtype, first.source, first.load) == (
+        8,
+        1,
+        "auto",
+        "",
+        16.0,
+    )
     path.write_text("\ufeff" + path.read_text())  # as spreadsheets write it
     assert [each.id for each in read_runs(path)] == ["a", "b"]
 
@@ -204,7 +292,9 @@ def test_the_command_answers_and_refuses(tmp_path):
     from typer.testing import CliRunner
 
     path = str(table(tmp_path / "runs.csv", GOOD))
-    answer = json.loads(CliRunner().invoke(app, ["validate", path, "--json", "--by", "engine"]).stdout)
+    answer = json.loads(
+        CliRunner().invoke(app, ["validate", path, "--json", "--by", "engine"]).stdout
+    )
     assert (answer["runs"], answer["by_engine"][0]["engine"], answer["ranking"]) == (1, "vllm", [])
     assert "tpot_ms" in CliRunner().invoke(app, ["validate", path]).stdout
     bad = CliRunner().invoke(app, ["validate", path, "--by", "colour"])
@@ -229,7 +319,10 @@ def test_shipped_runs_have_known_sources():
     runs = published_runs()
     assert {each.source for each in runs} == set(known)
     assert all(each.reference for each in runs)
-    assert all(set(source) == {"title", "url", "how"} and source["url"].startswith("https://") for source in known.values())
+    assert all(
+        set(source) == {"title", "url", "how"} and source["url"].startswith("https://")
+        for source in known.values()
+    )
 
 
 def test_shipped_runs_are_requests_that_can_be_answered():
@@ -238,12 +331,25 @@ def test_shipped_runs_are_requests_that_can_be_answered():
     for each in runs:
         PlanRequest.parse(each.request())
     found = compare(runs)
-    assert all(reason.startswith(("unknown model", "unknown engine")) for reason in found.not_covered)
+    assert all(
+        reason.startswith(("unknown model", "unknown engine")) for reason in found.not_covered
+    )
     assert found.figures.id.nunique() >= 0.8 * len(runs)
     assert {"nvidia", "amd"} == set(found.figures.vendor)
 
 
-PROSE = {"title", "titles", "note", "notes", "source", "sources", "url", "command", "description", "reason"}
+PROSE = {
+    "title",
+    "titles",
+    "note",
+    "notes",
+    "source",
+    "sources",
+    "url",
+    "command",
+    "description",
+    "reason",
+}
 
 
 def words_of_data(value, key: str = "") -> list[str]:
@@ -251,7 +357,11 @@ def words_of_data(value, key: str = "") -> list[str]:
     if key in PROSE:
         return []
     if isinstance(value, dict):
-        return [word for name, part in value.items() for word in [str(name), *words_of_data(part, str(name))]]
+        return [
+            word
+            for name, part in value.items()
+            for word in [str(name), *words_of_data(part, str(name))]
+        ]
     if isinstance(value, list):
         return [word for part in value for word in words_of_data(part)]
     return [value] if isinstance(value, str) else []
@@ -261,21 +371,45 @@ def words_of_code(text: str) -> list[str]:
     """Names and texts of a module but for its docstrings; comments are no part of the tree."""
     tree = ast.parse(text)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    prose = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)}
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in prose]
+    prose = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and ast.get_docstring(node)
+    }
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and id(node) not in prose
+    ]
     names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
     return [str(word) for word in [*texts, *names] if isinstance(word, str)]
 
 
 def test_no_number_is_keyed_by_a_model():
     """No model of the catalog is named where numbers of the estimate live, but in prose."""
-    names = {word.casefold() for model in catalog_ids() for word in (model, model.split("/")[-1], model.replace("/", "--"))}
-    folders = [ROOT / "recipe_core" / "estimate", ROOT / "recipe_core" / "engines", ROOT / "hw_profiles"]
-    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".yaml", ".py"}]
-    files = [path for path in files if path.parent.name != "options"]  # flags and what they take: an engine's parsers have models' names
+    names = {
+        word.casefold()
+        for model in catalog_ids()
+        for word in (model, model.split("/")[-1], model.replace("/", "--"))
+    }
+    folders = [
+        ROOT / "recipe_core" / "estimate",
+        ROOT / "recipe_core" / "engines",
+        ROOT / "hw_profiles",
+    ]
+    files = [
+        path for folder in folders for path in folder.rglob("*") if path.suffix in {".yaml", ".py"}
+    ]
+    files = [
+        path for path in files if path.parent.name != "options"
+    ]  # flags and what they take: an engine's parsers have models' names
     assert len(files) > 50
     for path in files:
-        words = words_of_data(read_document(path)) if path.suffix == ".yaml" else words_of_code(path.read_text())
+        words = (
+            words_of_data(read_document(path))
+            if path.suffix == ".yaml"
+            else words_of_code(path.read_text())
+        )
         found = {word for word in words for name in names if name in word.casefold()}
         assert not found, f"{path.relative_to(ROOT)} names {found}"
 

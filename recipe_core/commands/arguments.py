@@ -11,16 +11,25 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from recipe_core.commands.grammar import Gone, grammars
+from recipe_core.engines.grammar import Gone, grammars
+from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
-from recipe_core.engines.table import Option
 
 Level = Literal["error", "warning", "note"]
 
 _OPEN = re.compile(r"\$[\w{(]|`|^<[A-Za-z][^<>]*>$|\{\{")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SCALES = {
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,13 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is left out."""
-        named = {"level": self.level, "code": self.code, "option": self.option, "message": self.message, "hint": self.hint}
+        named = {
+            "level": self.level,
+            "code": self.code,
+            "option": self.option,
+            "message": self.message,
+            "hint": self.hint,
+        }
         return {name: value for name, value in named.items() if value is not None}
 
     def __str__(self) -> str:
@@ -53,7 +68,9 @@ class Arguments:
     unread: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
-    def say(self, level: Level, code: str, option: str | None, message: str, hint: str | None = None) -> None:
+    def say(
+        self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
+    ) -> None:
         """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
 
@@ -112,13 +129,20 @@ class _Reader:
     def _glued(self, word: str) -> tuple[str, str] | None:
         """A short flag and the value that follows without a blank: ``-O3``, ``-qfp8``."""
         short = word[:2]
-        flag = self.grammar.glued.get(short) or (short if len(word) > 2 and short in self.table.by_spelling else None)
+        flag = self.grammar.glued.get(short) or (
+            short if len(word) > 2 and short in self.table.by_spelling else None
+        )
         return None if flag is None else (flag, word[2:].removeprefix("="))
 
     def _option(self, flag: str) -> Option | None:
         """The option of a flag: itself, or the only one that it begins."""
         exact = self.table.by_spelling.get(flag)
-        if exact is not None or not self.grammar.abbreviations or not flag.startswith("--") or len(flag) < 3:
+        if (
+            exact is not None
+            or not self.grammar.abbreviations
+            or not flag.startswith("--")
+            or len(flag) < 3
+        ):
             return exact
         options = _beginning(self.found.engine, flag)
         return options[0] if len(options) == 1 else None
@@ -126,48 +150,83 @@ class _Reader:
     def _known(self, option: Option, flag: str, glued: str | None) -> None:
         if option.deprecated:
             instead = self.grammar.gone.get(option.flag)
-            self.found.say("warning", "deprecated", option.flag, f"{option.flag} is deprecated in {self.title}.", _instead(instead))
+            self.found.say(
+                "warning",
+                "deprecated",
+                option.flag,
+                f"{option.flag} is deprecated in {self.title}.",
+                _instead(instead),
+            )
         if option.type == "switch":
             self._switch(option, flag, glued)
             return
         texts = [glued] if glued is not None else self._following(option)
         if not texts and not option.optional:
-            self.found.say("error", "no-value", option.flag, f"{option.flag} needs a value: {option.takes}.")
+            self.found.say(
+                "error", "no-value", option.flag, f"{option.flag} needs a value: {option.takes}."
+            )
             return
         values = [self._value(option, text) for text in texts]
         if any(value is None for value in values):
             return
         value = values if option.many else values[0] if values else True
         if self.found.values.get(option.name, value) != value:
-            self.found.say("warning", "repeated", option.flag, f"{option.flag} is given more than once; the last, {value}, counts.")
+            self.found.say(
+                "warning",
+                "repeated",
+                option.flag,
+                f"{option.flag} is given more than once; the last, {value}, counts.",
+            )
         self.found.values[option.name] = value
 
     def _following(self, option: Option) -> list[str]:
         """The words that an option takes."""
         most = len(self.words) if option.many else 1
         start = self.at
-        while self.at < len(self.words) and self.at - start < most and self._is_value(self.words[self.at]):
+        while (
+            self.at < len(self.words)
+            and self.at - start < most
+            and self._is_value(self.words[self.at])
+        ):
             self.at += 1
         return list(self.words[start : self.at])
 
     @staticmethod
     def _is_value(word: str) -> bool:
-        return not word.startswith("-") or word == "-" or " " in word or _NEGATIVE.fullmatch(word) is not None
+        return (
+            not word.startswith("-")
+            or word == "-"
+            or " " in word
+            or _NEGATIVE.fullmatch(word) is not None
+        )
 
     def _switch(self, option: Option, flag: str, glued: str | None) -> None:
         self.found.values[option.name] = flag == option.flag or not flag.startswith("--no-")
         after = self.words[self.at] if self.at < len(self.words) else ""
-        stray = glued if glued is not None else after if after.casefold() in ("true", "false") else None
+        stray = (
+            glued if glued is not None else after if after.casefold() in ("true", "false") else None
+        )
         if stray is None:
             return
         self.at += glued is None
         self.found.values[option.name] = stray.casefold() != "false"
-        off = f"write --no-{option.flag[2:]} to turn it off" if option.negated else "leave it out to turn it off"
-        self.found.say("error", "switch-value", option.flag, f"{option.flag} is a switch and takes no value, not {stray!r}; {off}.")
+        off = (
+            f"write --no-{option.flag[2:]} to turn it off"
+            if option.negated
+            else "leave it out to turn it off"
+        )
+        self.found.say(
+            "error",
+            "switch-value",
+            option.flag,
+            f"{option.flag} is a switch and takes no value, not {stray!r}; {off}.",
+        )
 
     def _value(self, option: Option, text: str) -> Any:
         """A value in its type; None when it has another or is left open."""
-        if is_open(text) and (option.type != "str" or option.choices or option.name in self.grammar.means):
+        if is_open(text) and (
+            option.type != "str" or option.choices or option.name in self.grammar.means
+        ):
             self.found.open[option.name] = text
             self.found.say("warning", "open", option.flag, f"{option.flag} is left open: {text}.")
             return None
@@ -176,11 +235,22 @@ class _Reader:
         value = _typed(option, text)
         if value is None:
             hint = _closest(text, option.choices)
-            self.found.say("error", "value", option.flag, f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}.", hint)
+            self.found.say(
+                "error",
+                "value",
+                option.flag,
+                f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}.",
+                hint,
+            )
         elif isinstance(value, dict):
             self._check_keys(option, value)
         elif option.keys:
-            self.found.say("error", "value", option.flag, f"{option.flag} takes a JSON object, not {text[:80]!r}.")
+            self.found.say(
+                "error",
+                "value",
+                option.flag,
+                f"{option.flag} takes a JSON object, not {text[:80]!r}.",
+            )
         return value
 
     def _check_keys(self, option: Option, keys: Iterable[str]) -> None:
@@ -198,7 +268,12 @@ class _Reader:
                 return
             text = texts[0]
         if option.type != "json" and not (option.type == "str" and not option.choices):
-            self.found.say("error", "value", flag, f"{option.flag} takes {option.takes}; it has no part {path!r}.")
+            self.found.say(
+                "error",
+                "value",
+                flag,
+                f"{option.flag} takes {option.takes}; it has no part {path!r}.",
+            )
             return
         keys = path.removesuffix("+").split(".")
         part: Any = text.split(",") if path.endswith("+") else _json_or_text(text)
@@ -241,10 +316,18 @@ def _explained(name: str, flag: str) -> tuple[int, str, str | None]:
     spec, grammar = engine(name), grammars()[name]
     gone = grammar.gone.get(flag)
     if gone is not None:
-        return 1 << 20 if gone.takes == "many" else gone.takes, f"has no {flag} any more.", _instead(gone)
+        return (
+            1 << 20 if gone.takes == "many" else gone.takes,
+            f"has no {flag} any more.",
+            _instead(gone),
+        )
     begun = _beginning(name, flag) if grammar.abbreviations and flag.startswith("--") else []
     if len(begun) > 1:
-        return 1, f"has several options that begin with {flag[:80]}.", f"Write one in full: {', '.join(o.flag for o in begun[:5])}."
+        return (
+            1,
+            f"has several options that begin with {flag[:80]}.",
+            f"Write one in full: {', '.join(o.flag for o in begun[:5])}.",
+        )
     return 1, f"has no {flag[:80]}.", _closest(flag, tuple(spec.options.by_spelling))
 
 
@@ -260,7 +343,9 @@ def _closest(text: str, known: Sequence[str]) -> str | None:
     if len(text) > 100:
         return None
     folded = {word.casefold().replace("_", "-"): word for word in known}
-    close = difflib.get_close_matches(text.casefold().replace("_", "-"), list(folded), n=2, cutoff=0.6)
+    close = difflib.get_close_matches(
+        text.casefold().replace("_", "-"), list(folded), n=2, cutoff=0.6
+    )
     return f"Did you mean {' or '.join(folded[each] for each in close)}?" if close else None
 
 

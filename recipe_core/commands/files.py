@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe_core.commands.grammar import programs
+from recipe_core.base.documents import parse_json, read_text
+from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
-from recipe_core.documents import parse_json, read_text
-from recipe_core.errors import InputError, RecipeError
-from recipe_core.many import estimate_many
+from recipe_core.engines.grammar import programs
+from recipe_core.search.batch import estimate_many
 
 SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
 MAX_FILES = 100_000
@@ -41,9 +41,15 @@ def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
     if not path.is_dir():
         yield from _items(path, path.name)
         return
-    files = [file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file()][:MAX_FILES]
+    files = [
+        file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file()
+    ][:MAX_FILES]
     if not files:
-        raise InputError(f"{path} holds no file of commands.", field="dir", hint=f"Known suffixes: {', '.join(SUFFIXES)}.")
+        raise InputError(
+            f"{path} holds no file of commands.",
+            field="dir",
+            hint=f"Known suffixes: {', '.join(SUFFIXES)}.",
+        )
     for file in files:
         source = str(file.relative_to(path))
         try:
@@ -107,10 +113,16 @@ def item(source: str, value: Any) -> Item:
     command = value.get("command", value.get("argv")) if isinstance(value, dict) else None
     if not isinstance(command, str | list):
         raise InputError("is missing: text or a list of words.", field="command")
-    return Item(source, command, {name: given for name, given in value.items() if name not in ("command", "argv")})
+    return Item(
+        source,
+        command,
+        {name: given for name, given in value.items() if name not in ("command", "argv")},
+    )
 
 
-def check_items(items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, every: bool = False) -> Iterator[dict[str, Any]]:
+def check_items(
+    items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, every: bool = False
+) -> Iterator[dict[str, Any]]:
     """A verdict a server, in order, each with its ``source``; ``usual`` is what to judge on where an item does not say.
 
     Items that start no known engine have no verdict; with ``every`` each item has exactly one: on its first server, or an error.
@@ -135,7 +147,11 @@ def check_items(items: list[Item | tuple[str, RecipeError]], usual: dict[str, An
         source = each.source if isinstance(each, Item) else each[0]
         found = answers[n]
         if every:
-            found = found[:1] or [InputError("no known engine in the command.", field="command", hint=f"Known: {programs()}.").to_json()]
+            found = found[:1] or [
+                InputError(
+                    "no known engine in the command.", field="command", hint=f"Known: {programs()}."
+                ).to_json()
+            ]
         for place, answer in enumerate(found, 1):
             yield {"source": source if len(found) == 1 else f"{source}#{place}", **_short(answer)}
 
@@ -150,21 +166,33 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def check_values(values: list[Any], usual: dict[str, Any], *, files: bool = False) -> Iterator[dict[str, Any]]:
+def check_values(
+    values: list[Any], usual: dict[str, Any], *, files: bool = False
+) -> Iterator[dict[str, Any]]:
     """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run.
 
     ``files`` is that of ``PlanRequest.parse``.
     """
-    is_command = [isinstance(value, dict) and ("command" in value or "argv" in value) for value in values]
-    items = [_item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if is_command[n - 1]]
+    is_command = [
+        isinstance(value, dict) and ("command" in value or "argv" in value) for value in values
+    ]
+    items = [
+        _item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if is_command[n - 1]
+    ]
     verdicts = check_items(items, usual, every=True)
-    estimates = iter(estimate_many((value for n, value in enumerate(values) if not is_command[n]), files=files))
+    estimates = iter(
+        estimate_many((value for n, value in enumerate(values) if not is_command[n]), files=files)
+    )
     for each in is_command:
         if each:
             yield next(verdicts)
             continue
         answer = next(estimates)
-        yield answer if "error" in answer else {"ok": answer["feasible"], "reasons": answer["reasons"]}
+        yield (
+            answer
+            if "error" in answer
+            else {"ok": answer["feasible"], "reasons": answer["reasons"]}
+        )
 
 
 def _item_or_error(source: str, value: Any) -> Item | tuple[str, RecipeError]:

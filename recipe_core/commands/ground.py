@@ -6,9 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recipe_core.errors import InputError
-from recipe_core.hardware.catalog import device
-from recipe_core.request import Count, Goal, Share, Text, Tokens
+from recipe_core.base.errors import InputError
+from recipe_core.base.types import Count, Share, Text, Tokens
+from recipe_core.hardware.cluster import device
+from recipe_core.request.schema import Goal
 
 DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
 
@@ -37,20 +38,36 @@ class Ground(BaseModel):
     def of(cls, **values: Any) -> Ground:
         """From plain values; raises InputError naming the field that is wrong."""
         try:
-            ground = cls.model_validate({name: value for name, value in values.items() if value is not None})
+            ground = cls.model_validate(
+                {name: value for name, value in values.items() if value is not None}
+            )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = str(first["loc"][0])
-            known = f"Known here: {', '.join(cls.model_fields)}." if first["type"] == "extra_forbidden" else None
-            raise InputError(f"{first['msg'][0].lower()}{first['msg'][1:]}.", field=field, hint=known) from None
+            known = (
+                f"Known here: {', '.join(cls.model_fields)}."
+                if first["type"] == "extra_forbidden"
+                else None
+            )
+            raise InputError(
+                f"{first['msg'][0].lower()}{first['msg'][1:]}.", field=field, hint=known
+            ) from None
         if not isinstance(ground.hardware, str):
             device(ground.hardware)
             return ground
         count = ground.hardware.partition(":")[2]
         if ":" in ground.hardware and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
-            raise InputError(f"{ground.hardware!r} is not a device or device:count.", field="hardware", hint="For example h100-sxm:8.")
+            raise InputError(
+                f"{ground.hardware!r} is not a device or device:count.",
+                field="hardware",
+                hint="For example h100-sxm:8.",
+            )
         if count and ground.gpus not in (None, int(count)):
-            raise InputError(f"{ground.hardware} and {ground.gpus} devices contradict.", field="gpus", hint="Say it once.")
+            raise InputError(
+                f"{ground.hardware} and {ground.gpus} devices contradict.",
+                field="gpus",
+                hint="Say it once.",
+            )
         device(ground.device)
         return ground
 

@@ -10,29 +10,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.advice import remedies
-from recipe_core.candidates import Resolved, every_split, one_split, resolve, setting
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import InputError, ModelError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
-from recipe_core.commands.grammar import programs
 from recipe_core.commands.ground import DEFAULT_INPUT, DEFAULT_OUTPUT, Ground
 from recipe_core.commands.launches import Launch, find_launches, image_tag, launch_of
 from recipe_core.commands.meaning import check_rules, meaning_of, settle
 from recipe_core.commands.verdict import KEPT, Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
-from recipe_core.documents import parse_json
+from recipe_core.engines.grammar import programs
 from recipe_core.engines.spec import engine
-from recipe_core.errors import InputError, ModelError, RecipeError
-from recipe_core.estimate import Cases, Setting
-from recipe_core.estimate.cases import stack
-from recipe_core.hardware.catalog import device, fabric
-from recipe_core.many import setting_key
+from recipe_core.hardware.cluster import device, fabric
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.plan import PlanTable, judged, plan
-from recipe_core.request import CandidateRequest, PlanRequest
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.advice import remedies
+from recipe_core.search.batch import setting_key
+from recipe_core.search.serving_candidates import Resolved, every_split, one_split, resolve, setting
+from recipe_core.search.serving_plan import PlanTable, judged, plan
+from recipe_core.space.serving import Cases, Setting, stack
 
 
-def check_command(command: str | Sequence[str], ground: Ground, *, folders: bool = True) -> dict[str, Any]:
+def check_command(
+    command: str | Sequence[str], ground: Ground, *, folders: bool = True
+) -> dict[str, Any]:
     """The verdict on the first server that a command (text, a JSON list as text, or words) starts, and changes where none can run.
 
     Args:
@@ -52,7 +53,9 @@ def check_command(command: str | Sequence[str], ground: Ground, *, folders: bool
     return answer
 
 
-def check_commands(commands: Iterable[str | Sequence[str]], ground: Ground, *, folders: bool = True) -> list[list[dict[str, Any]]]:
+def check_commands(
+    commands: Iterable[str | Sequence[str]], ground: Ground, *, folders: bool = True
+) -> list[list[dict[str, Any]]]:
     """Verdicts on every server of every command or script, in order; one that cannot be read answers its error."""
     read: list[list[Case] | RecipeError] = []
     for command in commands:
@@ -60,13 +63,26 @@ def check_commands(commands: Iterable[str | Sequence[str]], ground: Ground, *, f
             read.append(_cases(command))
         except RecipeError as error:
             read.append(error)
-    verdicts = iter(_judge([case for cases in read if not isinstance(cases, RecipeError) for case in cases], ground, folders))
-    return [[each.to_json()] if isinstance(each, RecipeError) else [next(verdicts).answer(ground) for _ in each] for each in read]
+    verdicts = iter(
+        _judge(
+            [case for cases in read if not isinstance(cases, RecipeError) for case in cases],
+            ground,
+            folders,
+        )
+    )
+    return [
+        [each.to_json()]
+        if isinstance(each, RecipeError)
+        else [next(verdicts).answer(ground) for _ in each]
+        for each in read
+    ]
 
 
 def _without_split(request: PlanRequest) -> PlanRequest:
     """The same question for any split of the same engine."""
-    options = request.options.model_copy(update={"engines": (request.candidate.engine,) if request.candidate else ()})
+    options = request.options.model_copy(
+        update={"engines": (request.candidate.engine,) if request.candidate else ()}
+    )
     return request.model_copy(update={"options": options, "candidate": None})
 
 
@@ -86,10 +102,14 @@ def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
 def _first(command: str | Sequence[str]) -> Case:
     cases = _cases(command)
     if not cases:
-        raise InputError("no known engine in the command.", field="command", hint=f"Known: {programs()}.")
+        raise InputError(
+            "no known engine in the command.", field="command", hint=f"Known: {programs()}."
+        )
     case = cases[0]
     if len(cases) > 1:
-        case.say("note", "several", f"the command starts {len(cases)} servers; the first is judged.")
+        case.say(
+            "note", "several", f"the command starts {len(cases)} servers; the first is judged."
+        )
     return case
 
 
@@ -104,9 +124,15 @@ def _cases(command: str | Sequence[str]) -> list[Case]:
     for case in cases[:1]:
         if others:
             named = ", ".join(dict.fromkeys(other[:40] for other in others[:20]))
-            case.say("note", "others", f"not looked at: {named}{', …' if len(others) > 20 else ''}.")
+            case.say(
+                "note", "others", f"not looked at: {named}{', …' if len(others) > 20 else ''}."
+            )
         if script.loose_ends:
-            case.say("warning", "loose-end", f"{script.loose_ends} lines end in a backslash and a blank: a shell ends the command there.")
+            case.say(
+                "warning",
+                "loose-end",
+                f"{script.loose_ends} lines end in a backslash and a blank: a shell ends the command there.",
+            )
     return cases
 
 
@@ -114,14 +140,19 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
     """The words of a command that is given as a list, None for text."""
     if isinstance(command, str):
         if len(command) > MAX_CHARACTERS:
-            raise InputError(f"the command has {len(command):,} characters; at most {MAX_CHARACTERS:,} are read.", field="command")
+            raise InputError(
+                f"the command has {len(command):,} characters; at most {MAX_CHARACTERS:,} are read.",
+                field="command",
+            )
         if not command.lstrip().startswith("["):
             return None
         command = parse_json(command, "the command")
     if not isinstance(command, list | tuple) or not all(isinstance(word, str) for word in command):
         raise InputError("a command is text or a list of words.", field="command")
     if sum(map(len, command)) > MAX_CHARACTERS:
-        raise InputError(f"the command has more than {MAX_CHARACTERS:,} characters.", field="command")
+        raise InputError(
+            f"the command has more than {MAX_CHARACTERS:,} characters.", field="command"
+        )
     return tuple(command)
 
 
@@ -141,15 +172,40 @@ def _check_surroundings(case: Case) -> None:
         return
     tag = image_tag(launch.image)
     if tag is None or tag == "latest":
-        case.say("note", "unpinned", f"{launch.image} changes without notice.", f"Pin it: judged with {spec.title} {spec.version}.")
+        case.say(
+            "note",
+            "unpinned",
+            f"{launch.image} changes without notice.",
+            f"Pin it: judged with {spec.title} {spec.version}.",
+        )
     elif (version := _version(tag)) is not None and version != spec.version:
-        case.say("note", "version", f"the image holds {spec.title} {version}; judged with the options of {spec.version}.")
-        case.findings[:] = [replace(f, level="warning") if f.code in ("unknown", "value") else f for f in case.findings]
+        case.say(
+            "note",
+            "version",
+            f"the image holds {spec.title} {version}; judged with the options of {spec.version}.",
+        )
+        case.findings[:] = [
+            replace(f, level="warning") if f.code in ("unknown", "value") else f
+            for f in case.findings
+        ]
     if launch.repeated:
         words = " ".join(launch.program)
-        case.say("error", "repeated-program", f"the image starts {words} by itself.", f"Leave {words} out, or set --entrypoint.")
-    if launch.shares_memory is False and (case.meant.candidate.get("tp") or 1) * (case.meant.candidate.get("pp") or 1) > 1:
-        case.say("warning", "shared-memory", "several ranks share memory through /dev/shm.", "Add --ipc=host or --shm-size.")
+        case.say(
+            "error",
+            "repeated-program",
+            f"the image starts {words} by itself.",
+            f"Leave {words} out, or set --entrypoint.",
+        )
+    if (
+        launch.shares_memory is False
+        and (case.meant.candidate.get("tp") or 1) * (case.meant.candidate.get("pp") or 1) > 1
+    ):
+        case.say(
+            "warning",
+            "shared-memory",
+            "several ranks share memory through /dev/shm.",
+            "Add --ipc=host or --shm-size.",
+        )
 
 
 def _version(tag: str) -> str | None:
@@ -176,7 +232,9 @@ class _Models:
                 self._known[name] = error
             except (OSError, RuntimeError, ValueError) as error:  # what no path can be
                 self._known[name] = ModelError(
-                    f"{name[:80]!r} names no model: {error}.", field="model", hint="Give a catalog id or a folder."
+                    f"{name[:80]!r} names no model: {error}.",
+                    field="model",
+                    hint="Give a catalog id or a folder.",
                 )
         model = self._known[name]
         if isinstance(model, RecipeError):
@@ -210,13 +268,23 @@ def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
     meant = case.meant
     name = ground.model or meant.model
     if not name:
-        raise InputError("the command names no model.", field="command", hint="Write it after serve, or as --model.")
+        raise InputError(
+            "the command names no model.",
+            field="command",
+            hint="Write it after serve, or as --model.",
+        )
     if is_open(name):
-        raise InputError(f"the command leaves its model open: {name}.", field="command", hint="Say which it is with --model.")
+        raise InputError(
+            f"the command leaves its model open: {name}.",
+            field="command",
+            hint="Say which it is with --model.",
+        )
     model = models.named(name)
     settle(meant, model, case.launch.env)
     request = {
-        "model": dict(model.config) | meant.config | {"_name_or_path": name} if meant.config else name,
+        "model": dict(model.config) | meant.config | {"_name_or_path": name}
+        if meant.config
+        else name,
         "hardware": _hardware(case, ground),
         "workload": _workload(case, ground, model),
         "objective": {"optimize": ground.optimize},
@@ -232,13 +300,19 @@ def _looked_up(case: Case, request: dict[str, Any], models: _Models) -> Resolved
     try:
         return resolve(PlanRequest.parse(request), folders=models.folders)
     except InputError as error:
-        if "speculative" not in request["workload"] or not (error.field or "").startswith("workload.speculative"):
+        if "speculative" not in request["workload"] or not (error.field or "").startswith(
+            "workload.speculative"
+        ):
             raise
         del request["workload"]["speculative"]
         if error.field == "workload.speculative.method":
             case.say("error", "draft", error.message)
         else:
-            case.say("note", "unmodelled", f"speculative decoding is not in the estimate: {error.message}")
+            case.say(
+                "note",
+                "unmodelled",
+                f"speculative decoding is not in the estimate: {error.message}",
+            )
         return resolve(PlanRequest.parse(request), folders=models.folders)
 
 
@@ -247,17 +321,40 @@ def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
     used, per_node = case.meant.devices, ground.per_node or node.devices
     nodes = ground.nodes or case.meant.nodes or 1
     if nodes == 1 and not fabric(node.fabric).joins(per_node) and per_node % node.devices == 0:
-        nodes, per_node = per_node // node.devices, node.devices  # sixteen of what no node holds more than eight of
-    elif ground.nodes is None and case.meant.nodes is None and ground.per_node is None and used and used > per_node:
+        nodes, per_node = (
+            per_node // node.devices,
+            node.devices,
+        )  # sixteen of what no node holds more than eight of
+    elif (
+        ground.nodes is None
+        and case.meant.nodes is None
+        and ground.per_node is None
+        and used
+        and used > per_node
+    ):
         nodes = -(-used // per_node)
     if nodes != (ground.nodes or case.meant.nodes or 1):
-        case.say("note", "nodes", f"judged on {nodes} nodes of {per_node} devices.", "Say what there is with --gpus and --nodes.")
+        case.say(
+            "note",
+            "nodes",
+            f"judged on {nodes} nodes of {per_node} devices.",
+            "Say what there is with --gpus and --nodes.",
+        )
     if ground.nodes and case.meant.nodes and ground.nodes != case.meant.nodes:
-        case.say("error", "nodes", f"the command is for {case.meant.nodes} nodes; there are {ground.nodes}.")
+        case.say(
+            "error",
+            "nodes",
+            f"the command is for {case.meant.nodes} nodes; there are {ground.nodes}.",
+        )
     seen = case.launch.visible_devices
     own = case.own_devices
     if seen is not None and own is not None and nodes == 1 and own > seen:
-        case.say("error", "visible", f"the server sees {seen} devices and uses {own}.", "Let it see more, or cut the split.")
+        case.say(
+            "error",
+            "visible",
+            f"the server sees {seen} devices and uses {own}.",
+            "Let it see more, or cut the split.",
+        )
     return {"device": ground.device, "per_node": per_node, "nodes": nodes}
 
 
@@ -272,15 +369,26 @@ def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
     }
     asked = sum(tokens.values())
     if asked > limit:
-        case.say("error", "too-long", f"requests of {asked:,} tokens are longer than the {limit:,} that the server takes.")
+        case.say(
+            "error",
+            "too-long",
+            f"requests of {asked:,} tokens are longer than the {limit:,} that the server takes.",
+        )
     context = {} if longest == "auto" else {"max_context": max(limit, asked)}
     draft = case.meant.draft
     speculative = {}
     if draft is not None and isinstance(draft["tokens"], int) and ground.acceptance is not None:
         named = {name: draft[name] for name in ("method", "model") if draft.get(name)}
-        speculative = {"speculative": {"tokens": draft["tokens"], "acceptance": ground.acceptance} | named}
+        speculative = {
+            "speculative": {"tokens": draft["tokens"], "acceptance": ground.acceptance} | named
+        }
     elif draft is not None:
-        case.say("note", "unmodelled", "speculative decoding is not in the estimate.", "Give the share of accepted tokens: --acceptance.")
+        case.say(
+            "note",
+            "unmodelled",
+            "speculative decoding is not in the estimate.",
+            "Give the share of accepted tokens: --acceptance.",
+        )
     return tokens | context | speculative | {"concurrency": ground.concurrency}
 
 
@@ -296,13 +404,21 @@ def _own(case: Case, found: Resolved) -> tuple[Setting, Cases]:
             name = (error.field or "").removeprefix("candidate.").split(".")[0]
             if name not in candidate or name == "engine":
                 raise
-            case.say("note", "unmodelled", f"{name} {candidate.pop(name)} is not in the estimate: {error.message}")
+            case.say(
+                "note",
+                "unmodelled",
+                f"{name} {candidate.pop(name)} is not in the estimate: {error.message}",
+            )
     if exact is not None:
         return exact
-    chosen = setting(found, found.engine(stated.engine), stated.weight_dtype or "auto", stated.kv_dtype or "auto")
+    chosen = setting(
+        found, found.engine(stated.engine), stated.weight_dtype or "auto", stated.kv_dtype or "auto"
+    )
     columns = every_split(found, chosen, stated)
     if not len(columns):
-        raise InputError(f"no split of {found.cluster.devices} devices agrees with the command.", field="command")
+        raise InputError(
+            f"no split of {found.cluster.devices} devices agrees with the command.", field="command"
+        )
     return chosen, columns
 
 
@@ -314,8 +430,12 @@ def _group(members: list[Ready]) -> Group:
     for ready in members:
         key = ready.others_key
         if key not in placed:
-            limits = {name: value for name, value in zip(KEPT, key[-1], strict=True) if value is not None}
-            others = every_split(ready.found, ready.setting, CandidateRequest.model_validate(limits))
+            limits = {
+                name: value for name, value in zip(KEPT, key[-1], strict=True) if value is not None
+            }
+            others = every_split(
+                ready.found, ready.setting, CandidateRequest.model_validate(limits)
+            )
             blocks.append(others)
             placed[key] = (at, at + len(others))
             at += len(others)

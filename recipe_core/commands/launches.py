@@ -7,24 +7,84 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from recipe_core.commands.grammar import grammars
 from recipe_core.commands.words import Script, Words, read_script
+from recipe_core.engines.grammar import grammars
 
 MAX_DEPTH = 3
 """Shells inside shells that are read."""
 
 Env = MutableMapping[str, str]
 
-_MENTIONED = frozenset({"echo", "printf", "pip", "pip3", "grep", "pgrep", "pkill", "cat", "man", "which", "curl", "apt", "conda", "#"})
-_KEYWORDS = frozenset({"do", "done", "then", "else", "elif", "if", "fi", "while", "until", "for", "!", "{", "}", "time", "$", "sudo"})
+_MENTIONED = frozenset(
+    {
+        "echo",
+        "printf",
+        "pip",
+        "pip3",
+        "grep",
+        "pgrep",
+        "pkill",
+        "cat",
+        "man",
+        "which",
+        "curl",
+        "apt",
+        "conda",
+        "#",
+    }
+)
+_KEYWORDS = frozenset(
+    {
+        "do",
+        "done",
+        "then",
+        "else",
+        "elif",
+        "if",
+        "fi",
+        "while",
+        "until",
+        "for",
+        "!",
+        "{",
+        "}",
+        "time",
+        "$",
+        "sudo",
+    }
+)
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+)
 
 # Options of `docker run` without a value; every other one takes one.
 _SWITCHES = frozenset(
-    {"--detach", "--interactive", "--tty", "--rm", "--init", "--privileged", "--read-only", "--publish-all", "--no-healthcheck"}
-    | {"--oom-kill-disable", "--sig-proxy", "--disable-content-trust", "--quiet", "--help", "--replace", "--no-hosts", "--rmi"}
+    {
+        "--detach",
+        "--interactive",
+        "--tty",
+        "--rm",
+        "--init",
+        "--privileged",
+        "--read-only",
+        "--publish-all",
+        "--no-healthcheck",
+    }
+    | {
+        "--oom-kill-disable",
+        "--sig-proxy",
+        "--disable-content-trust",
+        "--quiet",
+        "--help",
+        "--replace",
+        "--no-hosts",
+        "--rmi",
+    }
 )
 _SHORT_SWITCHES = frozenset("ditPq")
 
@@ -51,12 +111,19 @@ class Launch:
         """How many devices the environment or the container lets the server see; None when it does not say."""
         for name in _VISIBLE:
             listed = self.env.get(name, "")
-            if listed and all(part.strip() for part in listed.split(",")) and listed not in ("all", "void", "none") and "$" not in listed:
+            if (
+                listed
+                and all(part.strip() for part in listed.split(","))
+                and listed not in ("all", "void", "none")
+                and "$" not in listed
+            ):
                 return len(listed.split(","))
         asked = (self.gpus or "").strip("\"'").removeprefix("count=")
         if asked.isdecimal():
             return int(asked) if len(asked) < 6 else None
-        return len(asked.removeprefix("device=").split(",")) if asked.startswith("device=") else None
+        return (
+            len(asked.removeprefix("device=").split(",")) if asked.startswith("device=") else None
+        )
 
 
 def find_launches(script: Script, depth: int = 0) -> tuple[list[Launch], list[str]]:
@@ -81,7 +148,14 @@ def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator
     if not words or _base(words[0]) in _MENTIONED:
         return
     env = ChainMap(command.env, script_env)
-    start = next((n for n, word in enumerate(words[:-1]) if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]), None)
+    start = next(
+        (
+            n
+            for n, word in enumerate(words[:-1])
+            if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]
+        ),
+        None,
+    )
     if start is not None:
         yield from _contained(words[words.index("run", start) + 1 :], env, depth)
     elif (plain := _matched(words, env)) is not None:
@@ -103,7 +177,11 @@ def _base(word: str) -> str:
 @cache
 def _patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
     """Engines and the words that start them, by the word that is looked for; the longest first."""
-    rows = [(words[1] if words[0] == "-m" else words[0], name, words) for name, g in grammars().items() for words in g.launch]
+    rows = [
+        (words[1] if words[0] == "-m" else words[0], name, words)
+        for name, g in grammars().items()
+        for words in g.launch
+    ]
     rows.sort(key=lambda row: -len(row[2]))
     return {key: tuple((name, words) for k, name, words in rows if k == key) for key, _, _ in rows}
 
@@ -114,11 +192,20 @@ def _matched(words: tuple[str, ...], env: Env) -> Launch | None:
     for n, word in enumerate(words):
         for name, pattern in _patterns().get(_base(word), ()):
             first = n - 1 if pattern[0] == "-m" else n
-            if first < 0 or (words[first] if pattern[0] == "-m" else _base(word), *words[first + 1 : first + len(pattern)]) != pattern:
+            if (
+                first < 0
+                or (
+                    words[first] if pattern[0] == "-m" else _base(word),
+                    *words[first + 1 : first + len(pattern)],
+                )
+                != pattern
+            ):
                 continue
             args = words[first + len(pattern) :]
             if not args or args[0] not in grammars()[name].other_commands:
-                return Launch(name, words[first : first + len(pattern)], args, ChainMap(set_before, env))
+                return Launch(
+                    name, words[first : first + len(pattern)], args, ChainMap(set_before, env)
+                )
         name, equals, value = word.partition("=")
         if equals and name.isidentifier():
             set_before[name] = value
@@ -131,7 +218,14 @@ def _nested(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
     if shell is None or depth >= MAX_DEPTH:
         return
     rest = words[shell + 1 :]
-    text = next((rest[n + 1] for n, word in enumerate(rest[:-1]) if word[0:1] == "-" and word[1:2] != "-" and word.endswith("c")), None)
+    text = next(
+        (
+            rest[n + 1]
+            for n, word in enumerate(rest[:-1])
+            if word[0:1] == "-" and word[1:2] != "-" and word.endswith("c")
+        ),
+        None,
+    )
     if text is None:
         return
     inner = read_script(text)
@@ -144,10 +238,19 @@ def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]
     options, image, args = _run_options(words)
     if image is None:
         return
-    set_inside = {name: value for name in (*_VISIBLE, *_keys(options)) if (value := env.get(name)) is not None}
+    set_inside = {
+        name: value for name in (*_VISIBLE, *_keys(options)) if (value := env.get(name)) is not None
+    }
     set_inside |= dict(_pairs(options))
     entrypoint = tuple(options.get("--entrypoint", [])[-1:])
-    own = next((start for repository, start in _images().items() if _repository(image).endswith(f"/{repository}")), None)
+    own = next(
+        (
+            start
+            for repository, start in _images().items()
+            if _repository(image).endswith(f"/{repository}")
+        ),
+        None,
+    )
     inside = _matched((*entrypoint, *args), set_inside)
     if inside is None and own is not None and own[1] and not entrypoint:
         inside = Launch(own[0], own[1], args, set_inside)
@@ -163,7 +266,11 @@ def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]
 @cache
 def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Repositories, the longest first, with their engine and what they start by themselves."""
-    rows = [(repository, (name, words)) for name, g in grammars().items() for repository, words in g.images.items()]
+    rows = [
+        (repository, (name, words))
+        for name, g in grammars().items()
+        for repository, words in g.images.items()
+    ]
     return dict(sorted(rows, key=lambda row: -len(row[0])))
 
 
@@ -181,7 +288,9 @@ def image_tag(image: str) -> str | None:
     return image.rpartition("/")[2].partition(":")[2] or None
 
 
-def _run_options(words: tuple[str, ...]) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
+def _run_options(
+    words: tuple[str, ...],
+) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
     """Options of ``docker run`` by name, the image, and the words after it."""
     options: dict[str, list[str]] = {}
     n = 0

@@ -10,14 +10,21 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from recipe_core.commands.arguments import Arguments, Finding, Level
-from recipe_core.commands.grammar import grammars
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
-from recipe_core.engines.table import Meaning
-from recipe_core.model.reader import MAX_CONTEXT
+from recipe_core.model.config.fields import MAX_CONTEXT
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request import CandidateRequest
+from recipe_core.request.schema import CandidateRequest
 
-_AS_STATED: tuple[Meaning, ...] = ("pp", "cp", "max_num_seqs", "max_batched_tokens", "memory_fraction", "block_size")
+_AS_STATED: tuple[Meaning, ...] = (
+    "pp",
+    "cp",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "memory_fraction",
+    "block_size",
+)
 
 
 @dataclass(slots=True)
@@ -44,7 +51,9 @@ class Meant:
     balanced: bool = False
     findings: list[Finding] = field(default_factory=list)
 
-    def say(self, level: Level, code: str, option: str | None, message: str, hint: str | None = None) -> None:
+    def say(
+        self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
+    ) -> None:
         """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
 
@@ -63,7 +72,9 @@ def meaning_of(arguments: Arguments) -> Meant:
 class _Reading:
     def __init__(self, arguments: Arguments) -> None:
         self.arguments, self.grammar = arguments, grammars()[arguments.engine]
-        self.by_meaning: dict[Meaning, str] = {meaning: name for name, meaning in self.grammar.means.items()}
+        self.by_meaning: dict[Meaning, str] = {
+            meaning: name for name, meaning in self.grammar.means.items()
+        }
         self.out = Meant(arguments.engine)
         self.ranks = 1  # of data-parallel attention within tp
 
@@ -98,7 +109,12 @@ class _Reading:
             return value
         if value in words:
             return words[value]
-        self.out.say("note", "unmodelled", self._flag(meaning), f"{self._flag(meaning)} {value} is not in the estimate.")
+        self.out.say(
+            "note",
+            "unmodelled",
+            self._flag(meaning),
+            f"{self._flag(meaning)} {value} is not in the estimate.",
+        )
         return None
 
     def _context(self) -> int | Literal["auto"] | None:
@@ -106,7 +122,12 @@ class _Reading:
         if context in ("auto", -1):
             return "auto"
         if isinstance(context, int) and not 0 < context <= MAX_CONTEXT:
-            self.out.say("error", "range", self._flag("max_context"), f"{self._flag('max_context')} {context} is no number of tokens.")
+            self.out.say(
+                "error",
+                "range",
+                self._flag("max_context"),
+                f"{self._flag('max_context')} {context} is no number of tokens.",
+            )
             return None
         return context if isinstance(context, int) else None
 
@@ -115,11 +136,18 @@ class _Reading:
         value = self._value(meaning)
         if meaning == "max_batched_tokens" and value == -1:
             self.out.say(
-                "note", "unmodelled", self._flag(meaning), f"{self._flag(meaning)} -1 (prompts in one piece) is not in the estimate."
+                "note",
+                "unmodelled",
+                self._flag(meaning),
+                f"{self._flag(meaning)} -1 (prompts in one piece) is not in the estimate.",
             )
             return None
         shared = self.ranks > 1 and meaning in ("max_num_seqs", "max_batched_tokens")
-        return max(value // self.ranks, 1) if shared and isinstance(value, int) and value > 0 else value
+        return (
+            max(value // self.ranks, 1)
+            if shared and isinstance(value, int) and value > 0
+            else value
+        )
 
     def _is_open(self, meaning: Meaning) -> bool:
         return self.by_meaning.get(meaning) in self.arguments.open
@@ -176,9 +204,19 @@ class _Reading:
             return
         flag = self._flag("attention_dp")
         if candidate.get("dp", 1) > 1:
-            self.out.say("error", "attention-dp", flag, f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}.")
+            self.out.say(
+                "error",
+                "attention-dp",
+                flag,
+                f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}.",
+            )
         elif tp % ranks:
-            self.out.say("error", "attention-dp", flag, f"{ranks} ranks of data-parallel attention do not divide {self._flag('tp')} {tp}.")
+            self.out.say(
+                "error",
+                "attention-dp",
+                flag,
+                f"{ranks} ranks of data-parallel attention do not divide {self._flag('tp')} {tp}.",
+            )
         else:
             candidate |= {"tp": tp // ranks, "dp": ranks}
             self.out.attention_dp, self.ranks = True, ranks
@@ -200,7 +238,12 @@ class _Reading:
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError):
-                self.out.say("note", "unmodelled", self._flag("config"), f"{self._flag('config')} is not JSON and is not read.")
+                self.out.say(
+                    "note",
+                    "unmodelled",
+                    self._flag("config"),
+                    f"{self._flag('config')} is not JSON and is not read.",
+                )
         return value if isinstance(value, dict) else {}
 
     def _draft(self) -> dict[str, Any] | None:
@@ -208,11 +251,16 @@ class _Reading:
         stated = self._value("speculative")
         stated = stated if isinstance(stated, Mapping) else {}
         tokens = stated.get("num_speculative_tokens", self._value("draft_tokens"))
-        method = stated.get("method") or self.arguments.values.get(self.by_meaning.get("draft_method", ""))
+        method = stated.get("method") or self.arguments.values.get(
+            self.by_meaning.get("draft_method", "")
+        )
         if tokens is None and method is None:
             return None
         model = stated.get("model") or self._value("draft_model")
-        found = {"tokens": tokens, "method": self.grammar.words.get("draft_method", {}).get(str(method).casefold())}
+        found = {
+            "tokens": tokens,
+            "method": self.grammar.words.get("draft_method", {}).get(str(method).casefold()),
+        }
         return found | ({"model": str(model)} if model else {})
 
     def _unmodelled(self) -> None:
@@ -220,7 +268,9 @@ class _Reading:
             row = self.grammar.unmodelled.get(name)
             if row is not None and str(value) not in row.unless:
                 flag = engine(self.arguments.engine).options.by_name[name].flag
-                self.out.say("note", "unmodelled", flag, f"{flag} is not in the estimate ({row.what}).")
+                self.out.say(
+                    "note", "unmodelled", flag, f"{flag} is not in the estimate ({row.what})."
+                )
 
 
 def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
@@ -231,14 +281,25 @@ def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     together = meant.attention_dp or engine(meant.engine).split.data_parallel == "engine"
     if together and model.is_moe and tp and dp and dp > 1 and ep == 1:
         candidate["ep"] = tp * dp
-        meant.say("note", "cut-experts", None, f"experts are cut over all {tp * dp} ranks; the estimate shares them (ep {tp * dp}).")
+        meant.say(
+            "note",
+            "cut-experts",
+            None,
+            f"experts are cut over all {tp * dp} ranks; the estimate shares them (ep {tp * dp}).",
+        )
     if meant.max_context is None or meant.max_context == "auto":
         return
-    allowed = any(env.get(name, "0").casefold() in ("1", "true") for name in grammars()[meant.engine].longer_context)
+    allowed = any(
+        env.get(name, "0").casefold() in ("1", "true")
+        for name in grammars()[meant.engine].longer_context
+    )
     if allowed and meant.max_context > model.max_context:
         meant.config = {"max_position_embeddings": meant.max_context, **meant.config}
         meant.say(
-            "warning", "long-context", None, f"requests may be longer than the {model.max_context:,} tokens {model.name} was made for."
+            "warning",
+            "long-context",
+            None,
+            f"requests may be longer than the {model.max_context:,} tokens {model.name} was made for.",
         )
 
 
@@ -265,7 +326,10 @@ def check_rules(meant: Meant, model: ModelSpec) -> None:
 
 
 def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
-    tokens, sequences = meant.candidate.get("max_batched_tokens"), meant.candidate.get("max_num_seqs")
+    tokens, sequences = (
+        meant.candidate.get("max_batched_tokens"),
+        meant.candidate.get("max_num_seqs"),
+    )
     if tokens and sequences and tokens < sequences:
         yield Finding(
             "error",
@@ -281,13 +345,22 @@ def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> Iterable[Findin
     longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
     if not meant.chunked and tokens and tokens < longest:
         yield Finding(
-            "error", "limits", None, f"without chunked prefill a step of {tokens:,} tokens is less than a request of {longest:,}."
+            "error",
+            "limits",
+            None,
+            f"without chunked prefill a step of {tokens:,} tokens is less than a request of {longest:,}.",
         )
 
 
 def _experts_to_share(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
     if meant.shares_experts and not model.is_moe:
-        yield Finding("error", "no-experts", None, f"{model.name} has no experts to share.", "Leave expert parallelism out.")
+        yield Finding(
+            "error",
+            "no-experts",
+            None,
+            f"{model.name} has no experts to share.",
+            "Leave expert parallelism out.",
+        )
 
 
 def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
@@ -297,7 +370,12 @@ def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
 
 def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
     if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
-        yield Finding("error", "replicas", None, f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes.")
+        yield Finding(
+            "error",
+            "replicas",
+            None,
+            f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes.",
+        )
 
 
 _RULES: dict[str, Callable[[Meant, ModelSpec], Iterable[Finding]]] = {

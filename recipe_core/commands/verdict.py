@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.block import Block
-from recipe_core.candidates import Resolved, served_context
+from recipe_core.base.arrays import Int
+from recipe_core.base.errors import RecipeError
 from recipe_core.commands.arguments import Arguments, Finding, Level
-from recipe_core.commands.grammar import grammars
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.meaning import Meant
 from recipe_core.commands.render import Rendered, render
-from recipe_core.engines.deployment import Candidate, Deployment
+from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
-from recipe_core.errors import RecipeError
-from recipe_core.estimate import Cases, Estimates, Setting, estimate
-from recipe_core.estimate.cases import Int
-from recipe_core.plan import PlanTable
-from recipe_core.recipe.names import short_name
-from recipe_core.request import Goal
+from recipe_core.launch.process import Candidate, Deployment
+from recipe_core.physics.serving.estimates import Estimates, estimate
+from recipe_core.request.describe import short_name
+from recipe_core.request.schema import Goal
+from recipe_core.search.evaluated import EvaluatedCases
+from recipe_core.search.serving_candidates import Resolved, served_context
+from recipe_core.search.serving_plan import PlanTable
+from recipe_core.space.serving import Cases, Setting
 
 WORTHWHILE = 0.02
 """A split that is better by less is not offered."""
@@ -58,7 +59,14 @@ class Case:
     meant: Meant
     findings: list[Finding]
 
-    def say(self, level: Level, code: str, message: str, hint: str | None = None, option: str | None = None) -> None:
+    def say(
+        self,
+        level: Level,
+        code: str,
+        message: str,
+        hint: str | None = None,
+        option: str | None = None,
+    ) -> None:
         """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
 
@@ -98,7 +106,7 @@ class Group:
     table: PlanTable
 
     @property
-    def block(self) -> Block:
+    def block(self) -> EvaluatedCases:
         """All rows."""
         return self.table.blocks[0]
 
@@ -114,7 +122,9 @@ class Group:
         position = self.positions[start:end]
         if position.min() < len(self.table):
             return int(np.argmin(position))
-        return int(np.argmin(np.nan_to_num(self.table.columns["shortfall_bytes"][start:end], nan=np.inf)))
+        return int(
+            np.argmin(np.nan_to_num(self.table.columns["shortfall_bytes"][start:end], nan=np.inf))
+        )
 
     def refused(self, rows: Iterable[int]) -> dict[int, tuple[Estimates, int]]:
         """Estimates of rows that the block did not estimate, because a rule of splits refuses them: all in one call."""
@@ -128,7 +138,10 @@ class Group:
 
 def _head(case: Case, ground: Ground) -> dict[str, Any]:
     spec = engine(case.launch.engine)
-    return {"engine": {"name": spec.name, "version": spec.version}, "model": ground.model or case.meant.model}
+    return {
+        "engine": {"name": spec.name, "version": spec.version},
+        "model": ground.model or case.meant.model,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +155,13 @@ class Unknown:
         """What is known of it all the same."""
         findings = [finding.to_json() for finding in self.case.findings]
         known = {"findings": findings, "unread": self.case.arguments.unread}
-        return {"ok": None, "verdict": "unknown", **_head(self.case, ground), **self.error.to_json(), **known}
+        return {
+            "ok": None,
+            "verdict": "unknown",
+            **_head(self.case, ground),
+            **self.error.to_json(),
+            **known,
+        }
 
 
 class View:
@@ -158,7 +177,9 @@ class View:
     def answer(self, ground: Ground) -> dict[str, Any]:
         """The whole verdict."""
         case, request = self.ready.case, self.ready.found.request
-        own = self.refused[0].row(self.refused[1]) if self.refused else self.table.estimate(self.own)
+        own = (
+            self.refused[0].row(self.refused[1]) if self.refused else self.table.estimate(self.own)
+        )
         refused = [str(finding) for finding in case.findings if finding.level == "error"]
         ok = bool(own["feasible"]) and not refused
         return {
@@ -185,7 +206,10 @@ class View:
     @property
     def tight(self) -> bool:
         """Whether the cache holds fewer requests than are in flight, or next to nothing is left beyond what the start needs."""
-        shortfall, usable, held = (float(self.columns[name][self.own]) for name in ("shortfall_bytes", "usable_bytes", "max_concurrency"))
+        shortfall, usable, held = (
+            float(self.columns[name][self.own])
+            for name in ("shortfall_bytes", "usable_bytes", "max_concurrency")
+        )
         return -shortfall < TIGHT * usable or held < (self.ready.found.workload.concurrency or 1)
 
     def waste(self, goal: Goal) -> dict[str, Any]:
@@ -196,7 +220,12 @@ class View:
         copies = there // used
         if copies < 2 or c.ep[self.own] > 1 or not self.feasible:
             return out
-        same = (c.tp[rows] == c.tp[self.own]) & (c.pp[rows] == c.pp[self.own]) & (c.dp[rows] == c.dp[self.own] * copies) & (c.ep[rows] == 1)
+        same = (
+            (c.tp[rows] == c.tp[self.own])
+            & (c.pp[rows] == c.pp[self.own])
+            & (c.dp[rows] == c.dp[self.own] * copies)
+            & (c.ep[rows] == 1)
+        )
         for row in self.start + np.flatnonzero(same & self.columns["feasible"][rows])[:1]:
             rate = float(self.columns["output_tokens_per_s"][row])
             out |= {"replicas": copies, "output_tokens_per_s": rate, "gain": self._gain(goal, row)}
@@ -216,28 +245,54 @@ class View:
         Where something else than the split keeps the command from starting (``needed``), any that starts is.
         """
         unsaid: dict[str, Any] | None = None
-        for row in self.start + np.argsort(self.group.positions[self.start : self.end], kind="stable")[:TRIED]:
+        for row in (
+            self.start
+            + np.argsort(self.group.positions[self.start : self.end], kind="stable")[:TRIED]
+        ):
             gain = self._gain(goal, row)
-            if not self.columns["feasible"][row] or not (needed or gain is None or gain > WORTHWHILE):
+            if not self.columns["feasible"][row] or not (
+                needed or gain is None or gain > WORTHWHILE
+            ):
                 break
             try:
-                return self._offer(row, gain) | {"commands": [each.to_json() for each in self._commands(row)]}
+                return self._offer(row, gain) | {
+                    "commands": [each.to_json() for each in self._commands(row)]
+                }
             except RecipeError as error:
-                unsaid = unsaid or self._offer(row, gain) | {"commands": [], "why_no_command": str(error)}
+                unsaid = unsaid or self._offer(row, gain) | {
+                    "commands": [],
+                    "why_no_command": str(error),
+                }
         return unsaid
 
     def _offer(self, row: int, gain: float | None) -> dict[str, Any]:
-        return {"candidate": self.table.candidate(row), "gain": gain, "estimate": self.table.estimate(row)}
+        return {
+            "candidate": self.table.candidate(row),
+            "gain": gain,
+            "estimate": self.table.estimate(row),
+        }
 
     def _commands(self, row: int) -> list[Rendered]:
         case, found = self.ready.case, self.ready.found
         name = str(case.meant.model)
         deployment = Deployment(
             setting=replace(self.table.setting(row), cluster=found.cluster),
-            candidate=Candidate(**{name: value for name, value in self.table.candidate(row).items() if name in Candidate.__slots__}),
+            candidate=Candidate(
+                **{
+                    name: value
+                    for name, value in self.table.candidate(row).items()
+                    if name in Candidate.__slots__
+                }
+            ),
             max_context=served_context(found.workload, found.model),
             cache_tokens=self.table.cache_tokens(row),
             served_name=short_name(name),
         )
         auto = case.meant.max_context == "auto"
-        return render(deployment, name, case.arguments.values, case.launch.program, longest="auto" if auto else None)
+        return render(
+            deployment,
+            name,
+            case.arguments.values,
+            case.launch.program,
+            longest="auto" if auto else None,
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from recipe_core.errors import InputError
+from recipe_core.base.errors import InputError
 
 MAX_CHARACTERS = 64 << 10
 """The longest command or script that is read."""
@@ -62,7 +62,10 @@ def read_script(text: str) -> Script:
         InputError: when it is longer than ``MAX_CHARACTERS`` or a quote is not closed.
     """
     if len(text) > MAX_CHARACTERS:
-        raise InputError(f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.", field="command")
+        raise InputError(
+            f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.",
+            field="command",
+        )
     if "\0" in text:
         raise InputError("the command holds a NUL character.", field="command")
     return _Reader(text).read()
@@ -93,7 +96,10 @@ class _Reader:
         kind, value = (found.lastgroup, found.group()) if found else ("other", self.text[at])
         after = found.end() if found else at + 1
         if found is None or (kind == "other" and value in "'\""):
-            raise InputError(f"the command cannot be split into words: the quote {value} is not closed.", field="command")
+            raise InputError(
+                f"the command cannot be split into words: the quote {value} is not closed.",
+                field="command",
+            )
         match kind:
             case "blank" | "joined":
                 self.loose_ends += kind == "joined" and value.rstrip("\r\n").endswith((" ", "\t"))
@@ -117,7 +123,9 @@ class _Reader:
     def _piece(self, kind: str | None, found: re.Match[str]) -> str:
         match kind:
             case "quoted":
-                return _INSIDE.sub(lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), found["quoted"])
+                return _INSIDE.sub(
+                    lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), found["quoted"]
+                )
             case "variable":
                 whole = _VARIABLE.fullmatch(found["variable"])
                 return self._value(whole, 1) if whole else found["variable"]
@@ -163,7 +171,9 @@ class _Reader:
         """Past the lines that follow ``<<END``, up to END."""
         waiting, self.documents = self.documents, []
         for delimiter in waiting:
-            found = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(self.text, at)
+            found = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(
+                self.text, at
+            )
             at = found.end() if found else len(self.text)
         return at
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from recipe_core.hardware.profile import Status
+from recipe_core.base.provenance import Status
 
 
 class _Data(BaseModel):

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.documents import read_document
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import ContainerImage, Floor, Metrics
-from recipe_core.engines.table import OptionTable, option_table
-from recipe_core.errors import InputError, unknown
-from recipe_core.hardware.profile import Figure, Runtime, Sourced, Status
+from recipe_core.hardware.profile import Runtime
 
 Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -121,13 +122,13 @@ class MemoryUse(_Data):
     ``row_padding`` and ``expert_tiles``: where weights take more than the checkpoint's bytes; the first tiles that fit a device count.
     """
 
-    fraction: Figure
+    fraction: Quantity
     pool: Literal["of-device", "static", "of-free"]
     needs_longest: bool
     reserves: bool = False
-    context_single_bytes: Figure
-    context_parallel_bytes: Figure
-    sampler_bytes_per_logit: Figure
+    context_single_bytes: Quantity
+    context_parallel_bytes: Quantity
+    sampler_bytes_per_logit: Quantity
     block_tokens: Whole
     row_padding: RowPadding | None = None
     expert_tiles: tuple[ExpertTiles, ...] = ()
@@ -135,7 +136,9 @@ class MemoryUse(_Data):
     def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
         """How experts in ``dtype`` are rounded up on a device, None where they are not."""
         here = (t for t in self.expert_tiles if t.dtype == dtype and runtime in t.runtimes)
-        return next((t for t in here if not t.architectures or architecture in t.architectures), None)
+        return next(
+            (t for t in here if not t.architectures or architecture in t.architectures), None
+        )
 
 
 class BatchLimits(_Data):
@@ -203,7 +206,7 @@ class Engine(Sourced):
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
     mixes_prompts: bool = True
-    handoff_s: Figure | None = None
+    handoff_s: Quantity | None = None
     overheads: dict[Runtime, Overheads]
     online_weight_dtypes: tuple[str, ...]
     kv_dtypes: tuple[str, ...]
@@ -216,7 +219,11 @@ class Engine(Sourced):
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
         """The default limits on a device of this size and architecture."""
-        fitting = [b for b in self.batching if memory_bytes >= b.memory_at_least_bytes and architecture not in b.not_on]
+        fitting = [
+            b
+            for b in self.batching
+            if memory_bytes >= b.memory_at_least_bytes and architecture not in b.not_on
+        ]
         return max(fitting, key=lambda b: b.memory_at_least_bytes)
 
     def overhead(self, runtime: Runtime) -> Overheads:
@@ -226,7 +233,14 @@ class Engine(Sourced):
     def image(self, runtime: Runtime, architecture: str) -> ContainerImage | None:
         """The container for a device, None where no tag of this version is known."""
         here = self.images.get(runtime, ())
-        return next((image for image in here if not image.architectures or architecture in image.architectures), None)
+        return next(
+            (
+                image
+                for image in here
+                if not image.architectures or architecture in image.architectures
+            ),
+            None,
+        )
 
     def argv(self, values: dict[str, Any]) -> list[str]:
         """Options by name as separate argv words, in the order given; raises InputError for one that this version does not have."""
@@ -235,7 +249,7 @@ class Engine(Sourced):
 
 @cache
 def _files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(Path(__file__).with_name("serving").glob("*.yaml"))}
 
 
 def engine_names() -> list[str]:
@@ -260,8 +274,17 @@ def _whole(document: Any) -> Any:
     """The document of an engine; one that wraps another says what differs, and the rest is the other's."""
     if not isinstance(document, dict) or "wraps" not in document:
         return document
-    inner = {**read_document(_files()[document["wraps"]]), "default_on": [], "images": {}, "metrics": None}
-    return inner | document | {part: inner[part] | document.get(part, {}) for part in ("sources", "split")}
+    inner = {
+        **read_document(_files()[document["wraps"]]),
+        "default_on": [],
+        "images": {},
+        "metrics": None,
+    }
+    return (
+        inner
+        | document
+        | {part: inner[part] | document.get(part, {}) for part in ("sources", "split")}
+    )
 
 
 def default_engine(runtime: Runtime) -> Engine:

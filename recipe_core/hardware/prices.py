@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from recipe_core.errors import HardwareError, unknown
-from recipe_core.hardware.data import named, read
+from recipe_core.base.errors import HardwareError, unknown
+from recipe_core.base.resources import root
+from recipe_core.hardware.files import named, read
 from recipe_core.hardware.profile import Commitment, Device, Offer, OfferFile, terms
-from recipe_core.request import HardwareRequest
-from recipe_core.resources import root
+from recipe_core.hardware.request import HardwareRequest
 
 PRICE_NOTES: dict[Commitment, str] = {
     "spot": "The price is a spot price: the provider takes the devices back when it wants them, which is not in these figures.",
@@ -29,28 +29,45 @@ def offers_of(profile: Device) -> list[Offer]:
     return [offer for offer in offers() if offer.device in (profile.name, profile.known_as)]
 
 
-def price_of(request: HardwareRequest, profile: Device) -> tuple[float | None, str | None, Commitment | None]:
+def price_of(
+    request: HardwareRequest, profile: Device
+) -> tuple[float | None, str | None, Commitment | None]:
     """The stated price, the named offer, or the cheapest offer of the commitment (on demand), with its basis and what it is for."""
     if request.usd_per_device_hour is not None:
         if request.offer is not None:
-            raise HardwareError("give either an offer or a price per device hour, not both.", field="hardware.offer")
+            raise HardwareError(
+                "give either an offer or a price per device hour, not both.", field="hardware.offer"
+            )
         said = f", {terms(request.commitment, request.term_months)}" if request.commitment else ""
         return request.usd_per_device_hour, f"stated in the request{said}", request.commitment
-    chosen = _named_offer(request, profile) if request.offer is not None else _cheapest(request, profile)
+    chosen = (
+        _named_offer(request, profile) if request.offer is not None else _cheapest(request, profile)
+    )
     if chosen is None:
         return None, None, None
-    return chosen.usd_per_device_hour, f"{chosen.name}, {chosen.terms}, {chosen.date}", chosen.commitment
+    return (
+        chosen.usd_per_device_hour,
+        f"{chosen.name}, {chosen.terms}, {chosen.date}",
+        chosen.commitment,
+    )
 
 
 def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
     matching = offers_of(profile)
     chosen = next((offer for offer in matching if offer.name == request.offer), None)
     if chosen is None:
-        message, hint = unknown(f"offer for {profile.name}", request.offer, [offer.name for offer in matching])
+        message, hint = unknown(
+            f"offer for {profile.name}", request.offer, [offer.name for offer in matching]
+        )
         raise HardwareError(message, field="hardware.offer", hint=hint)
-    if request.commitment not in (None, chosen.commitment) or request.term_months not in (None, chosen.term_months):
+    if request.commitment not in (None, chosen.commitment) or request.term_months not in (
+        None,
+        chosen.term_months,
+    ):
         message = f"{terms(request.commitment or chosen.commitment, request.term_months)} is not what {chosen.name} is: {chosen.terms}."
-        raise HardwareError(message, field="hardware.commitment", hint="Leave it out, or the offer.")
+        raise HardwareError(
+            message, field="hardware.commitment", hint="Leave it out, or the offer."
+        )
     return chosen
 
 
@@ -58,10 +75,20 @@ def _cheapest(request: HardwareRequest, profile: Device) -> Offer | None:
     """None where nobody is known to rent the device out on demand; another commitment is an error then, because it was asked for."""
     wanted = request.commitment or "on-demand"
     matching = offers_of(profile)
-    found = (each for each in matching if each.commitment == wanted and request.term_months in (None, each.term_months))
+    found = (
+        each
+        for each in matching
+        if each.commitment == wanted and request.term_months in (None, each.term_months)
+    )
     chosen = next(found, None)
     if chosen is None and wanted != "on-demand":
         known = ", ".join(dict.fromkeys(each.terms for each in matching)) or "no offer at all"
-        message = f"no offer of {profile.name} is known that is {terms(wanted, request.term_months)}."
-        raise HardwareError(message, field="hardware.commitment", hint=f"Known: {known}. Or state your own price as usd_per_device_hour.")
+        message = (
+            f"no offer of {profile.name} is known that is {terms(wanted, request.term_months)}."
+        )
+        raise HardwareError(
+            message,
+            field="hardware.commitment",
+            hint=f"Known: {known}. Or state your own price as usd_per_device_hour.",
+        )
     return chosen

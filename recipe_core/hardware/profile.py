@@ -8,43 +8,29 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
+from recipe_core.base.provenance import Quantity, Remark, Sourced, Status, _Data
+
 Vendor = Literal["nvidia", "amd", "intel", "cpu"]
 Runtime = Literal["cuda", "rocm", "hpu", "cpu"]
 RUNTIMES: dict[Vendor, Runtime] = {"nvidia": "cuda", "amd": "rocm", "intel": "hpu", "cpu": "cpu"}
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
-Family = Literal["gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "elementwise"]
+Family = Literal[
+    "gemm",
+    "moe",
+    "attention_prefill",
+    "attention_decode",
+    "mla_prefill",
+    "mla_decode",
+    "elementwise",
+]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Commitment = Literal["on-demand", "spot", "reserved"]
 Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f<>{}`]*$")]
 """One line of text that goes into files of many formats as it is: no markup, no templates."""
-Remark = Annotated[str, Field(max_length=1000)]
 Shared = Annotated[float, Field(ge=1e-4, le=1)]
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Source(_Data):
-    """Where a figure was read: a document with its address and date, or the command that measured it."""
-
-    title: Annotated[str, Field(min_length=1, max_length=500)]
-    url: Annotated[str, Field(pattern=r"^https?://[^\s<>()\"'\\]+$", max_length=1000)] | None = None
-    date: Annotated[str, Field(max_length=40)] | None = None
-    command: Remark | None = None
-
-
-class Figure(_Data):
-    """One number with its provenance; ``source`` is a key of the file's ``sources``."""
-
-    value: Positive
-    source: str
-    status: Status
-    note: Remark | None = None
 
 
 class Roofline(_Data):
@@ -78,21 +64,7 @@ class NodeSpec(_Data):
     fabric: Name
     alternatives: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
     network: Name
-    host_memory_bytes: Figure | None = None
-
-
-class Sourced(_Data):
-    """A data file whose figures name entries of its own ``sources``."""
-
-    schema_version: Literal[1]
-    sources: Annotated[dict[Annotated[str, Field(max_length=64)], Source], Field(max_length=64)]
-
-    @model_validator(mode="after")
-    def _sources_exist(self) -> Sourced:
-        unlisted = sorted(set(_cited(self)) - set(self.sources))
-        if unlisted:
-            raise ValueError(f"source {unlisted[0]!r} is not listed under sources")
-        return self
+    host_memory_bytes: Quantity | None = None
 
 
 class Device(Sourced):
@@ -111,14 +83,14 @@ class Device(Sourced):
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")]
     aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     known_as: Name | None = None
-    memory_bytes: Figure
-    reserved_bytes: Figure | None = None
-    memory_bandwidth_bytes_per_s: Figure
-    peak_flops_per_s: dict[Dtype, Figure]
+    memory_bytes: Quantity
+    reserved_bytes: Quantity | None = None
+    memory_bandwidth_bytes_per_s: Quantity
+    peak_flops_per_s: dict[Dtype, Quantity]
     weight_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     kv_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
-    tdp_watts: Figure
-    idle_watts: Figure | None = None
+    tdp_watts: Quantity
+    idle_watts: Quantity | None = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = {}
     node: NodeSpec
 
@@ -137,7 +109,9 @@ class Device(Sourced):
         if not {"bf16", "fp16", "fp32"} & set(self.peak_flops_per_s):
             raise ValueError("peak_flops_per_s needs bf16, fp16 or fp32")
         if RUNTIMES[self.vendor] != self.runtime:
-            raise ValueError(f"runtime {self.runtime} is not {self.vendor}'s, which is {RUNTIMES[self.vendor]}")
+            raise ValueError(
+                f"runtime {self.runtime} is not {self.vendor}'s, which is {RUNTIMES[self.vendor]}"
+            )
         if self.usable_memory_bytes <= 0:
             raise ValueError("reserved_bytes takes all of memory_bytes")
         if self.idle_watts and self.idle_watts.value > self.tdp_watts.value:
@@ -152,10 +126,10 @@ class DirectLinks(_Data):
     ``largest_bytes`` go by the library (None: none do, or the efficiency was fitted with those that do).
     """
 
-    efficiency: Figure
-    latency_s: Figure
-    latency_per_rank_s: Figure
-    largest_bytes: Figure | None = None
+    efficiency: Quantity
+    latency_s: Quantity
+    latency_per_rank_s: Quantity
+    largest_bytes: Quantity | None = None
 
 
 class Fabric(Sourced):
@@ -176,10 +150,12 @@ class Fabric(Sourced):
     domain: Annotated[int, Field(ge=1)] | None = None
     spans_nodes: bool = False
     beyond: Name | None = None
-    bandwidth_bytes_per_s: Figure
-    efficiency: Annotated[Figure, Field(description="achieved / datasheet rate of large collectives")]
-    latency_s: Figure
-    latency_per_rank_s: Figure | None = None
+    bandwidth_bytes_per_s: Quantity
+    efficiency: Annotated[
+        Quantity, Field(description="achieved / datasheet rate of large collectives")
+    ]
+    latency_s: Quantity
+    latency_per_rank_s: Quantity | None = None
     direct: DirectLinks | None = None
 
     @model_validator(mode="after")
@@ -192,7 +168,12 @@ class Fabric(Sourced):
 
     def joins(self, devices: int) -> bool:
         """Whether one node can hold so many devices: a domain bounds it, unless it reaches over nodes or something joins domains."""
-        return self.domain is None or devices <= self.domain or self.spans_nodes or self.beyond is not None
+        return (
+            self.domain is None
+            or devices <= self.domain
+            or self.spans_nodes
+            or self.beyond is not None
+        )
 
 
 class Offer(_Data):
@@ -265,16 +246,3 @@ class Priors(Sourced):
     """``hw_profiles/priors.yaml``: roofline figures per runtime for devices that have none of their own."""
 
     roofline: dict[Runtime, dict[Family, Roofline]]
-
-
-def _cited(value: object) -> list[str]:
-    """The ``source`` of every figure in ``value``, at any depth."""
-    if isinstance(value, dict):
-        return [found for item in value.values() for found in _cited(item)]
-    if isinstance(value, tuple):
-        return [found for item in value for found in _cited(item)]
-    if not isinstance(value, BaseModel):
-        return []
-    source = getattr(value, "source", None)
-    own = [source] if isinstance(source, str) else []
-    return own + [found for _, item in value for found in _cited(item)]

@@ -20,7 +20,9 @@ from .preflight import Preflight
 from .prompts import Calibration, Prompts, calibrate
 from .supervisor import Progress
 
-_WARM_UP_TOKENS = 16  # enough to fill every lazily made cache and kernel, short enough not to matter
+_WARM_UP_TOKENS = (
+    16  # enough to fill every lazily made cache and kernel, short enough not to matter
+)
 _MOST_BY_DEFAULT = 256
 _COUNTED = 3  # prompts of the same number of words differ by a few tokens
 _SHOWN_PROMPT = "A good recipe"
@@ -37,21 +39,29 @@ class Options:
     seed: int = 1
 
 
-def measure(plan: LaunchPlan, seen: Preflight, options: Options, progress: Progress) -> dict[str, Any]:
+def measure(
+    plan: LaunchPlan, seen: Preflight, options: Options, progress: Progress
+) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload, write ``run/measurement.json``."""
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
     prompts = Prompts(length.words, options.seed)
-    _warm_up(endpoints, prompts, traffic, min(plan.workload.output_tokens, _WARM_UP_TOKENS), progress)
+    _warm_up(
+        endpoints, prompts, traffic, min(plan.workload.output_tokens, _WARM_UP_TOKENS), progress
+    )
     tokens = length.tokens or plan.workload.input_tokens
-    progress.say(f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in")
+    progress.say(
+        f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in"
+    )
     send = _sender(endpoints, prompts, plan.workload.output_tokens)
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say)
     if not outcome.samples:
         raise _all_failed(outcome)
     measurement = record(plan, seen, traffic, outcome, _notes(plan, traffic, outcome, length))
-    measurement["completion"] = _show(endpoints[0], min(plan.workload.output_tokens, _SHOWN_TOKENS), outcome)
+    measurement["completion"] = _show(
+        endpoints[0], min(plan.workload.output_tokens, _SHOWN_TOKENS), outcome
+    )
     write_json(plan.run / "measurement.json", measurement)
     return measurement
 
@@ -66,23 +76,41 @@ def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
 
 def plan_traffic(workload: Workload, options: Options) -> Traffic:
     """How many requests, and how many at once; at least a couple of waves, so that a steady state is seen."""
-    at_once = options.concurrency or (workload.batch if workload.mode == "static" else None) or workload.concurrency or workload.batch or 1
+    at_once = (
+        options.concurrency
+        or (workload.batch if workload.mode == "static" else None)
+        or workload.concurrency
+        or workload.batch
+        or 1
+    )
     if workload.mode == "open":
         rate = workload.request_rate or 1.0
         requests = options.requests or min(max(8, math.ceil(20 * rate)), _MOST_BY_DEFAULT)
         return Traffic("open", requests, requests, rate, options.seed)
     if workload.mode == "offline":
-        requests = options.requests or min(workload.requests or max(8, 3 * at_once), 2 * _MOST_BY_DEFAULT)
-        return Traffic("offline", requests, min(options.concurrency or requests, MOST_IN_FLIGHT), None, options.seed)
+        requests = options.requests or min(
+            workload.requests or max(8, 3 * at_once), 2 * _MOST_BY_DEFAULT
+        )
+        return Traffic(
+            "offline",
+            requests,
+            min(options.concurrency or requests, MOST_IN_FLIGHT),
+            None,
+            options.seed,
+        )
     at_once = min(at_once, MOST_IN_FLIGHT)
     requests = options.requests or max(8, min(3 * at_once, max(_MOST_BY_DEFAULT, 2 * at_once)))
     if workload.mode == "static" and options.requests is None:
-        requests = math.ceil(requests / at_once) * at_once  # a last wave that is not full would look faster
+        requests = (
+            math.ceil(requests / at_once) * at_once
+        )  # a last wave that is not full would look faster
     return Traffic(workload.mode, requests, at_once, None, options.seed)
 
 
 def _pace(traffic: Traffic) -> str:
-    return f"{traffic.rate:g} per second" if traffic.mode == "open" else f"{traffic.in_flight} at once"
+    return (
+        f"{traffic.rate:g} per second" if traffic.mode == "open" else f"{traffic.in_flight} at once"
+    )
 
 
 def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
@@ -94,50 +122,85 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
 
     def count(words: int) -> float | None:
         # Another seed than the measured prompts', which must not be in a prefix cache when they come.
-        asked = [complete(endpoints[0], Prompts(words, seed=-1).text(index), 1).prompt_tokens for index in range(_COUNTED)]
+        asked = [
+            complete(endpoints[0], Prompts(words, seed=-1).text(index), 1).prompt_tokens
+            for index in range(_COUNTED)
+        ]
         known = [tokens for tokens in asked if tokens is not None]
         return fmean(known) if known else None
 
     try:
         return calibrate(count, plan.workload.input_tokens)
     except RequestError as error:
-        raise LauncherError(f"the server refused the first requests: {error.message}", hint="See the logs in run/.") from None
+        raise LauncherError(
+            f"the server refused the first requests: {error.message}", hint="See the logs in run/."
+        ) from None
 
 
-def _warm_up(endpoints: list[Endpoint], prompts: Prompts, traffic: Traffic, tokens: int, progress: Progress) -> None:
+def _warm_up(
+    endpoints: list[Endpoint], prompts: Prompts, traffic: Traffic, tokens: int, progress: Progress
+) -> None:
     """As many at once as will be measured (bounded), to every server; failures here come back in the measurement."""
     warm = Prompts(prompts.words, seed=-2)
     at_once = max(len(endpoints), min(traffic.in_flight, 32))
-    drive(Traffic("static", at_once, at_once), _sender(endpoints, warm, tokens), limit_s=None, tell=progress.say)
+    drive(
+        Traffic("static", at_once, at_once),
+        _sender(endpoints, warm, tokens),
+        limit_s=None,
+        tell=progress.say,
+    )
 
 
 def _all_failed(outcome: Outcome) -> LauncherError:
-    message, times = Counter(outcome.errors).most_common(1)[0] if outcome.errors else ("the time limit was over before the first", 0)
-    return LauncherError(f"all {len(outcome.errors)} requests failed; {times} of them with: {message}", hint="See the logs in run/.")
+    message, times = (
+        Counter(outcome.errors).most_common(1)[0]
+        if outcome.errors
+        else ("the time limit was over before the first", 0)
+    )
+    return LauncherError(
+        f"all {len(outcome.errors)} requests failed; {times} of them with: {message}",
+        hint="See the logs in run/.",
+    )
 
 
-def _notes(plan: LaunchPlan, traffic: Traffic, outcome: Outcome, length: Calibration) -> tuple[str, ...]:
+def _notes(
+    plan: LaunchPlan, traffic: Traffic, outcome: Outcome, length: Calibration
+) -> tuple[str, ...]:
     """What a reader of the comparison must know."""
     notes = []
     planned = plan_traffic(plan.workload, Options())
     if traffic.mode in ("closed", "static") and traffic.in_flight != planned.in_flight:
-        notes.append(f"the prediction is for {planned.in_flight} at once, this was measured at {traffic.in_flight}")
+        notes.append(
+            f"the prediction is for {planned.in_flight} at once, this was measured at {traffic.in_flight}"
+        )
     if outcome.errors:
         message, times = Counter(outcome.errors).most_common(1)[0]
-        notes.append(f"{len(outcome.errors)} of {traffic.requests} requests failed; {times} of them with: {message}")
+        notes.append(
+            f"{len(outcome.errors)} of {traffic.requests} requests failed; {times} of them with: {message}"
+        )
     if outcome.skipped:
         notes.append(f"{outcome.skipped} requests were not sent: the time limit was reached")
     if length.tokens is None:
-        notes.append("the server does not count tokens: prompt length assumed, output counted by pieces")
-    elif abs(length.tokens - plan.workload.input_tokens) > max(2, 0.05 * plan.workload.input_tokens):
-        notes.append(f"prompts have {length.tokens:.0f} tokens, planned were {plan.workload.input_tokens}")
+        notes.append(
+            "the server does not count tokens: prompt length assumed, output counted by pieces"
+        )
+    elif abs(length.tokens - plan.workload.input_tokens) > max(
+        2, 0.05 * plan.workload.input_tokens
+    ):
+        notes.append(
+            f"prompts have {length.tokens:.0f} tokens, planned were {plan.workload.input_tokens}"
+        )
     produced = fmean(sample.output_tokens for sample in outcome.samples)
     if abs(produced - plan.workload.output_tokens) > 0.02 * plan.workload.output_tokens:
-        notes.append(f"answers had {produced:.1f} tokens, planned were {plan.workload.output_tokens}")
+        notes.append(
+            f"answers had {produced:.1f} tokens, planned were {plan.workload.output_tokens}"
+        )
     return tuple(notes)
 
 
-def record(plan: LaunchPlan, seen: Preflight, traffic: Traffic, outcome: Outcome, notes: tuple[str, ...]) -> dict[str, Any]:
+def record(
+    plan: LaunchPlan, seen: Preflight, traffic: Traffic, outcome: Outcome, notes: tuple[str, ...]
+) -> dict[str, Any]:
     """``measurement.json``: what was measured, where, with what, next to what was predicted."""
     expected = read_object(plan.root / "expected.json")
     measured, predicted = metrics.figures(outcome.samples), metrics.predictions(expected)
@@ -147,10 +210,19 @@ def record(plan: LaunchPlan, seen: Preflight, traffic: Traffic, outcome: Outcome
         "recipe": plan.name,
         "recipe_digest": manifest.digest(plan.root),
         "machine": seen.machine.to_json(),
-        "engine": {"name": plan.engine.name, "version": seen.engine_version, "planned_version": plan.engine.version},
+        "engine": {
+            "name": plan.engine.name,
+            "version": seen.engine_version,
+            "planned_version": plan.engine.version,
+        },
         "workload": _effective(plan, traffic, outcome),
         "planned_workload": asdict(plan.workload),
-        "metrics": {**measured, "requests": len(outcome.samples), "failed": len(outcome.errors), "skipped": outcome.skipped},
+        "metrics": {
+            **measured,
+            "requests": len(outcome.samples),
+            "failed": len(outcome.errors),
+            "skipped": outcome.skipped,
+        },
         "predicted": predicted,
         "bands": {key: list(band) for key, band in metrics.bands(expected).items()},
         "ratio": metrics.ratios(measured, predicted),

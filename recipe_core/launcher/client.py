@@ -42,7 +42,9 @@ class Sample:
     @property
     def tpot_s(self) -> float | None:
         """Time for each token after the first; None when there was only one."""
-        return (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        return (
+            (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        )
 
     @property
     def latency_s(self) -> float:
@@ -53,10 +55,17 @@ class Sample:
 def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
     """Stream one completion; raises RequestError with the server's message."""
     body = json.dumps(request_body(endpoint.api, prompt, max_tokens)).encode()
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=endpoint.timeout_s)
+    connection = http.client.HTTPConnection(
+        endpoint.host, endpoint.port, timeout=endpoint.timeout_s
+    )
     started = time.perf_counter()
     try:
-        connection.request("POST", endpoint.api.path, body, {"Content-Type": "application/json", "Accept": "text/event-stream"})
+        connection.request(
+            "POST",
+            endpoint.api.path,
+            body,
+            {"Content-Type": "application/json", "Accept": "text/event-stream"},
+        )
         response = connection.getresponse()
         if response.status != 200:
             raise RequestError(f"HTTP {response.status}: {_message(response.read(4096))}")
@@ -69,8 +78,17 @@ def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
 
 def request_body(api: Api, prompt: str, max_tokens: int) -> dict[str, Any]:
     """The plain request, then the recipe's own fields over it; a field set to null is left out."""
-    asked = {"messages": [{"role": "user", "content": prompt}]} if api.path.endswith("/chat/completions") else {"prompt": prompt}
-    plain = {"max_tokens": max_tokens, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
+    asked = (
+        {"messages": [{"role": "user", "content": prompt}]}
+        if api.path.endswith("/chat/completions")
+        else {"prompt": prompt}
+    )
+    plain = {
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     body = {"model": api.model, **asked, **plain, **api.body}
     return {key: value for key, value in body.items() if value is not None}
 
@@ -120,13 +138,26 @@ class _Stream:
         if not (self.finished or self.usage):
             raise RequestError(f"the stream broke off after {len(self.pieces)} pieces")
         tokens = self.usage.get("completion_tokens") or len(self.pieces)
-        return Sample(self.started, self.first, self.last, self.usage.get("prompt_tokens"), int(tokens), "".join(self.pieces))
+        return Sample(
+            self.started,
+            self.first,
+            self.last,
+            self.usage.get("prompt_tokens"),
+            int(tokens),
+            "".join(self.pieces),
+        )
 
 
 def _text(choice: dict[str, Any]) -> str:
     """Text of a completion or of a chat; thinking counts, it costs the same."""
     delta = choice.get("delta") or {}
-    return str(choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or "")
+    return str(
+        choice.get("text")
+        or delta.get("content")
+        or delta.get("reasoning_content")
+        or delta.get("reasoning")
+        or ""
+    )
 
 
 def _message(body: bytes) -> str:

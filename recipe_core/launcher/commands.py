@@ -42,18 +42,34 @@ class Request:
 
     def plan(self, *, starts: bool = False) -> LaunchPlan:
         """The bundle's plan with this command line's parameters; what ``starts`` processes on several nodes must know node 0's address."""
-        plan = load_plan(self.root, model=self.model, host=self.host, port=self.port, node=self.node, head=self.head, data=self.data)
+        plan = load_plan(
+            self.root,
+            model=self.model,
+            host=self.host,
+            port=self.port,
+            node=self.node,
+            head=self.head,
+            data=self.data,
+        )
         if starts and plan.node is not None and self.head is None:
             hint = "Say it on every node, node 0 too: --head ADDRESS."
-            raise InputError(f"node {plan.node} of {plan.nodes} does not know the address of node 0.", field="--head", hint=hint)
+            raise InputError(
+                f"node {plan.node} of {plan.nodes} does not know the address of node 0.",
+                field="--head",
+                hint=hint,
+            )
         if starts and (missing := unknown_nodes(plan)):
             hint = f"Say those of all {plan.nodes} nodes, in order: --head ADDRESS0,ADDRESS1"
-            raise InputError(f"the address of node {missing[0]} is not known.", field="--head", hint=hint)
+            raise InputError(
+                f"the address of node {missing[0]} is not known.", field="--head", hint=hint
+            )
         return plan
 
     def show(self, data: Any, text: Callable[[], str]) -> None:
         """Print the result: JSON when asked for, else for a person."""
-        print(json.dumps(data, indent=2, ensure_ascii=False) if self.as_json else text(), flush=True)
+        print(
+            json.dumps(data, indent=2, ensure_ascii=False) if self.as_json else text(), flush=True
+        )
 
 
 def run_preflight(request: Request) -> int:
@@ -82,7 +98,9 @@ def run_up(request: Request) -> int:
         return 0
 
 
-def _ensure_up(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[LaunchPlan, State, bool]:
+def _ensure_up(
+    request: Request, plan: LaunchPlan, progress: Progress
+) -> tuple[LaunchPlan, State, bool]:
     """The plan as it runs, what runs, and whether it already did."""
     with state.exclusive(plan.own):
         current = _running(plan)
@@ -90,14 +108,25 @@ def _ensure_up(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[
             return plan, _start(request, plan, progress)[0], False
         plan = _as_started(plan, current)
         if not current.ready:  # its launcher was killed while it waited
-            supervisor.wait_healthy(plan, current, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress)
+            supervisor.wait_healthy(
+                plan,
+                current,
+                timeout_s=request.timeout or plan.startup_timeout_s,
+                progress=progress,
+            )
         return plan, current, True
 
 
 def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
     asked = {process.name for process in plan.answering}
     servers = [
-        {"name": s.name, "pid": s.pid, "port": s.port, "address": plan.address(s.port) if s.name in asked else None, "log": s.log}
+        {
+            "name": s.name,
+            "pid": s.pid,
+            "port": s.port,
+            "address": plan.address(s.port) if s.name in asked else None,
+            "log": s.log,
+        }
         for s in current.servers
     ]
     data = {
@@ -116,7 +145,11 @@ def run_bench(request: Request) -> int:
     if plan.kind == "training":
         return runs.bench(request, plan)
     if not plan.entrances:
-        raise InputError(f"nothing answers on node {plan.node}.", field="--node", hint="Measure where the servers are: --node 0.")
+        raise InputError(
+            f"nothing answers on node {plan.node}.",
+            field="--node",
+            hint="Measure where the servers are: --node 0.",
+        )
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
@@ -129,7 +162,10 @@ def run_bench(request: Request) -> int:
             plan = _as_started(plan, current)
             seen = preflight(plan, own_ports=current.ports)
         measurement = measure(plan, seen, options, progress)
-    request.show(measurement, lambda: report.bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}")
+    request.show(
+        measurement,
+        lambda: report.bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}",
+    )
     return 0
 
 
@@ -152,14 +188,21 @@ def run_status(request: Request) -> int:
             "port": server.port,
             "address": plan.address(server.port),
             "alive": (alive := same_boot and server.alive),
-            "healthy": alive and (server.name not in asked or supervisor.healthy(plan, server.port)),
+            "healthy": alive
+            and (server.name not in asked or supervisor.healthy(plan, server.port)),
             "log": server.log,
         }
         for server in current.servers
     ]
     healthy = all(server["healthy"] for server in servers)
     word = "up" if healthy else "degraded" if any(server["alive"] for server in servers) else "down"
-    print(json.dumps({"state": word, "model": current.model, "servers": servers}, indent=2, ensure_ascii=False))
+    print(
+        json.dumps(
+            {"state": word, "model": current.model, "servers": servers},
+            indent=2,
+            ensure_ascii=False,
+        )
+    )
     return 0 if healthy else 1
 
 
@@ -170,8 +213,15 @@ def run_down(request: Request) -> int:
         return runs.down(request, plan)
     with state.exclusive(plan.own):
         current = state.load(plan.own)
-        stopped = supervisor.stop(plan.own, current, progress=Progress(request.as_json)) if current else []
-    request.show({"state": "down", "stopped": stopped}, lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+        stopped = (
+            supervisor.stop(plan.own, current, progress=Progress(request.as_json))
+            if current
+            else []
+        )
+    request.show(
+        {"state": "down", "stopped": stopped},
+        lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running",
+    )
     return 0
 
 
@@ -188,7 +238,14 @@ def _own_ports(plan: LaunchPlan) -> frozenset[int]:
 def _as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
     """The plan with the parameters the running servers were started with."""
     head = plan.parameters.head
-    return load_plan(plan.root, model=current.model, host=current.host, port=current.port, node=plan.node, head=head)
+    return load_plan(
+        plan.root,
+        model=current.model,
+        host=current.host,
+        port=current.port,
+        node=plan.node,
+        head=head,
+    )
 
 
 def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
@@ -200,9 +257,13 @@ def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[Stat
     progress.say(report.preflight_text(result))
     if not result.ok:
         failed = [check for check in result.checks if check.status == "FAIL"]
-        raise LauncherError(f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint)
+        raise LauncherError(
+            f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint
+        )
     began = time.monotonic()
-    current = supervisor.start(plan, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress)
+    current = supervisor.start(
+        plan, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress
+    )
     progress.say(f"ready after {time.monotonic() - began:.1f} s")
     return current, result
 

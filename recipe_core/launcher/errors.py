@@ -15,7 +15,9 @@ class LauncherError(Exception):
     code = "launcher"
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, field: str | None = None, detail: str = "") -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, field: str | None = None, detail: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

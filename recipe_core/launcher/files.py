@@ -16,11 +16,20 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist.", hint="Run this in the folder of a bundle made by `recipe build`.") from None
+        raise InputError(
+            f"{path} does not exist.",
+            hint="Run this in the folder of a bundle made by `recipe build`.",
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}.", hint="Build the bundle again with `recipe build`.") from None
+        raise InputError(
+            f"{path} cannot be read as JSON: {error}.",
+            hint="Build the bundle again with `recipe build`.",
+        ) from None
     if not isinstance(data, dict):
-        raise InputError(f"{path} holds {type(data).__name__}, not an object.", hint="Build the bundle again with `recipe build`.")
+        raise InputError(
+            f"{path} holds {type(data).__name__}, not an object.",
+            hint="Build the bundle again with `recipe build`.",
+        )
     return data
 
 
@@ -29,7 +38,9 @@ def write_json(path: Path, data: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

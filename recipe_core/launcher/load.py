@@ -36,7 +36,13 @@ class Outcome:
     wall_s: float = 0.0
 
 
-def drive(traffic: Traffic, send: Callable[[int], Sample], *, limit_s: float | None, tell: Callable[[str], None]) -> Outcome:
+def drive(
+    traffic: Traffic,
+    send: Callable[[int], Sample],
+    *,
+    limit_s: float | None,
+    tell: Callable[[str], None],
+) -> Outcome:
     """Send all requests (or as many as start within ``limit_s``) and wait for every answer."""
     run = _Run(traffic, send, limit_s, tell)
     modes = {"open": run.arrivals, "static": run.waves, "closed": run.steady, "offline": run.steady}
@@ -51,7 +57,13 @@ def drive(traffic: Traffic, send: Callable[[int], Sample], *, limit_s: float | N
 class _Run:
     """One measurement under way; threads share ``outcome`` under a lock."""
 
-    def __init__(self, traffic: Traffic, send: Callable[[int], Sample], limit_s: float | None, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        send: Callable[[int], Sample],
+        limit_s: float | None,
+        tell: Callable[[str], None],
+    ) -> None:
         self.traffic = traffic
         self.send = send
         self.tell = tell
@@ -68,7 +80,9 @@ class _Run:
 
     def waves(self) -> None:
         """A static batch: all of one wave start together, the next wave when the last of them is done."""
-        while indexes := [index for _ in range(self.traffic.in_flight) if (index := self._take()) is not None]:
+        while indexes := [
+            index for _ in range(self.traffic.in_flight) if (index := self._take()) is not None
+        ]:
             self._join([self._thread(self._one, index) for index in indexes])
 
     def arrivals(self) -> None:
@@ -100,7 +114,9 @@ class _Run:
         except RequestError as error:
             with self.lock:
                 self.outcome.errors.append(str(error))
-        except Exception as error:  # a bug here must show up as a failed request, not as a thread that vanished
+        except (
+            Exception
+        ) as error:  # a bug here must show up as a failed request, not as a thread that vanished
             with self.lock:
                 self.outcome.errors.append(f"{type(error).__name__}: {error}")
         else:
@@ -108,7 +124,9 @@ class _Run:
                 self.outcome.samples.append(sample)
 
     def _thread(self, target: Callable[..., None], *args: int) -> threading.Thread:
-        thread = threading.Thread(target=target, args=args, daemon=True)  # daemon: Ctrl-C need not wait for slow answers
+        thread = threading.Thread(
+            target=target, args=args, daemon=True
+        )  # daemon: Ctrl-C need not wait for slow answers
         thread.start()
         return thread
 
@@ -122,4 +140,6 @@ class _Run:
         if time.monotonic() - self.told >= 2.0:
             self.told = time.monotonic()
             failed = f", {len(self.outcome.errors)} failed" if self.outcome.errors else ""
-            self.tell(f"bench: {len(self.outcome.samples)} of {self.traffic.requests} requests answered{failed}")
+            self.tell(
+                f"bench: {len(self.outcome.samples)} of {self.traffic.requests} requests answered{failed}"
+            )

@@ -13,7 +13,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-_UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_UNITS = {
+    "B": 1,
+    "KB": 1 << 10,
+    "MB": 1 << 20,
+    "GB": 1 << 30,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,19 @@ def detect() -> Machine:
         runtime, devices, variable = "rocm", _amd(notes), "HIP_VISIBLE_DEVICES"
     seen = visible(devices, variable)
     if devices and not seen:
-        notes.append(f"{variable}={os.environ[variable]} hides all of {len(devices)} x {devices[0].name}")
+        notes.append(
+            f"{variable}={os.environ[variable]} hides all of {len(devices)} x {devices[0].name}"
+        )
     total, available = memory()
-    return Machine(runtime if seen else "cpu", tuple(seen), cpu_name(), len(os.sched_getaffinity(0)), total, available, tuple(notes))
+    return Machine(
+        runtime if seen else "cpu",
+        tuple(seen),
+        cpu_name(),
+        len(os.sched_getaffinity(0)),
+        total,
+        available,
+        tuple(notes),
+    )
 
 
 def visible(devices: list[Device], variable: str) -> list[Device]:
@@ -64,7 +82,9 @@ def visible(devices: list[Device], variable: str) -> list[Device]:
     if value is None or not re.fullmatch(r"(\s*-?\d+\s*(,\s*-?\d+\s*)*)?\s*", value):
         return devices
     known = {device.index for device in devices}
-    wanted = set(takewhile(known.__contains__, (int(part) for part in value.split(",") if part.strip())))
+    wanted = set(
+        takewhile(known.__contains__, (int(part) for part in value.split(",") if part.strip()))
+    )
     return [device for device in devices if device.index in wanted]
 
 
@@ -73,18 +93,24 @@ def _run(argv: list[str], notes: list[str]) -> str | None:
     if shutil.which(argv[0]) is None:
         return None
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=30, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         notes.append(f"{argv[0]}: {error}")
         return None
     if done.returncode != 0:
-        notes.append(f"{argv[0]}: {(done.stderr or done.stdout).strip().splitlines()[:1] or [f'exit code {done.returncode}']}")
+        notes.append(
+            f"{argv[0]}: {(done.stderr or done.stdout).strip().splitlines()[:1] or [f'exit code {done.returncode}']}"
+        )
         return None
     return done.stdout
 
 
 def _nvidia(notes: list[str]) -> list[Device]:
-    output = _run(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], notes)
+    output = _run(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], notes
+    )
     return parse_nvidia_smi(output) if output else []
 
 
@@ -95,7 +121,13 @@ def parse_nvidia_smi(output: str) -> list[Device]:
         name, comma, size = line.rpartition(",")
         if comma and name.strip():
             mebibytes = size.strip()
-            devices.append(Device(len(devices), name.strip(), int(mebibytes) << 20 if mebibytes.isdigit() else None))
+            devices.append(
+                Device(
+                    len(devices),
+                    name.strip(),
+                    int(mebibytes) << 20 if mebibytes.isdigit() else None,
+                )
+            )
     return devices
 
 
@@ -119,15 +151,24 @@ def _amd(notes: list[str]) -> list[Device]:
 def parse_rocm_smi(output: str) -> list[Device]:
     """``{"card0": {"Card Series": ..., "VRAM Total Memory (B)": "..."}}``; warnings may stand before the object."""
     cards = json.loads(output[output.index("{") :])
-    numbered = sorted((int(key[4:]), value) for key, value in cards.items() if re.fullmatch(r"card\d+", key))
-    return [Device(index, _card_name(card), _integer(card.get("VRAM Total Memory (B)"))) for index, card in numbered]
+    numbered = sorted(
+        (int(key[4:]), value) for key, value in cards.items() if re.fullmatch(r"card\d+", key)
+    )
+    return [
+        Device(index, _card_name(card), _integer(card.get("VRAM Total Memory (B)")))
+        for index, card in numbered
+    ]
 
 
 def _card_name(card: dict[str, Any]) -> str:
     """Releases differ in capitals, and some put a number like 0x74a1 where the name belongs."""
     by_key = {key.casefold(): str(value) for key, value in card.items()}
-    names = [by_key.get(key, "") for key in ("card series", "card model", "device name", "market name")]
-    return next((name for name in names if name and name != "N/A" and not name.startswith("0x")), "AMD GPU")
+    names = [
+        by_key.get(key, "") for key in ("card series", "card model", "device name", "market name")
+    ]
+    return next(
+        (name for name in names if name and name != "N/A" and not name.startswith("0x")), "AMD GPU"
+    )
 
 
 def parse_amd_smi(output: str) -> list[Device]:
@@ -136,7 +177,11 @@ def parse_amd_smi(output: str) -> list[Device]:
     data = json.loads(output[min(starts) :]) if starts else []
     items = data.get("gpu_data", []) if isinstance(data, dict) else data
     return [
-        Device(int(item.get("gpu", index)), item.get("asic", {}).get("market_name") or "AMD GPU", _sized(item.get("vram", {}).get("size")))
+        Device(
+            int(item.get("gpu", index)),
+            item.get("asic", {}).get("market_name") or "AMD GPU",
+            _sized(item.get("vram", {}).get("size")),
+        )
         for index, item in enumerate(items)
     ]
 
@@ -156,7 +201,10 @@ def read_kfd(nodes: Path) -> list[Device]:
     devices: list[Device] = []
     for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
         if _properties(node / "properties").get("simd_count", 0) > 0:
-            banks = [_properties(bank).get("size_in_bytes", 0) for bank in sorted(node.glob("mem_banks/*/properties"))]
+            banks = [
+                _properties(bank).get("size_in_bytes", 0)
+                for bank in sorted(node.glob("mem_banks/*/properties"))
+            ]
             devices.append(Device(len(devices), "AMD GPU", max(banks, default=0) or None))
     return devices
 
@@ -169,17 +217,27 @@ def _properties(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int | None]:
+def memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> tuple[int | None, int | None]:
     """Total and available bytes; a container's own limit counts when it is lower than the machine's."""
     try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
-        total, available = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
+        lines = dict(
+            line.split(":", 1)
+            for line in meminfo.read_text(encoding="utf-8").splitlines()
+            if ":" in line
+        )
+        total, available = (
+            int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable")
+        )
     except (OSError, KeyError, ValueError):
         return None, None
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="utf-8"))
         used = int((cgroup / "memory.current").read_text(encoding="utf-8"))
-        used -= _properties(cgroup / "memory.stat").get("inactive_file", 0)  # file cache is given back on demand
+        used -= _properties(cgroup / "memory.stat").get(
+            "inactive_file", 0
+        )  # file cache is given back on demand
     except (OSError, ValueError):  # "max" means no limit
         return total, available
     return min(total, limit), min(available, max(0, limit - used))

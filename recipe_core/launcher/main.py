@@ -22,8 +22,14 @@ from .plan import check_port
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
-    "up": (commands.run_up, "start the servers and wait until they answer, or start the training run"),
-    "bench": (commands.run_bench, "measure, next to the prediction: servers with real requests, training by its steps"),
+    "up": (
+        commands.run_up,
+        "start the servers and wait until they answer, or start the training run",
+    ),
+    "bench": (
+        commands.run_bench,
+        "measure, next to the prediction: servers with real requests, training by its steps",
+    ),
     "status": (commands.run_status, "what runs, as JSON"),
     "down": (commands.run_down, "stop what runs"),
 }
@@ -91,26 +97,66 @@ def _parser() -> argparse.ArgumentParser:
     # SUPPRESS: an option may stand before or after the command, and its absence in one place must not undo the other.
     shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
-    shared.add_argument("--model", metavar="FOLDER|NAME", help="serve this model instead of the recipe's")
+    shared.add_argument(
+        "--model", metavar="FOLDER|NAME", help="serve this model instead of the recipe's"
+    )
     shared.add_argument("--host", help="listen on this address")
-    shared.add_argument("--port", type=int, help="listen on this port (servers after the first count up from it)")
-    shared.add_argument("--node", type=int, metavar="N", help="which node this is, of a bundle for several")
-    shared.add_argument("--head", metavar="ADDRESS", help="the address of node 0; where pools span nodes those of all, with commas between")
-    parser = _Parser(prog="launch.py", description="Start, check and measure the deployment in this folder.", parents=[shared])
-    actions = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    shared.add_argument(
+        "--port", type=int, help="listen on this port (servers after the first count up from it)"
+    )
+    shared.add_argument(
+        "--node", type=int, metavar="N", help="which node this is, of a bundle for several"
+    )
+    shared.add_argument(
+        "--head",
+        metavar="ADDRESS",
+        help="the address of node 0; where pools span nodes those of all, with commas between",
+    )
+    parser = _Parser(
+        prog="launch.py",
+        description="Start, check and measure the deployment in this folder.",
+        parents=[shared],
+    )
+    actions = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_Parser
+    )
     subs = {
-        name: actions.add_parser(name, help=text, description=text, parents=[shared], argument_default=argparse.SUPPRESS)
+        name: actions.add_parser(
+            name, help=text, description=text, parents=[shared], argument_default=argparse.SUPPRESS
+        )
         for name, (_, text) in _COMMANDS.items()
     }
-    subs["up"].add_argument("--foreground", action="store_true", help="stay and follow; Ctrl-C stops what was started")
-    subs["up"].add_argument("--data", metavar="FILE", help="train on this text (.txt, .jsonl) instead of the bundle's")
-    subs["down"].add_argument("--checkpoint", action="store_true", help="let a training run save a checkpoint first")
-    subs["bench"].add_argument("--steps", type=_positive(int), metavar="N", help="how many training steps to measure")
+    subs["up"].add_argument(
+        "--foreground", action="store_true", help="stay and follow; Ctrl-C stops what was started"
+    )
+    subs["up"].add_argument(
+        "--data", metavar="FILE", help="train on this text (.txt, .jsonl) instead of the bundle's"
+    )
+    subs["down"].add_argument(
+        "--checkpoint", action="store_true", help="let a training run save a checkpoint first"
+    )
+    subs["bench"].add_argument(
+        "--steps", type=_positive(int), metavar="N", help="how many training steps to measure"
+    )
     for name in ("up", "bench"):
-        subs[name].add_argument("--timeout", type=_positive(float), metavar="S", help="seconds to wait until the servers answer")
-    subs["bench"].add_argument("--requests", type=_positive(int), metavar="N", help="how many to measure")
-    subs["bench"].add_argument("--concurrency", type=_positive(int), metavar="C", help="how many at once")
-    subs["bench"].add_argument("--duration-limit", type=_positive(float), metavar="S", help="send no new request after this many seconds")
+        subs[name].add_argument(
+            "--timeout",
+            type=_positive(float),
+            metavar="S",
+            help="seconds to wait until the servers answer",
+        )
+    subs["bench"].add_argument(
+        "--requests", type=_positive(int), metavar="N", help="how many to measure"
+    )
+    subs["bench"].add_argument(
+        "--concurrency", type=_positive(int), metavar="C", help="how many at once"
+    )
+    subs["bench"].add_argument(
+        "--duration-limit",
+        type=_positive(float),
+        metavar="S",
+        help="send no new request after this many seconds",
+    )
     return parser
 
 

@@ -33,16 +33,23 @@ def verify(root: Path) -> tuple[int, Findings]:
     """The number of files listed, and how the folder differs from the list."""
     files = read_object(root / NAME).get("files")
     if not isinstance(files, dict) or not files:
-        raise LauncherError(f"{NAME} lists no files.", hint="Build the bundle again with `recipe build`.")
+        raise LauncherError(
+            f"{NAME} lists no files.", hint="Build the bundle again with `recipe build`."
+        )
     outside = [name for name in files if not _inside(name)]
     if outside:
-        raise LauncherError(f"{NAME} names a path outside the bundle: {outside[0]!r}.", hint="Do not use this bundle; build it again.")
+        raise LauncherError(
+            f"{NAME} names a path outside the bundle: {outside[0]!r}.",
+            hint="Do not use this bundle; build it again.",
+        )
     present = set(walk(root))
     added = sorted(present - set(files))
     code = tuple(name for name in added if name.endswith(_CODE) or name.startswith("launcher/"))
     return len(files), Findings(
         missing=tuple(sorted(set(files) - present)),
-        changed=tuple(sorted(name for name in present & set(files) if not _same(root / name, files[name]))),
+        changed=tuple(
+            sorted(name for name in present & set(files) if not _same(root / name, files[name]))
+        ),
         added_code=code,
         added=tuple(name for name in added if name not in code),
     )
@@ -59,8 +66,14 @@ def walk(root: Path) -> list[str]:
     found = []
     for folder, folders, names in os.walk(root):
         here = Path(folder)
-        folders[:] = [name for name in folders if name != "__pycache__" and not (name == "run" and here == root)]
-        links = [name for name in folders if (here / name).is_symlink()]  # a linked folder is one entry, never followed
+        folders[:] = [
+            name
+            for name in folders
+            if name != "__pycache__" and not (name == "run" and here == root)
+        ]
+        links = [
+            name for name in folders if (here / name).is_symlink()
+        ]  # a linked folder is one entry, never followed
         found += [(here / name).relative_to(root).as_posix() for name in (*names, *links)]
     return [name for name in found if name not in (NAME, SIGNATURE)]
 

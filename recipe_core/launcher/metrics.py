@@ -10,7 +10,15 @@ from typing import Any
 from .client import Sample
 
 # The figures that expected.json may predict, in the order they are shown.
-FIGURES = ("ttft_s", "ttft_p50_s", "ttft_p95_s", "tpot_s", "tpot_p95_s", "request_latency_s", "output_tokens_per_s")
+FIGURES = (
+    "ttft_s",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "tpot_s",
+    "tpot_p95_s",
+    "request_latency_s",
+    "output_tokens_per_s",
+)
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -35,7 +43,9 @@ def figures(samples: Sequence[Sample]) -> dict[str, float | None]:
         "tpot_s": fmean(per_token) if per_token else None,
         "tpot_p95_s": quantile(per_token, 0.95),
         "request_latency_s": fmean(sample.latency_s for sample in samples),
-        "output_tokens_per_s": sum(sample.output_tokens for sample in samples) / span if span > 0 else None,
+        "output_tokens_per_s": sum(sample.output_tokens for sample in samples) / span
+        if span > 0
+        else None,
     }
 
 
@@ -57,7 +67,9 @@ def bands(expected: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def ratios(measured: dict[str, float | None], predicted: dict[str, float | None]) -> dict[str, float | None]:
+def ratios(
+    measured: dict[str, float | None], predicted: dict[str, float | None]
+) -> dict[str, float | None]:
     """Measured over predicted: above 1 is more than predicted."""
     return {key: _ratio(measured.get(key), predicted.get(key)) for key in FIGURES}
 

@@ -210,7 +210,9 @@ def load_plan(
         kind=kind,
         node=node,
         nodes=nodes,
-        needs_model=any("${model}" in text for item in fields.children("processes") for text in _templates(item)),
+        needs_model=any(
+            "${model}" in text for item in fields.children("processes") for text in _templates(item)
+        ),
         variants=read_variants(fields),
     )
 
@@ -230,13 +232,25 @@ def which_node(node: int | None, nodes: int) -> int | None:
     """The node whose processes are meant; None for a bundle of one node."""
     if nodes == 1:
         if node not in (None, 0):
-            raise InputError(f"node {node}: this bundle runs on one node.", field="--node", hint="Leave --node out.")
+            raise InputError(
+                f"node {node}: this bundle runs on one node.",
+                field="--node",
+                hint="Leave --node out.",
+            )
         return None
     if node is None:
         hint = f"Start it on each of them: --node N --head ADDRESS, N from 0 to {nodes - 1}, ADDRESS that of node 0."
-        raise InputError(f"this bundle runs on {nodes} nodes, and which one this is was not said.", field="--node", hint=hint)
+        raise InputError(
+            f"this bundle runs on {nodes} nodes, and which one this is was not said.",
+            field="--node",
+            hint=hint,
+        )
     if not 0 <= node < nodes:
-        raise InputError(f"node {node} is not between 0 and {nodes - 1}.", field="--node", hint=f"The bundle runs on {nodes} nodes.")
+        raise InputError(
+            f"node {node} is not between 0 and {nodes - 1}.",
+            field="--node",
+            hint=f"The bundle runs on {nodes} nodes.",
+        )
     return node
 
 
@@ -263,7 +277,9 @@ class Filler:
             "root": str(self.root),
             "run": str(self.root / "run"),
         }
-        return _PLACEHOLDER.sub(lambda match: values.get(match.group(1)) or self._numbered(match.group(1)), template)
+        return _PLACEHOLDER.sub(
+            lambda match: values.get(match.group(1)) or self._numbered(match.group(1)), template
+        )
 
     def _numbered(self, name: str) -> str:
         """An address or a port by its number."""
@@ -293,7 +309,11 @@ def is_path(model: str) -> bool:
 def check_port(port: int, where: str) -> int:
     """The port, or an error that names where it came from."""
     if not 1 <= port <= 65535:
-        raise InputError(f"port {port} is not between 1 and 65535.", field=where, hint="Choose a free port, for example --port 8000.")
+        raise InputError(
+            f"port {port} is not between 1 and 65535.",
+            field=where,
+            hint="Choose a free port, for example --port 8000.",
+        )
     return port
 
 
@@ -309,7 +329,9 @@ def _bundle_path(model: str, root: Path) -> str:
 
 def _parameters(fields: Fields) -> Parameters:
     port = fields.integer("port", low=1)
-    return Parameters(fields.text("model"), fields.text("host"), check_port(port, f"{fields.where}.port"))
+    return Parameters(
+        fields.text("model"), fields.text("host"), check_port(port, f"{fields.where}.port")
+    )
 
 
 def _engine(fields: Fields) -> Engine:
@@ -341,9 +363,16 @@ def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
     first: dict[int, int] = {}
     for item in items:
         first.setdefault(item.optional_integer("group") or 0, item.optional_integer("node") or 0)
-    processes = tuple(_process(item, replace(fill, first=first[item.optional_integer("group") or 0])) for item in items)
+    processes = tuple(
+        _process(item, replace(fill, first=first[item.optional_integer("group") or 0]))
+        for item in items
+    )
     for attribute in ("name", "port"):
-        values = [(process.node, getattr(process, attribute)) for process in processes if attribute == "name" or process.answers]
+        values = [
+            (process.node, getattr(process, attribute))
+            for process in processes
+            if attribute == "name" or process.answers
+        ]
         if len(set(values)) != len(values):
             raise InputError(
                 f"processes share a {attribute}: {[value for _, value in values]}.",
@@ -376,7 +405,9 @@ def _api(fields: Fields, fill: Filler) -> Api:
     path = fields.text("path")
     if not path.startswith("/"):
         raise fields.fail("path", "a path that starts with /")
-    return Api(path, fill.text(fields.text("model")), fill.json(fields.child("body", optional=True).data))
+    return Api(
+        path, fill.text(fields.text("model")), fill.json(fields.child("body", optional=True).data)
+    )
 
 
 def _workload(fields: Fields) -> Workload:

@@ -48,17 +48,29 @@ class Preflight:
     def to_json(self) -> dict[str, Any]:
         """The answers as ``--json`` prints them."""
         checks = [asdict(check) for check in self.checks]
-        return {"ok": self.ok, "checks": checks, "machine": self.machine.to_json(), "engine_version": self.engine_version}
+        return {
+            "ok": self.ok,
+            "checks": checks,
+            "machine": self.machine.to_json(),
+            "engine_version": self.engine_version,
+        }
 
 
 def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> Preflight:
     """``own_ports`` are held by this bundle's running servers: busy, and rightly so."""
     machine = detect()
     engine_check, version = check_engine(plan)
-    checks = [check_files(plan.root), *check_machine(needs_here(plan), machine, running=bool(own_ports))]
+    checks = [
+        check_files(plan.root),
+        *check_machine(needs_here(plan), machine, running=bool(own_ports)),
+    ]
     checks += [*check_variants(plan, machine), engine_check]
     checks += [check_model(plan)] if plan.needs_model else []
-    checks += [check_port(plan, process.port) for process in listening(plan) if process.port not in own_ports]
+    checks += [
+        check_port(plan, process.port)
+        for process in listening(plan)
+        if process.port not in own_ports
+    ]
     checks += [check_head(plan)] if plan.node else []
     return Preflight(tuple(checks), machine, version)
 
@@ -73,7 +85,11 @@ def needs_here(plan: LaunchPlan) -> Needs:
 
 def listening(plan: LaunchPlan) -> tuple[Process, ...]:
     """Processes that take a port here: servers, and on node 0 the trainers' meeting point."""
-    return tuple(process for process in plan.processes if process.answers or (process.role == "trainer" and process.node == 0))
+    return tuple(
+        process
+        for process in plan.processes
+        if process.answers or (process.role == "trainer" and process.node == 0)
+    )
 
 
 def check_head(plan: LaunchPlan) -> Check:
@@ -82,7 +98,12 @@ def check_head(plan: LaunchPlan) -> Check:
     try:
         socket.getaddrinfo(head, None)
     except OSError as error:
-        return Check("head", "FAIL", f"{head!r} is unknown ({error.strerror})", "Give node 0's address or name: --head ADDRESS")
+        return Check(
+            "head",
+            "FAIL",
+            f"{head!r} is unknown ({error.strerror})",
+            "Give node 0's address or name: --head ADDRESS",
+        )
     return Check("head", "ok", f"node 0 is {head}; this is node {plan.node} of {plan.nodes}")
 
 
@@ -92,12 +113,23 @@ def check_files(root: Path) -> Check:
         count, found = manifest.verify(root)
     except LauncherError as error:
         return Check("bundle", "FAIL", error.message, error.hint or "")
-    differences = [("missing", found.missing), ("changed", found.changed), ("added", found.added_code)]
+    differences = [
+        ("missing", found.missing),
+        ("changed", found.changed),
+        ("added", found.added_code),
+    ]
     if not found.sound:
         detail = "; ".join(f"{what}: {_some(names)}" for what, names in differences if names)
-        return Check("bundle", "FAIL", detail, "The bundle is not what was built; unpack it again or build it again.")
+        return Check(
+            "bundle",
+            "FAIL",
+            detail,
+            "The bundle is not what was built; unpack it again or build it again.",
+        )
     if found.added:
-        return Check("bundle", "warn", f"{count} files as built; not from the build: {_some(found.added)}")
+        return Check(
+            "bundle", "warn", f"{count} files as built; not from the build: {_some(found.added)}"
+        )
     return Check("bundle", "ok", f"{count} files as built")
 
 
@@ -115,7 +147,9 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
     found = f"{count} x {' and '.join(names)}"
     if count < needs.count:
         hint = "Use a machine with enough devices, or plan again for this one with `recipe plan`."
-        yield Check("device", "FAIL", f"{found}; the recipe needs {needs.count} x {needs.title}", hint)
+        yield Check(
+            "device", "FAIL", f"{found}; the recipe needs {needs.count} x {needs.title}", hint
+        )
     elif needs.names and not all(_known(name, needs.names) for name in names):
         hint = f"Expected figures are for {needs.title}; plan again for this device."
         yield Check("device", "warn", f"{found}; the recipe was made for {needs.title}", hint)
@@ -141,7 +175,12 @@ def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
     why = f" ({'; '.join(machine.notes)})" if machine.notes else ""
     tool = "nvidia-smi" if needs.runtime == "cuda" else "rocm-smi or amd-smi"
     detail = f"the recipe needs {needs.count} x {needs.title}, {vendor[needs.runtime]}; this machine has {have}{why}"
-    return Check("device", "FAIL", detail, f"Run it where `{tool}` lists the devices, or plan again for this machine with `recipe plan`.")
+    return Check(
+        "device",
+        "FAIL",
+        detail,
+        f"Run it where `{tool}` lists the devices, or plan again for this machine with `recipe plan`.",
+    )
 
 
 def _known(name: str, names: tuple[str, ...]) -> bool:
@@ -152,12 +191,25 @@ def check_device_memory(needs: Needs, machine: Machine) -> Check:
     """Compare each device's memory with what the recipe uses."""
     sizes = [device.memory_bytes for device in machine.devices if device.memory_bytes is not None]
     if not sizes or not needs.memory_bytes:
-        return Check("memory", "warn", "the device does not say how much memory it has" if not sizes else "the recipe does not say")
+        return Check(
+            "memory",
+            "warn",
+            "the device does not say how much memory it has"
+            if not sizes
+            else "the recipe does not say",
+        )
     least, wanted = min(sizes), needs.memory_bytes
     used = needs.used_bytes or 0
     if least < used:
-        detail = f"{_gib(least)} per device; the recipe uses {_gib(used)}, {_gib(used - least)} more"
-        return Check("memory", "FAIL", detail, "Use a device with more memory, or plan again for this one with `recipe plan`.")
+        detail = (
+            f"{_gib(least)} per device; the recipe uses {_gib(used)}, {_gib(used - least)} more"
+        )
+        return Check(
+            "memory",
+            "FAIL",
+            detail,
+            "Use a device with more memory, or plan again for this one with `recipe plan`.",
+        )
     if least < wanted * (1 - _MEMORY_TOLERANCE):
         detail = f"{_gib(least)} per device; the recipe was made for {_gib(wanted)}"
         return Check("memory", "warn", detail, "There may be room for fewer requests than planned.")
@@ -168,10 +220,20 @@ def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
     """Compare free memory with what a recipe for the CPU uses."""
     used = needs.used_bytes or 0
     if machine.available_bytes is None:
-        return Check("memory", "warn", "/proc/meminfo cannot be read, so free memory is unknown", "The launcher is made for Linux.")
+        return Check(
+            "memory",
+            "warn",
+            "/proc/meminfo cannot be read, so free memory is unknown",
+            "The launcher is made for Linux.",
+        )
     detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned to be used"
     if machine.available_bytes < used and not running:
-        return Check("memory", "FAIL", detail, f"Free {_gib(used - machine.available_bytes)}, or plan a smaller split with `recipe plan`.")
+        return Check(
+            "memory",
+            "FAIL",
+            detail,
+            f"Free {_gib(used - machine.available_bytes)}, or plan a smaller split with `recipe plan`.",
+        )
     return Check("memory", "ok", detail)
 
 
@@ -186,10 +248,19 @@ def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
         detail = f"{engine.name} is installed, but it cannot serve without {_some(found.missing)}"
         return Check("engine", "FAIL", detail, f"Install it: {engine.install}"), found.version
     if found.version is None:
-        return Check("engine", "warn", f"{found.program}: version unknown; the recipe is for {engine.name} {engine.version}"), None
+        return Check(
+            "engine",
+            "warn",
+            f"{found.program}: version unknown; the recipe is for {engine.name} {engine.version}",
+        ), None
     if not same_version(found.version, engine.version):
         detail = f"{engine.name} {found.version}; the recipe is for {engine.version}"
-        return Check("engine", "warn", detail, f"Flags and speed may differ; for the planned one: {engine.install}"), found.version
+        return Check(
+            "engine",
+            "warn",
+            detail,
+            f"Flags and speed may differ; for the planned one: {engine.install}",
+        ), found.version
     return Check("engine", "ok", f"{engine.name} {found.version} ({found.program})"), found.version
 
 
@@ -200,23 +271,44 @@ def check_model(plan: LaunchPlan) -> Check:
         return _check_hub(plan, model)
     folder = Path(model)
     if not folder.is_dir():
-        return Check("model", "FAIL", f"{model} is not a folder", "Say where the model is: --model FOLDER")
+        return Check(
+            "model", "FAIL", f"{model} is not a folder", "Say where the model is: --model FOLDER"
+        )
     if not (folder / "config.json").is_file():
-        return Check("model", "FAIL", f"{model} has no config.json", "Say where the model is: --model FOLDER")
-    if plan.kind == "serving" and not any(True for pattern in ("*.safetensors", "*.bin", "*.gguf", "*.pt") for _ in folder.glob(pattern)):
-        return Check("model", "warn", f"{model} has no weight files", "The engine will not start unless it makes its own (dummy) weights.")
+        return Check(
+            "model", "FAIL", f"{model} has no config.json", "Say where the model is: --model FOLDER"
+        )
+    if plan.kind == "serving" and not any(
+        True
+        for pattern in ("*.safetensors", "*.bin", "*.gguf", "*.pt")
+        for _ in folder.glob(pattern)
+    ):
+        return Check(
+            "model",
+            "warn",
+            f"{model} has no weight files",
+            "The engine will not start unless it makes its own (dummy) weights.",
+        )
     return Check("model", "ok", model)
 
 
 def _check_hub(plan: LaunchPlan, model: str) -> Check:
     environment = {**os.environ, **plan.processes[0].env}
-    home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    home = (
+        environment.get("HF_HOME")
+        or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    )
     cache = Path(environment.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     if (cache / f"models--{model.replace('/', '--')}").is_dir():
         return Check("model", "ok", f"{model} (in {cache})")
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         hint = "Unset HF_HUB_OFFLINE, or give a local folder: --model FOLDER"
-        return Check("model", "warn", f"{model} is not in {cache}, and HF_HUB_OFFLINE forbids the download", hint)
+        return Check(
+            "model",
+            "warn",
+            f"{model} is not in {cache}, and HF_HUB_OFFLINE forbids the download",
+            hint,
+        )
     return Check("model", "ok", f"{model} is not in {cache}; the engine downloads it at the start")
 
 
@@ -224,12 +316,21 @@ def check_port(plan: LaunchPlan, port: int) -> Check:
     """Try whether a server could listen there."""
     host = plan.parameters.host
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that just stopped leaves TIME_WAIT behind
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # a server that just stopped leaves TIME_WAIT behind
             probe.bind(address)
     except socket.gaierror as error:
-        return Check("port", "FAIL", f"host {host!r} is unknown ({error.strerror})", "Listen on this machine: --host 127.0.0.1")
+        return Check(
+            "port",
+            "FAIL",
+            f"host {host!r} is unknown ({error.strerror})",
+            "Listen on this machine: --host 127.0.0.1",
+        )
     except OSError as error:
         return _port_refused(host, port, error)
     return Check("port", "ok", f"{host}:{port} is free")
@@ -237,9 +338,23 @@ def check_port(plan: LaunchPlan, port: int) -> Check:
 
 def _port_refused(host: str, port: int, error: OSError) -> Check:
     if error.errno == errno.EADDRNOTAVAIL:
-        return Check("port", "FAIL", f"{host} is not an address of this machine", "Listen on this machine: --host 127.0.0.1")
-    reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-    return Check("port", "FAIL", f"port {port} on {host} {reason}", f"Choose another: --port {port + 1000 if port < 64000 else 8000}")
+        return Check(
+            "port",
+            "FAIL",
+            f"{host} is not an address of this machine",
+            "Listen on this machine: --host 127.0.0.1",
+        )
+    reason = (
+        "is in use by another program"
+        if error.errno == errno.EADDRINUSE
+        else f"cannot be used ({error.strerror})"
+    )
+    return Check(
+        "port",
+        "FAIL",
+        f"port {port} on {host} {reason}",
+        f"Choose another: --port {port + 1000 if port < 64000 else 8000}",
+    )
 
 
 def _some(names: tuple[str, ...], most: int = 5) -> str:

@@ -61,8 +61,16 @@ def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
     ours = alive(*leader)
     found = set()
     for entry in Path("/proc").iterdir():
-        stat = read_stat(int(entry.name)) if entry.name.isdigit() and int(entry.name) != os.getpid() else None
-        if stat and stat.state not in "ZX" and ((ours and stat.group == leader[0]) or _marked(stat.pid, mark)):
+        stat = (
+            read_stat(int(entry.name))
+            if entry.name.isdigit() and int(entry.name) != os.getpid()
+            else None
+        )
+        if (
+            stat
+            and stat.state not in "ZX"
+            and ((ours and stat.group == leader[0]) or _marked(stat.pid, mark))
+        ):
             found.add((stat.pid, stat.started))
     return found
 
@@ -97,7 +105,9 @@ def terminate(leader: tuple[int, int], mark: str, *, grace_s: float) -> bool:
     return had
 
 
-def _wait_gone(leader: tuple[int, int], members: set[tuple[int, int]], limit_s: float = 5.0) -> None:
+def _wait_gone(
+    leader: tuple[int, int], members: set[tuple[int, int]], limit_s: float = 5.0
+) -> None:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline and any(alive(*member) for member in members):
         reap(leader[0])

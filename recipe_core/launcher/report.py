@@ -34,12 +34,18 @@ _TITLES = {
 def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as their widest cell; the first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def preflight_text(result: Preflight) -> str:
     """The table of checks."""
-    rows = [(check.name, check.status, check.detail + (f". {check.hint}" if check.hint else "")) for check in result.checks]
+    rows = [
+        (check.name, check.status, check.detail + (f". {check.hint}" if check.hint else ""))
+        for check in result.checks
+    ]
     return table([("check", "result", "reason"), *rows])
 
 
@@ -48,7 +54,9 @@ def up_text(plan: LaunchPlan, current: State) -> str:
     asked = plan.entrances
     stop = "Stop it: python launch.py down" + ("" if plan.node is None else f" --node {plan.node}")
     if not asked:
-        return "\n".join([*(f"started: {server.name}, log {server.log}" for server in current.servers), stop])
+        return "\n".join(
+            [*(f"started: {server.name}, log {server.log}" for server in current.servers), stop]
+        )
     lines = [f"ready: {plan.address(process.port)}{plan.api.path}" for process in asked]
     return "\n".join([*lines, "", "Try it:", f"  {curl(plan, asked[0].port)}", "", stop])
 
@@ -57,23 +65,35 @@ def curl(plan: LaunchPlan, port: int) -> str:
     """A request to copy into a shell."""
     chat = plan.api.path.endswith("/chat/completions")
     ask = "What is a good recipe?"
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": ask}]} if chat else {"prompt": "A good recipe"}
+    asked: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": ask}]} if chat else {"prompt": "A good recipe"}
+    )
     body = json.dumps({"model": plan.api.model, **asked, "max_tokens": 32})
     return f"curl -s {plan.address(port)}{plan.api.path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 def bench_text(data: dict[str, Any]) -> str:
     """Predicted next to measured, and a completion."""
-    rows: list[tuple[str, ...]] = [("", "predicted", "band", "measured", "measured/predicted", "in band")]
+    rows: list[tuple[str, ...]] = [
+        ("", "predicted", "band", "measured", "measured/predicted", "in band")
+    ]
     rows += [_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None]
     work, counts = data["workload"], data["metrics"]
-    pace = f"{work['request_rate']:g} per second" if work["mode"] == "open" else f"{work['concurrency']} at once"
+    pace = (
+        f"{work['request_rate']:g} per second"
+        if work["mode"] == "open"
+        else f"{work['concurrency']} at once"
+    )
     sent = f"{counts['requests']} requests ({work['mode']}, {pace})"
     head = f"{sent}, {work['input_tokens']:g} tokens in, {work['output_tokens']:g} out; {counts['failed']} failed"
     notes = [f"note: {note}" for note in data["notes"]]
     shown = data["completion"]
-    answer = textwrap.wrap(shown["text"].strip()[:600], 100, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join([head, "", table(rows), "", *notes, f"completion of {shown['prompt']!r}:", *answer])
+    answer = textwrap.wrap(
+        shown["text"].strip()[:600], 100, initial_indent="  ", subsequent_indent="  "
+    )
+    return "\n".join(
+        [head, "", table(rows), "", *notes, f"completion of {shown['prompt']!r}:", *answer]
+    )
 
 
 def step_line(step: Step, planned: int | None) -> str:
@@ -87,15 +107,25 @@ def run_text(plan: LaunchPlan, data: dict[str, Any]) -> str:
     """How far a training run is, and what to do next."""
     node = "" if plan.node is None else f" --node {plan.node}"
     loss = "-" if data["loss"] is None else f"{data['loss']:.4f}"
-    lines = [f"{data['state']}: step {data['step']} of {data['steps'] or '?'}, loss {loss}, {amount('tokens_per_s', data['tokens_per_s'])}"]
+    lines = [
+        f"{data['state']}: step {data['step']} of {data['steps'] or '?'}, loss {loss}, {amount('tokens_per_s', data['tokens_per_s'])}"
+    ]
     lines += [f"log: {each['log']}" for each in data["processes"]]
     lines += [f"model: {data['model']}"] if data["state"] == "finished" and data["model"] else []
-    return "\n".join([*lines, f"Look: python launch.py status{node}", f"Stop: python launch.py down --checkpoint{node}"])
+    return "\n".join(
+        [
+            *lines,
+            f"Look: python launch.py status{node}",
+            f"Stop: python launch.py down --checkpoint{node}",
+        ]
+    )
 
 
 def training_bench_text(data: dict[str, Any]) -> str:
     """Predicted next to measured."""
-    rows: list[tuple[str, ...]] = [("", "predicted", "band", "measured", "measured/predicted", "in band")]
+    rows: list[tuple[str, ...]] = [
+        ("", "predicted", "band", "measured", "measured/predicted", "in band")
+    ]
     rows += [_row(key, data) for key in training.FIGURES if data["metrics"].get(key) is not None]
     steps = data["steps"]
     return "\n".join([f"steps {steps['first']} to {steps['last']}", "", table(rows)])

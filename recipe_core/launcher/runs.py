@@ -46,7 +46,9 @@ def up(request: Request, plan: LaunchPlan) -> int:
         supervisor.stop(plan.own, current, progress=progress)
         return 0
     data = _status(plan, current) | {"already": already}
-    request.show(data, lambda: ("already running\n" if already else "") + report.run_text(plan, data))
+    request.show(
+        data, lambda: ("already running\n" if already else "") + report.run_text(plan, data)
+    )
     return 0
 
 
@@ -59,7 +61,9 @@ def _start(plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
     progress.say(report.preflight_text(result))
     if not result.ok:
         failed = [check for check in result.checks if check.status == "FAIL"]
-        raise LauncherError(f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint)
+        raise LauncherError(
+            f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint
+        )
     return supervisor.start(plan, timeout_s=plan.startup_timeout_s, progress=progress), result
 
 
@@ -68,7 +72,9 @@ def _running(plan: LaunchPlan) -> State | None:
     return current if current is not None and current.alive else None
 
 
-def _first_step(plan: LaunchPlan, current: State, since: int, limit_s: float, progress: Progress) -> None:
+def _first_step(
+    plan: LaunchPlan, current: State, since: int, limit_s: float, progress: Progress
+) -> None:
     """Until a step of this start is done, the run has ended, or the limit is over; a framework without a record only has to live."""
     path, began = metrics_file(plan), time.monotonic()
     told = began
@@ -78,7 +84,9 @@ def _first_step(plan: LaunchPlan, current: State, since: int, limit_s: float, pr
             return
         if time.monotonic() - told >= supervisor.PROGRESS_S:
             told = time.monotonic()
-            progress.say(f"waiting for the first step: {passed:.0f} s; {tail(Path(current.servers[0].log), 1)[:100]}")
+            progress.say(
+                f"waiting for the first step: {passed:.0f} s; {tail(Path(current.servers[0].log), 1)[:100]}"
+            )
         time.sleep(0.2)
     if not _finished(plan):
         raise _died(plan, current)
@@ -124,7 +132,11 @@ def _finished(plan: LaunchPlan) -> bool:
 def _died(plan: LaunchPlan, current: State) -> StartError:
     supervisor.stop(plan.own, current, progress=Progress(quiet=True))
     log = Path(current.servers[0].log)
-    return StartError(f"{current.servers[0].name} ended before its last step.", hint=f"The end of {log} follows.", detail=tail(log))
+    return StartError(
+        f"{current.servers[0].name} ended before its last step.",
+        hint=f"The end of {log} follows.",
+        detail=tail(log),
+    )
 
 
 def status(plan: LaunchPlan) -> int:
@@ -137,13 +149,35 @@ def status(plan: LaunchPlan) -> int:
 def _status(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
     """Step, loss, speed and what is left, from the run's own record."""
     steps, planned = read_steps(metrics_file(plan)), planned_steps(plan)
-    alive = current is not None and any(server.alive for server in current.servers) and current.boot == state.boot_id()
-    word = "up" if alive else "finished" if _finished(plan) else "down" if current is None else "failed"
+    alive = (
+        current is not None
+        and any(server.alive for server in current.servers)
+        and current.boot == state.boot_id()
+    )
+    word = (
+        "up"
+        if alive
+        else "finished"
+        if _finished(plan)
+        else "down"
+        if current is None
+        else "failed"
+    )
     last = steps[-1] if steps else None
-    left = (planned - last.number) * seconds if planned and last and (seconds := last.get("step_s")) else None
+    left = (
+        (planned - last.number) * seconds
+        if planned and last and (seconds := last.get("step_s"))
+        else None
+    )
     servers = current.servers if current else ()
-    processes = [{"name": each.name, "pid": each.pid, "alive": each.alive, "log": each.log} for each in servers]
-    figures = {name: last.get(name) if last else None for name in ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")}
+    processes = [
+        {"name": each.name, "pid": each.pid, "alive": each.alive, "log": each.log}
+        for each in servers
+    ]
+    figures = {
+        name: last.get(name) if last else None
+        for name in ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
+    }
     model = plan.run / "model"
     return {
         "state": word,
@@ -158,7 +192,11 @@ def _status(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
 
 
 def _newest_checkpoint(plan: LaunchPlan) -> str | None:
-    found = [path for path in (plan.run / "checkpoints").glob("*-*") if path.name.rpartition("-")[2].isdigit()]
+    found = [
+        path
+        for path in (plan.run / "checkpoints").glob("*-*")
+        if path.name.rpartition("-")[2].isdigit()
+    ]
     return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
 
 
@@ -167,7 +205,9 @@ def bench(request: Request, plan: LaunchPlan) -> int:
     path, progress = metrics_file(plan), Progress()
     if path is None:
         hint = "Read its log in run/, which has the time of each step."
-        raise LauncherError(f"{plan.engine.name} writes no record that this launcher reads.", hint=hint)
+        raise LauncherError(
+            f"{plan.engine.name} writes no record that this launcher reads.", hint=hint
+        )
     wanted = request.steps or _MEASURED
     with ExitStack() as stack:
         current = _running(plan)
@@ -181,10 +221,19 @@ def bench(request: Request, plan: LaunchPlan) -> int:
             _wait_for(plan, current, wanted + WARM_UP, progress)
     steps = read_steps(path)[WARM_UP:][-wanted:]
     if not steps:
-        raise LauncherError(f"no step beyond the first {WARM_UP} was made.", hint="Let it run longer, or see the logs in run/.")
+        raise LauncherError(
+            f"no step beyond the first {WARM_UP} was made.",
+            hint="Let it run longer, or see the logs in run/.",
+        )
     measurement = _record(plan, seen, steps)
     write_json(plan.run / "measurement.json", measurement)
-    request.show(measurement, lambda: report.training_bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}")
+    request.show(
+        measurement,
+        lambda: (
+            report.training_bench_text(measurement)
+            + f"\n\nwritten: {plan.run / 'measurement.json'}"
+        ),
+    )
     return 0
 
 
@@ -209,7 +258,11 @@ def _record(plan: LaunchPlan, seen: Preflight, steps: list[Step]) -> dict[str, A
         "recipe": plan.name,
         "recipe_digest": manifest.digest(plan.root),
         "machine": seen.machine.to_json(),
-        "engine": {"name": plan.engine.name, "version": seen.engine_version, "planned_version": plan.engine.version},
+        "engine": {
+            "name": plan.engine.name,
+            "version": seen.engine_version,
+            "planned_version": plan.engine.version,
+        },
         "steps": {"first": steps[0].number, "last": steps[-1].number, "count": len(steps)},
         **comparison(plan, steps),
     }
@@ -229,13 +282,21 @@ def down(request: Request, plan: LaunchPlan) -> int:
         "stopped": [server.name for server in current.servers] if current else [],
         "checkpoint": _newest_checkpoint(plan),
     }
-    request.show(data, lambda: f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running")
+    request.show(
+        data,
+        lambda: (
+            f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
+        ),
+    )
     return 0
 
 
 def _end_with_checkpoint(plan: LaunchPlan, current: State, progress: Progress) -> None:
     if metrics_file(plan) is None:
-        raise LauncherError(f"{plan.engine.name} cannot be asked for a checkpoint.", hint="Leave --checkpoint out; it keeps its last one.")
+        raise LauncherError(
+            f"{plan.engine.name} cannot be asked for a checkpoint.",
+            hint="Leave --checkpoint out; it keeps its last one.",
+        )
     if not current.alive:
         return
     plan.run.mkdir(exist_ok=True)

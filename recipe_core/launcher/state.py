@@ -52,7 +52,11 @@ class State:
     @property
     def alive(self) -> bool:
         """True when every server of this boot still runs."""
-        return self.boot == boot_id() and bool(self.servers) and all(server.alive for server in self.servers)
+        return (
+            self.boot == boot_id()
+            and bool(self.servers)
+            and all(server.alive for server in self.servers)
+        )
 
     @property
     def ports(self) -> frozenset[int]:
@@ -83,14 +87,27 @@ def load(run: Path) -> State | None:
         servers = tuple(_server(item) for item in fields.children("servers"))
         mark, model, host = (fields.text(key) for key in ("mark", "model", "host"))
         return State(
-            mark, str(fields.data.get("boot")), model, host, fields.integer("port", low=1), fields.data.get("ready") is True, servers
+            mark,
+            str(fields.data.get("boot")),
+            model,
+            host,
+            fields.integer("port", low=1),
+            fields.data.get("ready") is True,
+            servers,
         )
     except InputError as error:
-        raise LauncherError(f"{path} is damaged: {error.message}", hint=f"Stop what it started by hand, then remove {path}.") from None
+        raise LauncherError(
+            f"{path} is damaged: {error.message}",
+            hint=f"Stop what it started by hand, then remove {path}.",
+        ) from None
 
 
 def _server(fields: Fields) -> Server:
-    numbers = (fields.integer("pid", low=2), fields.integer("started"), fields.integer("port", low=1))
+    numbers = (
+        fields.integer("pid", low=2),
+        fields.integer("started"),
+        fields.integer("port", low=1),
+    )
     return Server(fields.text("name"), *numbers, fields.text("log"))
 
 
@@ -107,5 +124,8 @@ def exclusive(run: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LauncherError("another launcher is starting or stopping this bundle.", hint="Wait for it, then try again.") from None
+            raise LauncherError(
+                "another launcher is starting or stopping this bundle.",
+                hint="Wait for it, then try again.",
+            ) from None
         yield

@@ -41,7 +41,11 @@ def read_steps(path: Path | None) -> list[Step]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
-    return [Step(int(row["step"]), {name: _value(text) for name, text in row.items()}) for row in rows if row["step"].isdigit()]
+    return [
+        Step(int(row["step"]), {name: _value(text) for name, text in row.items()})
+        for row in rows
+        if row["step"].isdigit()
+    ]
 
 
 def _value(text: str) -> float | None:
@@ -63,7 +67,9 @@ def figures(steps: list[Step]) -> dict[str, float | None]:
     out: dict[str, float | None] = {}
     for name in FIGURES:
         known = [value for step in steps if (value := step.get(name)) is not None]
-        out[name] = None if not known else max(known) if name == "peak_memory_bytes" else median(known)
+        out[name] = (
+            None if not known else max(known) if name == "peak_memory_bytes" else median(known)
+        )
     return out
 
 
@@ -71,7 +77,19 @@ def comparison(plan: LaunchPlan, steps: list[Step]) -> dict[str, Any]:
     """Measured, predicted, bands and their ratios."""
     expected = read_object(plan.root / "expected.json")
     training = expected.get("training")
-    predicted = {name: number(training.get(name)) if isinstance(training, dict) else None for name in FIGURES}
+    predicted = {
+        name: number(training.get(name)) if isinstance(training, dict) else None for name in FIGURES
+    }
     measured = figures(steps)
-    ratio = {name: round(m / p, 4) if (m := measured[name]) is not None and (p := predicted[name]) else None for name in FIGURES}
-    return {"metrics": measured, "predicted": predicted, "bands": {k: list(v) for k, v in bands(expected).items()}, "ratio": ratio}
+    ratio = {
+        name: round(m / p, 4)
+        if (m := measured[name]) is not None and (p := predicted[name])
+        else None
+        for name in FIGURES
+    }
+    return {
+        "metrics": measured,
+        "predicted": predicted,
+        "bands": {k: list(v) for k, v in bands(expected).items()},
+        "ratio": ratio,
+    }

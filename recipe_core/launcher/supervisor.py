@@ -43,13 +43,25 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
     """Start every process and wait for health; whatever goes wrong, what was started is stopped."""
     plan.own.mkdir(parents=True, exist_ok=True)
     parameters = plan.parameters
-    current = State(uuid.uuid4().hex, state.boot_id(), parameters.model, parameters.host, parameters.port, False, ())
+    current = State(
+        uuid.uuid4().hex,
+        state.boot_id(),
+        parameters.model,
+        parameters.host,
+        parameters.port,
+        False,
+        (),
+    )
     try:
         for process in plan.processes:
             server = _spawn(plan, process, current.mark)
             current = replace(current, servers=(*current.servers, server))
-            state.save(plan.own, current)  # before it is healthy, so that `down` finds it even if this launcher is killed now
-            progress.say(f"started {server.name}: pid {server.pid}, port {server.port}, log {server.log}")
+            state.save(
+                plan.own, current
+            )  # before it is healthy, so that `down` finds it even if this launcher is killed now
+            progress.say(
+                f"started {server.name}: pid {server.pid}, port {server.port}, log {server.log}"
+            )
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
     except BaseException:
         stop(plan.own, current, progress=progress)
@@ -66,11 +78,18 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
     try:
         with log.open("wb") as output:
             child = subprocess.Popen(
-                argv, cwd=plan.root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                argv,
+                cwd=plan.root,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
     except OSError as error:
         raise StartError(
-            f"{process.name}: {argv[0]} cannot be started: {error.strerror}.", hint=f"Install it: {plan.engine.install}"
+            f"{process.name}: {argv[0]} cannot be started: {error.strerror}.",
+            hint=f"Install it: {plan.engine.install}",
         ) from None
     found = procs.read_stat(child.pid)
     child.returncode = 0  # it is watched by pid and start tick from here on, not by this object (which would warn when dropped)
@@ -86,7 +105,9 @@ def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[s
     if variable and len(plan.processes) > 1 and process.devices:
         environment[variable] = ",".join(_outer(process.devices, os.environ.get(variable)))
     for value in process.env.values():
-        if value.startswith(f"{plan.run}{os.sep}"):  # a cache kept inside the bundle's run folder must exist before the engine looks
+        if value.startswith(
+            f"{plan.run}{os.sep}"
+        ):  # a cache kept inside the bundle's run folder must exist before the engine looks
             Path(value).mkdir(parents=True, exist_ok=True)
     return environment
 
@@ -115,7 +136,9 @@ def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress
         if waiting and time.monotonic() - told >= PROGRESS_S:
             told = time.monotonic()
             last = tail(Path(waiting[0].log), 1) or "nothing logged yet"
-            progress.say(f"waiting for {', '.join(server.name for server in waiting)}: {passed:.0f} s of {timeout_s:.0f}; {last[:100]}")
+            progress.say(
+                f"waiting for {', '.join(server.name for server in waiting)}: {passed:.0f} s of {timeout_s:.0f}; {last[:100]}"
+            )
         if waiting:
             time.sleep(0.2)
 
@@ -134,7 +157,9 @@ def _runs(server: Server) -> bool:
 
 def lives(current: State) -> bool:
     """True while any of the processes runs."""
-    alive = [_runs(server) for server in current.servers]  # all of them: it collects those that ended
+    alive = [
+        _runs(server) for server in current.servers
+    ]  # all of them: it collects those that ended
     return any(alive)
 
 
@@ -145,12 +170,20 @@ def exit_codes(current: State) -> list[int]:
 
 
 def _died(server: Server, what: str) -> StartError:
-    return StartError(f"{server.name} {what}.", hint=f"The end of {server.log} follows.", detail=tail(Path(server.log)))
+    return StartError(
+        f"{server.name} {what}.",
+        hint=f"The end of {server.log} follows.",
+        detail=tail(Path(server.log)),
+    )
 
 
 def _late(server: Server, timeout_s: float) -> StartError:
     hint = f"Give it more with --timeout, or read {server.log}, whose end follows."
-    return StartError(f"{server.name} was not ready after {timeout_s:.0f} s.", hint=hint, detail=tail(Path(server.log)))
+    return StartError(
+        f"{server.name} was not ready after {timeout_s:.0f} s.",
+        hint=hint,
+        detail=tail(Path(server.log)),
+    )
 
 
 def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:

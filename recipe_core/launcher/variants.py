@@ -48,18 +48,33 @@ def read_variants(fields: Fields) -> tuple[Variant, ...]:
 
 
 def _variant(fields: Fields) -> Variant:
-    kinds = tuple(Kind(each.text("profile"), each.text("runtime"), each.texts("names")) for each in fields.children("kinds"))
-    return Variant(fields.text("name"), kinds, fields.optional_integer("at_least") or 1, fields.optional_integer("at_most"))
+    kinds = tuple(
+        Kind(each.text("profile"), each.text("runtime"), each.texts("names"))
+        for each in fields.children("kinds")
+    )
+    return Variant(
+        fields.text("name"),
+        kinds,
+        fields.optional_integer("at_least") or 1,
+        fields.optional_integer("at_most"),
+    )
 
 
-def advice(variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path) -> tuple[str, str] | None:
+def advice(
+    variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path
+) -> tuple[str, str] | None:
     """For a machine that is not the recipe's: what it has for it, and what to do; None where it says nothing about others."""
     if not variants:
         return None
-    fitting = {variant.name: found for variant in variants if (found := variant.hardware(machine, nodes))}
+    fitting = {
+        variant.name: found for variant in variants if (found := variant.hardware(machine, nodes))
+    }
     if not fitting:
         named = ", ".join(variant.name for variant in variants)
-        return f"none of the recipe's variants ({named}) is for this machine", "Plan again for it: `recipe plan`."
+        return (
+            f"none of the recipe's variants ({named}) is for this machine",
+            "Plan again for it: `recipe plan`.",
+        )
     hardware = next(iter(fitting.values()))
     few = "variant" if len(fitting) == 1 else "variants"
     build = f"Build the bundle of it: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"

@@ -47,11 +47,26 @@ class GroupedAttention:
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """Projections of one layer; K and V are cut by KV heads."""
-        kv = 0 if self.borrows_cache else self.kv_heads * (self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim)
+        kv = (
+            0
+            if self.borrows_cache
+            else self.kv_heads
+            * (self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim)
+        )
         out = [
-            projections("attention.q", "attention", "tensor", Matrix(self.heads * self.head_dim + self.gate, hidden)),
+            projections(
+                "attention.q",
+                "attention",
+                "tensor",
+                Matrix(self.heads * self.head_dim + self.gate, hidden),
+            ),
             projections("attention.kv", "attention", "kv_heads", Matrix(kv, hidden)),
-            projections("attention.o", "attention", "tensor", Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True)),
+            projections(
+                "attention.o",
+                "attention",
+                "tensor",
+                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
+            ),
         ]
         if self.bias:
             out.append(tensor("attention.bias", self.heads * self.head_dim + kv, "norm", "tensor"))
@@ -113,17 +128,31 @@ class LatentAttention:
         """Projections of one layer: the down-projections are replicated, the up-projections cut by heads."""
         q, up = self.heads * self.head_dim, self.heads * (self.nope_head_dim + self.v_head_dim)
         out = [
-            projections("attention.kv_a", "attention", "replicated", Matrix(self.kv_lora_rank + self.rope_head_dim, hidden)),
+            projections(
+                "attention.kv_a",
+                "attention",
+                "replicated",
+                Matrix(self.kv_lora_rank + self.rope_head_dim, hidden),
+            ),
             projections("attention.kv_b", "attention", "tensor", Matrix(up, self.kv_lora_rank)),
-            projections("attention.o", "attention", "tensor", Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True)),
+            projections(
+                "attention.o",
+                "attention",
+                "tensor",
+                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
+            ),
         ]
         if self.index_heads:
-            out.append(tensor("attention.indexer", self._indexer(hidden), "attention", "replicated"))
+            out.append(
+                tensor("attention.indexer", self._indexer(hidden), "attention", "replicated")
+            )
         if self.q_lora_rank is None:
             return [*out, projections("attention.q", "attention", "tensor", Matrix(q, hidden))]
         return [
             *out,
-            projections("attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)),
+            projections(
+                "attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)
+            ),
             projections("attention.q_b", "attention", "tensor", Matrix(q, self.q_lora_rank)),
         ]
 
@@ -183,14 +212,21 @@ class LinearAttention:
         """Mean bytes per state value (None: the activation dtype): 16-bit convolution, recurrent state as the config says."""
         if self.recurrent_bytes is None or not self.state_values:
             return None
-        return (2 * self.conv_state_values + self.recurrent_bytes * self.recurrent_state_values) / self.state_values
+        return (
+            2 * self.conv_state_values + self.recurrent_bytes * self.recurrent_state_values
+        ) / self.state_values
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """Input and output projections, and the convolution with other small tensors."""
         small = self.conv_channels * self.conv_kernel + self.extra
         return [
             projections("mixer.in", "mixer", "tensor", Matrix(self.in_columns, hidden)),
-            projections("mixer.out", "mixer", "tensor", Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True)),
+            projections(
+                "mixer.out",
+                "mixer",
+                "tensor",
+                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
+            ),
             tensor("mixer.small", small, "norm", "tensor"),
         ]
 

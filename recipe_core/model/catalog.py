@@ -15,17 +15,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.documents import parse_json, read_document, read_text
-from recipe_core.errors import ModelError, unknown
-from recipe_core.hardware.profile import Source
+from recipe_core.base.documents import parse_json, read_document, read_text
+from recipe_core.base.errors import ModelError, unknown
+from recipe_core.base.provenance import Source
+from recipe_core.base.units import gib
 from recipe_core.model.checkpoint import checkpoint_bytes
-from recipe_core.model.config import read_config
+from recipe_core.model.config.read import read_config
+from recipe_core.model.config.shorthand import shape_config
 from recipe_core.model.derived import meanings
 from recipe_core.model.hub import hub_config
 from recipe_core.model.revision import split_revision
-from recipe_core.model.shape import shape_config
 from recipe_core.model.spec import ModelSpec
-from recipe_core.units import gib
 
 CHECKPOINT_TOLERANCE = 0.02
 """Files that hold more or less than this share of what is counted are worth a word (a vision tower, draft heads, other formats)."""
@@ -70,7 +70,9 @@ class CatalogEntry(BaseModel):
 @cache
 def _files() -> dict[str, Path]:
     """Catalog files by casefolded model id (read off the file names, so that listing costs no parsing)."""
-    return {path.stem.replace("--", "/", 1).casefold(): path for path in sorted(FOLDER.glob("*.yaml"))}
+    return {
+        path.stem.replace("--", "/", 1).casefold(): path for path in sorted(FOLDER.glob("*.yaml"))
+    }
 
 
 def catalog_ids() -> list[str]:
@@ -89,25 +91,38 @@ def catalog_entry(model_id: str) -> CatalogEntry:
     path = _files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
     if path is None:
         message, hint = unknown("model", model_id, catalog_ids())
-        raise ModelError(message, field="model", hint=f"{hint} Or give a folder with a config.json.")
+        raise ModelError(
+            message, field="model", hint=f"{hint} Or give a folder with a config.json."
+        )
     try:
         return CatalogEntry.model_validate(read_document(path))
     except ValidationError as error:
-        raise ModelError(f"the catalog file {path.name} is malformed: {error}.", field="model") from None
+        raise ModelError(
+            f"the catalog file {path.name} is malformed: {error}.", field="model"
+        ) from None
 
 
 @cache
 def _by_alias() -> dict[str, Path]:
     """Catalog files by casefolded alias; only the lines of that list are read, for parsing every file takes a second."""
-    lists = ((path, _ALIASES.search(path.read_text(encoding="utf-8"))) for path in _files().values())
-    return {line.removeprefix("- ").casefold(): path for path, found in lists if found for line in found[1].splitlines()}
+    lists = (
+        (path, _ALIASES.search(path.read_text(encoding="utf-8"))) for path in _files().values()
+    )
+    return {
+        line.removeprefix("- ").casefold(): path
+        for path, found in lists
+        if found
+        for line in found[1].splitlines()
+    }
 
 
 @cache
 def catalog_model(model_id: str) -> ModelSpec:
     """A model of the catalog, under the id or alias that was asked for; raises ModelError when it is not there."""
     entry = catalog_entry(model_id)
-    name = next(name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold())
+    name = next(
+        name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold()
+    )
     return read_config(_config(entry), name)
 
 
@@ -119,7 +134,9 @@ def _config(entry: CatalogEntry) -> dict[str, Any]:
 def derived_model(model_id: str) -> ModelSpec | None:
     """A model that the catalog has under another owner, or in another format, as the name says; None where it says no such thing."""
     for name, convention in meanings(model_id):
-        entries = next((found for ending in _LIKE_NOTHING if (found := _called(f"{name}{ending}"))), ())
+        entries = next(
+            (found for ending in _LIKE_NOTHING if (found := _called(f"{name}{ending}"))), ()
+        )
         if len(entries) != 1:  # none, or models of two owners that are not the same
             continue
         base, config = catalog_model(entries[0].id), _config(entries[0])
@@ -135,7 +152,12 @@ def derived_model(model_id: str) -> ModelSpec | None:
 def _called(name: str) -> tuple[CatalogEntry, ...]:
     """Entries that an id or alias calls so, whoever the owner; one of those that share an architecture and a format."""
     entries = map(catalog_entry, _by_name().get(name.casefold(), ()))
-    return tuple({(each.same_as or each.id, str(each.config.get("quantization_config"))): each for each in entries}.values())
+    return tuple(
+        {
+            (each.same_as or each.id, str(each.config.get("quantization_config"))): each
+            for each in entries
+        }.values()
+    )
 
 
 @cache
@@ -163,10 +185,16 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     if (shape := shape_config(model)) is not None:
         return read_config(shape[1], model)
     path = _path(model)
-    if model.casefold() in _files() or not (path.is_absolute() or model.startswith(".") or path.exists()):
+    if model.casefold() in _files() or not (
+        path.is_absolute() or model.startswith(".") or path.exists()
+    ):
         return _named(model, online=folders)
     if not folders:
-        raise ModelError(f"{model!r} is a path; this server reads none.", field="model", hint="Send the config.json inline.")
+        raise ModelError(
+            f"{model!r} is a path; this server reads none.",
+            field="model",
+            hint="Send the config.json inline.",
+        )
     return read_folder(path)
 
 
@@ -176,7 +204,11 @@ def _path(text: str) -> Path:
         path = Path(text).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{text[:80]!r} is no model: {error}.", field="model", hint="Give a catalog id, a folder or a config.") from None
+        raise ModelError(
+            f"{text[:80]!r} is no model: {error}.",
+            field="model",
+            hint="Give a catalog id, a folder or a config.",
+        ) from None
     return path
 
 
@@ -203,10 +235,19 @@ def read_folder(path: Path) -> ModelSpec:
     """The model of a folder on disk, named by its absolute path; raises ModelError when there is no ``config.json``."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise ModelError(f"there is no config.json in {str(path)!r}.", field="model", hint="Give a folder that holds one, or a catalog id.")
-    model = read_config(parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve()))
+        raise ModelError(
+            f"there is no config.json in {str(path)!r}.",
+            field="model",
+            hint="Give a folder that holds one, or a catalog id.",
+        )
+    model = read_config(
+        parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve())
+    )
     held = checkpoint_bytes(file.parent)
     notes = model.notes
     if held is not None and abs(held / model.counted_bytes - 1) > CHECKPOINT_TOLERANCE:
-        notes = (*notes, f"The files on disk hold {gib(held)}; what is counted of them is {gib(model.counted_bytes)}.")
+        notes = (
+            *notes,
+            f"The files on disk hold {gib(held)}; what is counted of them is {gib(model.counted_bytes)}.",
+        )
     return replace(model, checkpoint_bytes=held, notes=notes)

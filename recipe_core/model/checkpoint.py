@@ -22,7 +22,9 @@ def checkpoint_bytes(folder: Path) -> int | None:
     index = folder / "model.safetensors.index.json"
     try:
         if index.is_file() and index.stat().st_size <= MAX_HEADER_BYTES:
-            total = json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
+            total = (
+                json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
+            )
             if isinstance(total, int | float) and total > 0:
                 return int(total)
         files = sorted(folder.glob("*.safetensors"))
@@ -35,7 +37,10 @@ def _tensor_bytes(file: Path) -> int:
     """Bytes of the tensors of one file: the last offset in its header."""
     with file.open("rb") as stream:
         header: dict[str, Any] = json.loads(_header(stream))
-    return max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    return max(
+        (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"),
+        default=0,
+    )
 
 
 def _header(stream: BinaryIO) -> bytes:
@@ -64,12 +69,25 @@ def checkpoint_digest(folder: Path) -> Fingerprint | None:
     try:
         files = sorted(folder.glob("*.safetensors"))
         blobs = {file.name: file.resolve().name for file in files if file.is_symlink()}
-        content = bool(files) and len(blobs) == len(files) and all(_SHA256.fullmatch(blob) for blob in blobs.values())
-        rows = [[file.name, blobs[file.name]] if content else [file.name, file.stat().st_size, _header_digest(file)] for file in files]
+        content = (
+            bool(files)
+            and len(blobs) == len(files)
+            and all(_SHA256.fullmatch(blob) for blob in blobs.values())
+        )
+        rows = [
+            [file.name, blobs[file.name]]
+            if content
+            else [file.name, file.stat().st_size, _header_digest(file)]
+            for file in files
+        ]
     except (OSError, ValueError, struct.error):
         return None
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    return Fingerprint(f"sha256:{digest}", "content" if content else "headers", len(files)) if files else None
+    return (
+        Fingerprint(f"sha256:{digest}", "content" if content else "headers", len(files))
+        if files
+        else None
+    )
 
 
 def _header_digest(file: Path) -> str:

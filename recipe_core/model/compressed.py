@@ -105,7 +105,11 @@ class CompressedAttention:
 
     def sequence_bytes(self, value_bytes: float) -> float:
         """Bytes per sequence that do not grow with it: the window beside the entries, and the states of those to come."""
-        return self.local * self.entry_bytes(value_bytes) + self.state_values * STATE_VALUE_BYTES if self.ratio else 0.0
+        return (
+            self.local * self.entry_bytes(value_bytes) + self.state_values * STATE_VALUE_BYTES
+            if self.ratio
+            else 0.0
+        )
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """Projections of one layer: what has no heads is replicated, queries and the output's groups are cut.
@@ -114,16 +118,35 @@ class CompressedAttention:
         """
         width = self.heads * self.head_dim
         out = [
-            projections("attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)),
+            projections(
+                "attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)
+            ),
             projections("attention.q_b", "attention", "tensor", Matrix(width, self.q_lora_rank)),
             projections("attention.kv_a", "attention", "replicated", Matrix(self.head_dim, hidden)),
-            projections("attention.o_a", "attention", "tensor", Matrix(self.o_groups * self.o_lora_rank, width // self.o_groups)),
-            projections("attention.o_b", "attention", "tensor", Matrix(hidden, self.o_groups * self.o_lora_rank, cuts_inputs=True)),
+            projections(
+                "attention.o_a",
+                "attention",
+                "tensor",
+                Matrix(self.o_groups * self.o_lora_rank, width // self.o_groups),
+            ),
+            projections(
+                "attention.o_b",
+                "attention",
+                "tensor",
+                Matrix(hidden, self.o_groups * self.o_lora_rank, cuts_inputs=True),
+            ),
             tensor("attention.small", self._small(), "norm", "replicated"),
         ]
         if self.ratio:
             per_token = self.state_values_per_token + self.index_state_values_per_token
-            out.append(projections("attention.compressor", "unquantized", "replicated", Matrix(per_token + self.index_heads, hidden)))
+            out.append(
+                projections(
+                    "attention.compressor",
+                    "unquantized",
+                    "replicated",
+                    Matrix(per_token + self.index_heads, hidden),
+                )
+            )
         if self.index_heads:
             keys = Matrix(self.index_heads * self.index_head_dim, self.q_lora_rank)
             out.append(projections("attention.indexer", "attention", "replicated", keys))
@@ -131,5 +154,9 @@ class CompressedAttention:
 
     def _small(self) -> int:
         """Norms, a sink a head, and for each place in an entry how its values are weighted."""
-        norms = self.q_lora_rank + self.head_dim + (self.head_dim + self.index_head_dim if self.ratio else 0)
+        norms = (
+            self.q_lora_rank
+            + self.head_dim
+            + (self.head_dim + self.index_head_dim if self.ratio else 0)
+        )
         return norms + self.heads + self.ratio * self.series * (self.head_dim + self.index_head_dim)

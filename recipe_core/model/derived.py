@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from recipe_core.documents import read_document
+from recipe_core.base.documents import read_document
 
 CONVENTIONS = Path(__file__).with_name("conventions.yaml")
 
@@ -59,6 +59,8 @@ def meanings(model_id: str) -> list[tuple[str, Convention | None]]:
     What its publisher's own conventions say comes first, then a copy of another owner's model, then what such endings mean elsewhere.
     """
     owner, _, name = model_id.partition("/")
-    found: list[tuple[str, Convention | None]] = [(base, each) for each in conventions() if (base := each.base(owner, name))]
+    found: list[tuple[str, Convention | None]] = [
+        (base, each) for each in conventions() if (base := each.base(owner, name))
+    ]
     own = [each for each in found if each[1] and each[1].publishers]
     return [*own, (name, None), *(each for each in found if each not in own)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from recipe_core.errors import InputError, unknown
+from recipe_core.base.errors import InputError, unknown
 
 BYTES_PER_VALUE: dict[str, float] = {
     "fp32": 4.0,

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipe_core.errors import ModelError
+from recipe_core.base.errors import ModelError
 
 TIMEOUT_S = 5.0
 
@@ -20,18 +20,48 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
         ModelError: when the hub cannot be reached, does not have it, or wants a licence to be accepted first.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
-        file = hf_hub_download(model_id, "config.json", revision=revision, etag_timeout=TIMEOUT_S, local_files_only=not _reachable())
+        file = hf_hub_download(
+            model_id,
+            "config.json",
+            revision=revision,
+            etag_timeout=TIMEOUT_S,
+            local_files_only=not _reachable(),
+        )
     except GatedRepoError:
-        raise ModelError(f"{model_id} is gated.", field="model", hint="Accept its licence on the hub and set HF_TOKEN.") from None
+        raise ModelError(
+            f"{model_id} is gated.",
+            field="model",
+            hint="Accept its licence on the hub and set HF_TOKEN.",
+        ) from None
     except LocalEntryNotFoundError:
         hint = "Go online, or give a folder with its config.json."
-        raise ModelError(f"{model_id} is not in the catalog, and the hub cannot be reached.", field="model", hint=hint) from None
-    except (RepositoryNotFoundError, EntryNotFoundError, HfHubHTTPError, ValueError, OSError) as error:
+        raise ModelError(
+            f"{model_id} is not in the catalog, and the hub cannot be reached.",
+            field="model",
+            hint=hint,
+        ) from None
+    except (
+        RepositoryNotFoundError,
+        EntryNotFoundError,
+        HfHubHTTPError,
+        ValueError,
+        OSError,
+    ) as error:
         why = type(error).__name__
-        raise ModelError(f"the hub has no config.json of {model_id} ({why}).", field="model", hint="Check the id.") from None
+        raise ModelError(
+            f"the hub has no config.json of {model_id} ({why}).",
+            field="model",
+            hint="Check the id.",
+        ) from None
     config = json.loads(Path(file).read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of {model_id} is not an object.", field="model")
@@ -53,7 +83,9 @@ def _reachable() -> bool:
         return True  # only the proxy can tell
     address = urlsplit(constants.ENDPOINT)
     try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=TIMEOUT_S).close()
+        socket.create_connection(
+            (address.hostname or "", address.port or 443), timeout=TIMEOUT_S
+        ).close()
     except OSError:
         return False
     return True

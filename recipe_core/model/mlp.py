@@ -9,7 +9,9 @@ from recipe_core.model.tensors import Matrix, Tensor, projections, tensor
 
 def _block(hidden: int, intermediate: int, matrices: int) -> tuple[Matrix, Matrix]:
     """Up (with the gate, where there is one) and down."""
-    return Matrix((matrices - 1) * intermediate, hidden), Matrix(hidden, intermediate, cuts_inputs=True)
+    return Matrix((matrices - 1) * intermediate, hidden), Matrix(
+        hidden, intermediate, cuts_inputs=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,11 @@ class DenseMlp:
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """All matrices are cut over the intermediate dimension."""
-        return [projections("mlp", "linear", "tensor", *_block(hidden, self.intermediate, self.matrices))]
+        return [
+            projections(
+                "mlp", "linear", "tensor", *_block(hidden, self.intermediate, self.matrices)
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +66,40 @@ class MoeMlp:
         per_expert = self.matrices * self.expert_hidden(hidden) * self.intermediate
         out = [
             tensor("moe.router", hidden * self.experts, "router", "replicated"),
-            tensor("moe.experts", per_expert * self.experts, "experts", "experts", self.top_k / self.experts),
+            tensor(
+                "moe.experts",
+                per_expert * self.experts,
+                "experts",
+                "experts",
+                self.top_k / self.experts,
+            ),
         ]
         if self.shared_intermediate:
-            out.append(projections("moe.shared", "shared", "tensor", *_block(hidden, self.shared_intermediate, self.matrices)))
+            out.append(
+                projections(
+                    "moe.shared",
+                    "shared",
+                    "tensor",
+                    *_block(hidden, self.shared_intermediate, self.matrices),
+                )
+            )
         if self.latent:
-            out.append(projections("moe.latent", "linear", "replicated", Matrix(self.latent, hidden), Matrix(hidden, self.latent)))
+            out.append(
+                projections(
+                    "moe.latent",
+                    "linear",
+                    "replicated",
+                    Matrix(self.latent, hidden),
+                    Matrix(hidden, self.latent),
+                )
+            )
         if self.bias:
             widths = (self.matrices - 1) * self.intermediate + self.expert_hidden(hidden)
-            out.append(tensor("moe.bias", widths * self.experts, "norm", "experts", self.top_k / self.experts))
+            out.append(
+                tensor(
+                    "moe.bias", widths * self.experts, "norm", "experts", self.top_k / self.experts
+                )
+            )
         return out
 
 

@@ -38,4 +38,11 @@ class Quantization:
     @property
     def fingerprint(self) -> list[object]:
         """Everything above in a form that JSON can hold."""
-        return [self.dtype, sorted(self.roles), self.block, self.value_bytes, sorted(self.others), self.scheme]
+        return [
+            self.dtype,
+            sorted(self.roles),
+            self.block,
+            self.value_bytes,
+            sorted(self.others),
+            self.scheme,
+        ]

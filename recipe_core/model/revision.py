@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 _REVISED = re.compile(r"([\w.-]+/[\w.-]+)@([\w][\w./-]{0,127})")
-_SNAPSHOT = re.compile(r"(?:^|[\\/])models--([\w.-]+?)--([\w.-]+)[\\/]snapshots[\\/]([0-9a-f]{40})[\\/]?$")
+_SNAPSHOT = re.compile(
+    r"(?:^|[\\/])models--([\w.-]+?)--([\w.-]+)[\\/]snapshots[\\/]([0-9a-f]{40})[\\/]?$"
+)
 
 
 @dataclass(frozen=True, slots=True)

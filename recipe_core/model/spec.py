@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
-from recipe_core.model.attention import Attention, GroupedAttention, LatentAttention, LinearAttention
+from recipe_core.model.attention import (
+    Attention,
+    GroupedAttention,
+    LatentAttention,
+    LinearAttention,
+)
 from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.mlp import DenseMlp, Mlp, MoeMlp
@@ -65,12 +70,22 @@ class Layer:
         halves = [half for half in (self.attention, self.mlp) if half is not None]
         out = [item for half in halves for item in half.tensors(hidden)]
         if self.per_layer_input:
-            out.append(tensor("per_layer_input", 2 * hidden * self.per_layer_input, "unquantized", "replicated"))
+            out.append(
+                tensor(
+                    "per_layer_input",
+                    2 * hidden * self.per_layer_input,
+                    "unquantized",
+                    "replicated",
+                )
+            )
         if self.streams > 1:
             per_half = self.stream_weights * (self.streams * hidden + 1) + 3
             out.append(tensor("hyper_connections", len(halves) * per_half, "norm", "replicated"))
         if self.unquantized:
-            out = [replace(item, role="unquantized") if item.name in self.unquantized else item for item in out]
+            out = [
+                replace(item, role="unquantized") if item.name in self.unquantized else item
+                for item in out
+            ]
         return [*out, tensor("norm", len(halves) * hidden, "norm", "replicated")]
 
 
@@ -111,7 +126,9 @@ class ModelSpec:
     @cached_property
     def mixers(self) -> tuple[tuple[Attention, int], ...]:
         """Distinct attention of all layers with its count: layers of several kinds may share it."""
-        return tuple(Counter(layer.attention for layer in self.layers if layer.attention is not None).items())
+        return tuple(
+            Counter(layer.attention for layer in self.layers if layer.attention is not None).items()
+        )
 
     @cached_property
     def mlps(self) -> tuple[tuple[Mlp, int], ...]:
@@ -126,7 +143,13 @@ class ModelSpec:
 
     def embedding(self) -> Tensor:
         """Token embedding: a token uses one row."""
-        return tensor("embedding", self.vocabulary * self.hidden, "embedding", "vocabulary", 1 / self.vocabulary)
+        return tensor(
+            "embedding",
+            self.vocabulary * self.hidden,
+            "embedding",
+            "vocabulary",
+            1 / self.vocabulary,
+        )
 
     def head(self) -> Tensor:
         """Language-model head (the embedding again when tied, so not counted twice)."""
@@ -155,17 +178,38 @@ class ModelSpec:
     def counted_bytes(self) -> float:
         """Bytes of the counted parameters in the formats that the checkpoint stores them in."""
         stored = self.quantization
-        tensors = [(item, count) for layer, count in self.kinds for item in layer.tensors(self.hidden)]
-        tensors += [(item, 1) for item in (self.embedding(), *([] if self.tied_embeddings else [self.head()]), *self.extras)]
+        tensors = [
+            (item, count) for layer, count in self.kinds for item in layer.tensors(self.hidden)
+        ]
+        tensors += [
+            (item, 1)
+            for item in (
+                self.embedding(),
+                *([] if self.tied_embeddings else [self.head()]),
+                *self.extras,
+            )
+        ]
         plain = bytes_per_value(self.dtype)
-        return sum(count * item.numel * (stored.bytes_of(item.role, self.dtype) if stored else plain) for item, count in tensors)
+        return sum(
+            count * item.numel * (stored.bytes_of(item.role, self.dtype) if stored else plain)
+            for item, count in tensors
+        )
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token passes through, embedding and head included (the way model cards count)."""
-        per_layer = sum(count * item.active for layer, count in self.kinds for item in layer.tensors(self.hidden))
+        per_layer = sum(
+            count * item.active
+            for layer, count in self.kinds
+            for item in layer.tensors(self.hidden)
+        )
         extras = sum(item.active for item in self.extras)
-        return round(per_layer + extras + self.hidden + self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2))
+        return round(
+            per_layer
+            + extras
+            + self.hidden
+            + self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
+        )
 
     @property
     def is_moe(self) -> bool:
@@ -184,6 +228,12 @@ class ModelSpec:
         shape = [kinds[k] for k in self.order]
         quantization = None if self.quantization is None else self.quantization.fingerprint
         extras = [asdict(item) for item in self.extras]
-        sizes = [self.hidden, self.vocabulary, self.tied_embeddings, self.max_context, self.draft_layers]
+        sizes = [
+            self.hidden,
+            self.vocabulary,
+            self.tied_embeddings,
+            self.max_context,
+            self.draft_layers,
+        ]
         parts = [sizes, shape, self.dtype, self.kv_dtype, quantization, extras]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["linear", "experts", "embedding", "head", "router", "norm", "attention", "mixer", "shared", "unquantized"]
+Role = Literal[
+    "linear",
+    "experts",
+    "embedding",
+    "head",
+    "router",
+    "norm",
+    "attention",
+    "mixer",
+    "shared",
+    "unquantized",
+]
 """What a tensor is to a quantisation.
 
 ``attention``: projections of softmax attention. ``mixer``: projections of linear-attention and state-space layers. ``linear``: dense

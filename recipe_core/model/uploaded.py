@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.documents import parse_json
-from recipe_core.errors import ModelError
-from recipe_core.model.config import read_config
-from recipe_core.uploads import text_of
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import ModelError
+from recipe_core.base.uploads import text_of
+from recipe_core.model.config.read import read_config
 
 MAX_BYTES = 1 << 20
 """The largest file that is read; configs have a few thousand bytes, those that list quantised modules up to some hundred thousand."""
@@ -20,11 +20,25 @@ def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         ModelError: when it is too large, not text, not a JSON object or not a language model that can be read; says which.
     """
-    text = text_of(data, name, MAX_BYTES, "the model's config.json; weights are never read", ModelError, "model")
+    text = text_of(
+        data,
+        name,
+        MAX_BYTES,
+        "the model's config.json; weights are never read",
+        ModelError,
+        "model",
+    )
     config = parse_json(text, name)
     if not isinstance(config, Mapping):
-        raise ModelError(f"{name} holds {type(config).__name__}, not an object.", field="model", hint="Give the model's config.json.")
-    return essential(config, str(config.get("_name_or_path") or name.rsplit("/", 1)[-1].removesuffix(".json"))[:100])
+        raise ModelError(
+            f"{name} holds {type(config).__name__}, not an object.",
+            field="model",
+            hint="Give the model's config.json.",
+        )
+    return essential(
+        config,
+        str(config.get("_name_or_path") or name.rsplit("/", 1)[-1].removesuffix(".json"))[:100],
+    )
 
 
 def essential(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -43,4 +57,7 @@ def essential(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             continue
         if (without.digest, without.notes) == (digest, notes):
             kept = rest
-    return {"_name_or_path": name, **{key: value for key, value in kept.items() if key != "_name_or_path"}}
+    return {
+        "_name_or_path": name,
+        **{key: value for key, value in kept.items() if key != "_name_or_path"},
+    }

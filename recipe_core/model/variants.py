@@ -13,15 +13,24 @@ def variants(model_id: str) -> dict[str, str]:
     """
     if not in_catalog(model_id):
         return {}
-    own, root, context = _tail(catalog_entry(model_id).id), _root(model_id), catalog_model(model_id).max_context
+    own, root, context = (
+        _tail(catalog_entry(model_id).id),
+        _root(model_id),
+        catalog_model(model_id).max_context,
+    )
 
     def alike(other: str) -> bool:
         return _root(other) == root and catalog_model(other).max_context == context
 
     # Names first: what they rule out is not read.
-    base = min((_tail(other) for other in catalog_ids() if _tail(other) in own and alike(other)), key=len)
+    base = min(
+        (_tail(other) for other in catalog_ids() if _tail(other) in own and alike(other)), key=len
+    )
     same = [other for other in catalog_ids() if base in _tail(other) and alike(other)]
-    return {other: catalog_model(other).weight_dtype for other in sorted(same, key=lambda other: (_tail(other) != base, _tail(other)))}
+    return {
+        other: catalog_model(other).weight_dtype
+        for other in sorted(same, key=lambda other: (_tail(other) != base, _tail(other)))
+    }
 
 
 def _tail(model_id: str) -> str:

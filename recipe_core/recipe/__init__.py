@@ -1,11 +1,18 @@
 """The recipe: one decision with everything that pins it. Its schema, how it is made, and what can be asked of it."""
 
-from recipe_core.recipe.build import Additions, make_recipe, recipe_request, relaunch, with_claims, with_parameters
+from recipe_core.recipe.build import (
+    Additions,
+    make_recipe,
+    recipe_request,
+    relaunch,
+    with_claims,
+    with_parameters,
+)
 from recipe_core.recipe.decision import advice, deployment_of
-from recipe_core.recipe.extras import passing_on
-from recipe_core.recipe.names import short_name
 from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
+from recipe_core.recipe.user_options import passing_on
+from recipe_core.request.describe import short_name
 
 __all__ = [
     "Additions",

@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe_core import __version__
-from recipe_core.confidential import refuse_secrets
-from recipe_core.engines.deployment import Launch
-from recipe_core.hardware.catalog import device, plain
+from recipe_core.base.secrets import refuse_secrets
+from recipe_core.hardware.cluster import device, plain
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.launch.process import Launch
 from recipe_core.model.catalog import in_catalog
-from recipe_core.recipe.claims import Claim, claim_of
+from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.fallbacks import fallbacks
-from recipe_core.recipe.layers import provenance, shared_environment
 from recipe_core.recipe.locking import image_lock, make_lock
+from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.names import recipe_name
+from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.provenance import provenance, shared_environment
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
 from recipe_core.recipe.variants import Variant
-from recipe_core.request import HardwareRequest, PlanRequest
-from recipe_core.targets.context import Parameters
+from recipe_core.request.schema import PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,9 @@ class Additions:
     claims: tuple[Claim, ...] = ()
 
 
-def make_recipe(request: PlanRequest, additions: Additions | None = None, *, folders: bool = True) -> Recipe:
+def make_recipe(
+    request: PlanRequest, additions: Additions | None = None, *, folders: bool = True
+) -> Recipe:
     """The recipe of a request: its candidate, or the best split when it leaves that open.
 
     Raises:
@@ -53,7 +57,12 @@ def make_recipe(request: PlanRequest, additions: Additions | None = None, *, fol
         request=decision.request.to_json(),
         model=_model_facts(decision),
         device=_device_facts(decision),
-        engine=EngineFacts(name=decision.engine, title=decision.title, version=decision.version, options=started.options),
+        engine=EngineFacts(
+            name=decision.engine,
+            title=decision.title,
+            version=decision.version,
+            options=started.options,
+        ),
         environment=shared_environment(started),
         candidate=decision.candidate,
         provenance=provenance(decision, started, request),
@@ -73,7 +82,9 @@ def whole_profiles(request: PlanRequest) -> PlanRequest:
     """The request with every device that is not shipped by its complete profile: another version's base may have other figures."""
     others = tuple(map(_whole_profile, request.options.hardware))
     options = request.options.model_copy(update={"hardware": others})
-    return request.model_copy(update={"hardware": _whole_profile(request.hardware), "options": options})
+    return request.model_copy(
+        update={"hardware": _whole_profile(request.hardware), "options": options}
+    )
 
 
 def _whole_profile(hardware: HardwareRequest) -> HardwareRequest:
@@ -84,8 +95,14 @@ def _whole_profile(hardware: HardwareRequest) -> HardwareRequest:
 
 def _refuse_secrets(recipe: Recipe) -> None:
     values = recipe.model_dump(mode="json")
-    named = {"options": values["engine"]["options"], "environment": values["environment"], "parameters": values["parameters"]}
-    others = {name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")}
+    named = {
+        "options": values["engine"]["options"],
+        "environment": values["environment"],
+        "parameters": values["parameters"],
+    }
+    others = {
+        name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")
+    }
     refuse_secrets(named | others, named=tuple(named))
 
 
@@ -111,13 +128,19 @@ def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
 
 def recipe_request(recipe: Recipe) -> PlanRequest:
     """The request with the chosen split, readable on any machine: a model folder is replaced by the config it held."""
-    travelling = {} if recipe.model.config is None else {"model": recipe.model.config | {"_name_or_path": recipe.model.id}}
+    travelling = (
+        {}
+        if recipe.model.config is None
+        else {"model": recipe.model.config | {"_name_or_path": recipe.model.id}}
+    )
     return PlanRequest.parse(recipe.request | travelling | {"candidate": recipe.candidate})
 
 
 def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
     """The recipe made again by this version, from its request and what the user added: nothing that it claims to know is taken over."""
-    additions = Additions(parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims)
+    additions = Additions(
+        parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims
+    )
     made = make_recipe(recipe_request(recipe), additions, folders=folders)
     layers = {name: recipe.provenance.get(name, layer) for name, layer in made.provenance.items()}
     return made.model_copy(update={"provenance": layers}).locked()

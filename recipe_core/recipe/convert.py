@@ -7,24 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.candidates import describe
-from recipe_core.commands.grammar import grammars
+from recipe_core.base.errors import InputError
+from recipe_core.base.secrets import is_secret
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import read_command, understood
 from recipe_core.commands.launches import image_tag
 from recipe_core.commands.verdict import Case
-from recipe_core.confidential import is_secret
-from recipe_core.engines.deployment import Launch as Started
+from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
-from recipe_core.errors import InputError
+from recipe_core.launch.process import Launch as Started
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.extras import passing_on
-from recipe_core.recipe.layers import shared_environment
+from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.provenance import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
-from recipe_core.request import CandidateRequest, PlanRequest
-from recipe_core.targets.context import Parameters
+from recipe_core.recipe.user_options import passing_on
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.serving_candidates import describe
 
 _PLACED = ("host", "port")
 """Options that are parameters of a recipe."""
@@ -65,7 +65,9 @@ class Conversion:
         }
 
 
-def convert(source: str | list[str] | Published, ground: Ground, *, folders: bool = True) -> Conversion:
+def convert(
+    source: str | list[str] | Published, ground: Ground, *, folders: bool = True
+) -> Conversion:
     """A recipe that starts the same server on ``ground``.
 
     Raises:
@@ -74,18 +76,39 @@ def convert(source: str | list[str] | Published, ground: Ground, *, folders: boo
     """
     published = source if isinstance(source, Published) else Published(command=source)
     case = read_command(published.command)
-    refused = [finding for finding in case.findings if finding.level == "error" and finding.code not in ("unknown", "stray")]
+    refused = [
+        finding
+        for finding in case.findings
+        if finding.level == "error" and finding.code not in ("unknown", "stray")
+    ]
     if refused:
-        raise InputError(str(refused[0]), field="command", hint="Correct it first; `recipe check` says everything that is wrong.")
+        raise InputError(
+            str(refused[0]),
+            field="command",
+            hint="Correct it first; `recipe check` says everything that is wrong.",
+        )
     if published.nodes and ground.nodes is None:
         ground = ground.model_copy(update={"nodes": published.nodes})
     ready = understood(case, ground, folders=folders)
-    request = _request(ready.found.request, describe(ready.setting, ready.own, 0) if len(ready.own) == 1 else ready.case.meant.candidate)
-    options, environment, parameters, lost = _sorted(case, published, decide(request, folders=folders).started())
-    recipe = make_recipe(passing_on(request, options, environment), Additions(parameters=parameters), folders=folders)
+    request = _request(
+        ready.found.request,
+        describe(ready.setting, ready.own, 0)
+        if len(ready.own) == 1
+        else ready.case.meant.candidate,
+    )
+    options, environment, parameters, lost = _sorted(
+        case, published, decide(request, folders=folders).started()
+    )
+    recipe = make_recipe(
+        passing_on(request, options, environment), Additions(parameters=parameters), folders=folders
+    )
     changed = tuple(_changed(case, recipe))
     carried = (*(f"--{name.replace('_', '-')}" for name in options), *environment)
-    return Conversion(recipe, carried, (*lost, *changed, *(Lost(each, "outside of one server") for each in published.left)))
+    return Conversion(
+        recipe,
+        carried,
+        (*lost, *changed, *(Lost(each, "outside of one server") for each in published.left)),
+    )
 
 
 def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
@@ -94,13 +117,28 @@ def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
     return request.model_copy(update={"candidate": CandidateRequest.model_validate(split)})
 
 
-def _sorted(case: Case, published: Published, own: Started) -> tuple[dict[str, Any], dict[str, str], Parameters, tuple[Lost, ...]]:
+def _sorted(
+    case: Case, published: Published, own: Started
+) -> tuple[dict[str, Any], dict[str, str], Parameters, tuple[Lost, ...]]:
     """Options and variables to pass on, parameters, and what is lost; ``own`` is what the split alone is started with."""
-    lost = [Lost(" ".join(case.arguments.unread), f"{_title(case)} does not have it")] if case.arguments.unread else []
+    lost = (
+        [Lost(" ".join(case.arguments.unread), f"{_title(case)} does not have it")]
+        if case.arguments.unread
+        else []
+    )
     lost += [Lost(f"{name} {text}", "left open") for name, text in case.arguments.open.items()]
-    lost += [Lost(f.message, "not in the estimate") for f in case.findings if f.code in ("unmodelled", "several", "others")]
+    lost += [
+        Lost(f.message, "not in the estimate")
+        for f in case.findings
+        if f.code in ("unmodelled", "several", "others")
+    ]
     grammar = grammars()[case.launch.engine]
-    said = {*_NAMED, *grammar.means, *grammar.placed, *own.options}  # by the model, the candidate, the load, the place of a process
+    said = {
+        *_NAMED,
+        *grammar.means,
+        *grammar.placed,
+        *own.options,
+    }  # by the model, the candidate, the load, the place of a process
     options, placed = {}, {}
     for name, value in case.arguments.values.items():
         if name in _PLACED:
@@ -110,7 +148,9 @@ def _sorted(case: Case, published: Published, own: Started) -> tuple[dict[str, A
         elif name in said:
             continue
         elif is_secret(f"options.{name}", value):
-            lost.append(Lost(f"--{name.replace('_', '-')}", "a secret: give it when the recipe starts"))
+            lost.append(
+                Lost(f"--{name.replace('_', '-')}", "a secret: give it when the recipe starts")
+            )
         else:
             options[name] = value
     environment, alike = {}, shared_environment(own)
@@ -124,9 +164,16 @@ def _sorted(case: Case, published: Published, own: Started) -> tuple[dict[str, A
             lost.append(Lost(f"{name} in the environment", why))
     image = published.image or case.launch.image
     if image is not None and image_tag(image) in (None, "latest"):
-        lost.append(Lost(image, "an image that changes without notice; the engine's pinned one is taken"))
+        lost.append(
+            Lost(image, "an image that changes without notice; the engine's pinned one is taken")
+        )
         image = None
-    return options, environment, Parameters.model_validate(placed | ({"image": image} if image else {})), tuple(lost)
+    return (
+        options,
+        environment,
+        Parameters.model_validate(placed | ({"image": image} if image else {})),
+        tuple(lost),
+    )
 
 
 def _not_passed_on(name: str, value: str) -> str | None:
@@ -146,6 +193,14 @@ def _changed(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
     means = grammars()[case.launch.engine].means
     for name, value in case.arguments.values.items():
-        now, said = recipe.engine.options.get(name), value[0] if isinstance(value, list) and len(value) == 1 else value
-        if now is not None and name not in _PLACED and means.get(name) != "model" and str(now) != str(said):
+        now, said = (
+            recipe.engine.options.get(name),
+            value[0] if isinstance(value, list) and len(value) == 1 else value,
+        )
+        if (
+            now is not None
+            and name not in _PLACED
+            and means.get(name) != "model"
+            and str(now) != str(said)
+        ):
             yield Lost(f"--{name.replace('_', '-')} {said}", f"is {now} in the recipe")

@@ -6,22 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from recipe_core.advice import remedies
-from recipe_core.candidates import served_context
-from recipe_core.engines.deployment import Candidate, Deployment, Launch
-from recipe_core.engines.launch import launch
+from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.release import ContainerImage
-from recipe_core.errors import InputError, NoAnswer
-from recipe_core.hardware.catalog import Cluster
+from recipe_core.engines.training_programs import training_engine
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.launch.process import Candidate, Deployment, Launch
+from recipe_core.launch.serving.start import launch
+from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.model.spec import ModelSpec
-from recipe_core.plan import PlanTable, chosen_plan
-from recipe_core.recipe.extras import passed_options
-from recipe_core.recipe.names import short_name
-from recipe_core.request import CandidateRequest, PlanRequest
-from recipe_core.training.engines.facts import training_engine
-from recipe_core.training.launch import launch_reasons, training_launch
-from recipe_core.training.plan import chosen_training, is_training, resolve_training
-from recipe_core.training.table import TrainingTable
+from recipe_core.recipe.user_options import passed_options
+from recipe_core.request.describe import short_name
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.advice import remedies
+from recipe_core.search.serving_candidates import served_context
+from recipe_core.search.serving_plan import PlanTable, chosen_plan
+from recipe_core.search.training_plan import TrainingTable
+from recipe_core.search.training_problem import resolve_training
+from recipe_core.search.training_search import chosen_training
 
 TRIED = 256
 """Splits, best first, of which one is taken that can be started: a training framework can be told, or an engine of a fallback."""
@@ -61,20 +62,35 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
         InputError: for a request that cannot be read.
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
-    return _training(request, folders) if is_training(request) else _serving(request, folders)
+    return _training(request, folders) if request.is_training else _serving(request, folders)
 
 
 def _serving(request: PlanRequest, folders: bool) -> Decision:
     table, row = chosen_plan(request, folders=folders)
     if not table.columns["feasible"][row]:
         raise _refused(table, row)
-    if len(table) > 1:  # the best of what this checkpoint holds; the best of all where there is none, whose launch says why
-        row = next((each for each in map(int, table.ranked) if not table.setting(each).needs_other_checkpoint), row)
+    if (
+        len(table) > 1
+    ):  # the best of what this checkpoint holds; the best of all where there is none, whose launch says why
+        row = next(
+            (
+                each
+                for each in map(int, table.ranked)
+                if not table.setting(each).needs_other_checkpoint
+            ),
+            row,
+        )
     if len(table) > 1:  # the row alone: on its own hardware, under its own load
         request = table.asked(row)
         table, row = chosen_plan(request, folders=folders)
     deployment = deployment_of(table, row)
-    request = request.model_copy(update={"options": request.options.model_copy(update={"engine_options": deployment.engine_options})})
+    request = request.model_copy(
+        update={
+            "options": request.options.model_copy(
+                update={"engine_options": deployment.engine_options}
+            )
+        }
+    )
     setting = deployment.setting
     device = setting.cluster.device
     floor = setting.engine.floors.get(device.runtime)
@@ -101,18 +117,37 @@ def _serving(request: PlanRequest, folders: bool) -> Decision:
 def _training(request: PlanRequest, folders: bool) -> Decision:
     for name in ("engine_options", "environment"):
         if getattr(request.options, name):
-            raise InputError("is passed on to serving engines; a training run takes none.", field=f"options.{name}", hint="Leave it out.")
+            raise InputError(
+                "is passed on to serving engines; a training run takes none.",
+                field=f"options.{name}",
+                hint="Leave it out.",
+            )
     asked = resolve_training(request, folders=folders)
     estimates, row = chosen_training(request, folders=folders)
     table = TrainingTable(asked, estimates)
     if not table.columns["feasible"][row]:
-        which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits can run; the nearest"
+        which = (
+            "the stated split"
+            if len(table) == 1
+            else f"none of {len(table)} splits can run; the nearest"
+        )
         raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
-    if len(table) > 1:  # the best that the framework can be told; the best of all where there is none, whose launch says why
-        row = next((each for each in map(int, table.ranked[:TRIED]) if not launch_reasons(estimates, each)), row)
+    if (
+        len(table) > 1
+    ):  # the best that the framework can be told; the best of all where there is none, whose launch says why
+        row = next(
+            (
+                each
+                for each in map(int, table.ranked[:TRIED])
+                if not launch_reasons(estimates, each)
+            ),
+            row,
+        )
     program, candidate = training_engine(estimates.setting.engine), estimates.candidate(row)
     return Decision(
-        request=request.model_copy(update={"candidate": CandidateRequest.model_validate(candidate)}),
+        request=request.model_copy(
+            update={"candidate": CandidateRequest.model_validate(candidate)}
+        ),
         model=asked.model,
         cluster=asked.cluster,
         engine=estimates.setting.engine,
@@ -132,7 +167,13 @@ def deployment_of(table: PlanTable, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
     return Deployment(
         setting=table.setting(row),
-        candidate=Candidate(**{f.name: value for f in fields(Candidate) if (value := table.candidate(row).get(f.name)) is not None}),
+        candidate=Candidate(
+            **{
+                f.name: value
+                for f in fields(Candidate)
+                if (value := table.candidate(row).get(f.name)) is not None
+            }
+        ),
         max_context=served_context(table.found.workload, table.found.model),
         cache_tokens=table.cache_tokens(row),
         served_name=short_name(table.found.model.name),
@@ -145,8 +186,14 @@ def _refused(table: PlanTable, row: int) -> NoAnswer:
     which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits"
     verb = "cannot run" if len(table) == 1 else "can run; the nearest"
     split = table.candidate(row)
-    shown = f"tp {split['tp']} × pp {split['pp']} × dp {split['dp']}, {split['weight_dtype']} weights"
-    return NoAnswer(f"{which} {verb} ({shown}): {'; '.join(table.reasons(row))}.", field="candidate", hint=advice(table))
+    shown = (
+        f"tp {split['tp']} × pp {split['pp']} × dp {split['dp']}, {split['weight_dtype']} weights"
+    )
+    return NoAnswer(
+        f"{which} {verb} ({shown}): {'; '.join(table.reasons(row))}.",
+        field="candidate",
+        hint=advice(table),
+    )
 
 
 def advice(table: PlanTable) -> str | None:

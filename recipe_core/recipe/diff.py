@@ -69,7 +69,13 @@ def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[di
             band = before["bands"].get(name)
             ratio = now / then if now is not None and then else None
             inside = band[0] <= now <= band[1] if band and now is not None else None
-            yield {"figure": f"{part}.{name}", "before": then, "after": now, "ratio": ratio, "in_band": inside}
+            yield {
+                "figure": f"{part}.{name}",
+                "before": then,
+                "after": now,
+                "ratio": ratio,
+                "in_band": inside,
+            }
 
 
 def diff_text(found: dict[str, Any]) -> str:
@@ -78,14 +84,22 @@ def diff_text(found: dict[str, Any]) -> str:
         return f"{found['before']}: no difference"
     lines = [f"{found['before']} → {found['after']}"]
     for rows in found["changed"].values():
-        lines += [f"  {row['field']}: {_shown(row['before'])} → {_shown(row['after'])}" for row in rows]
-    moved = [row for row in found["estimate"] if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005]
+        lines += [
+            f"  {row['field']}: {_shown(row['before'])} → {_shown(row['after'])}" for row in rows
+        ]
+    moved = [
+        row for row in found["estimate"] if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005
+    ]
     lines += ["estimate:" if moved else "estimate: no difference", *map(_figure, moved)]
     return "\n".join(lines)
 
 
 def _figure(row: dict[str, Any]) -> str:
-    ratio = f" ({row['ratio'] - 1:+.1%}{', within the band' if row['in_band'] else ''})" if row["ratio"] is not None else ""
+    ratio = (
+        f" ({row['ratio'] - 1:+.1%}{', within the band' if row['in_band'] else ''})"
+        if row["ratio"] is not None
+        else ""
+    )
     return f"  {row['figure']}: {_shown(row['before'])} → {_shown(row['after'])}{ratio}"
 
 

@@ -12,7 +12,10 @@ _FIGURES = {
     "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
     "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
 }
-_PRICES = {"serving": ("usd_per_hour", "usd_per_million_output_tokens"), "training": ("usd_per_hour", "usd_per_million_tokens")}
+_PRICES = {
+    "serving": ("usd_per_hour", "usd_per_million_output_tokens"),
+    "training": ("usd_per_hour", "usd_per_million_tokens"),
+}
 
 
 def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:

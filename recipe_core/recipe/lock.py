@@ -82,7 +82,11 @@ class Lock(_Part):
 
 def pinned_packages(install: str) -> dict[str, str]:
     """Packages that a shell command holds to versions, by name: ``pip install vllm==0.32.0``."""
-    return {found.name: str(found.specifier) for word in shlex.split(install) if (found := _requirement(word)) and found.specifier}
+    return {
+        found.name: str(found.specifier)
+        for word in shlex.split(install)
+        if (found := _requirement(word)) and found.specifier
+    }
 
 
 def _requirement(word: str) -> Requirement | None:

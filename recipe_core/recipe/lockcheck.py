@@ -42,11 +42,19 @@ class Difference:
 
 def verify_lock(recipe: Recipe, lock: Lock, model: Path | None = None) -> list[Difference]:
     """Everything pinned against what is here; ``model``: a folder that should hold the model."""
-    return [*_recipe(recipe, lock), *_data(recipe, lock), *_installed(lock), *_floors(lock), *_model(lock, model)]
+    return [
+        *_recipe(recipe, lock),
+        *_data(recipe, lock),
+        *_installed(lock),
+        *_floors(lock),
+        *_model(lock, model),
+    ]
 
 
 def _compared(what: str, locked: str, found: str | None) -> Difference:
-    return Difference(what, locked, found, "absent" if found is None else "same" if found == locked else "differs")
+    return Difference(
+        what, locked, found, "absent" if found is None else "same" if found == locked else "differs"
+    )
 
 
 def _recipe(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
@@ -58,9 +66,13 @@ def _data(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
     decision = decide(recipe_request(recipe))
     now = make_lock(decision, decision.started(), recipe, folders=False)
     yield _compared(f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version)
-    yield _compared("model architecture", lock.model.architecture_digest, now.model.architecture_digest)
+    yield _compared(
+        "model architecture", lock.model.architecture_digest, now.model.architecture_digest
+    )
     if lock.device and now.device:
-        yield _compared(f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest)
+        yield _compared(
+            f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest
+        )
     if lock.image:
         yield _compared("image", _pinned(lock.image), _pinned(now.image) if now.image else None)
 
@@ -77,11 +89,19 @@ def _installed(lock: Lock) -> Iterator[Difference]:
         except PackageNotFoundError:
             found = None
         held = found is not None and SpecifierSet(locked).contains(found, prereleases=True)
-        yield Difference(f"package {name}", locked, found, "absent" if found is None else "same" if held else "differs")
+        yield Difference(
+            f"package {name}",
+            locked,
+            found,
+            "absent" if found is None else "same" if held else "differs",
+        )
 
 
 _PROBES = {
-    "driver": (("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"), re.compile(r"^([\d.]+)", re.MULTILINE)),
+    "driver": (
+        ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        re.compile(r"^([\d.]+)", re.MULTILINE),
+    ),
     "rocm": (("amd-smi", "version"), re.compile(r"ROCm version: ([\d.]+)")),
 }
 
@@ -91,7 +111,12 @@ def _floors(lock: Lock) -> Iterator[Difference]:
     for what, floor in lock.floors.items():
         found = _probe(what)
         enough = found is not None and _at_least(found, floor)
-        yield Difference(f"{what} (at least)", floor, found, "absent" if found is None else "same" if enough else "differs")
+        yield Difference(
+            f"{what} (at least)",
+            floor,
+            found,
+            "absent" if found is None else "same" if enough else "differs",
+        )
 
 
 def _probe(what: str) -> str | None:
@@ -119,10 +144,14 @@ def _model(lock: Lock, folder: Path | None) -> Iterator[Difference]:
     folder = folder or (Path(lock.model.id) if lock.model.id.startswith("/") else None)
     snapshot = snapshot_of(str(folder)) if folder else None
     if lock.model.revision:
-        yield _compared("model revision", lock.model.revision, snapshot.revision if snapshot else None)
+        yield _compared(
+            "model revision", lock.model.revision, snapshot.revision if snapshot else None
+        )
     if lock.model.checkpoint:
         found = checkpoint_digest(folder) if folder and folder.is_dir() else None
         same_kind = found is not None and found.of == lock.model.checkpoint.of
         yield _compared(
-            f"checkpoint ({lock.model.checkpoint.of})", lock.model.checkpoint.digest, found.digest if found and same_kind else None
+            f"checkpoint ({lock.model.checkpoint.of})",
+            lock.model.checkpoint.digest,
+            found.digest if found and same_kind else None,
         )

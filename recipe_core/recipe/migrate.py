@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from recipe_core.errors import BundleError
+from recipe_core.base.errors import BundleError
 
 SCHEMA_VERSION: Final[Literal[1]] = 1
 
@@ -19,7 +19,8 @@ def version_of(value: Any) -> int:
     stated = value.get("schema_version") if isinstance(value, Mapping) else None
     if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
         raise BundleError(
-            f"recipe.yaml: schema_version: {stated!r} is no version of a recipe.", hint="Build the bundle again with `recipe build`."
+            f"recipe.yaml: schema_version: {stated!r} is no version of a recipe.",
+            hint="Build the bundle again with `recipe build`.",
         )
     if stated > SCHEMA_VERSION:
         raise BundleError(
@@ -44,7 +45,11 @@ def _add_kind(value: dict[str, Any]) -> dict[str, Any]:
     """Other splits become fallbacks of that kind."""
     device, others = value.get("device"), value.pop("alternatives", ())
     name = device.get("name") if isinstance(device, Mapping) else None
-    value["fallbacks"] = [_other_split(each, name) for each in others] if isinstance(others, list | tuple) else others
+    value["fallbacks"] = (
+        [_other_split(each, name) for each in others]
+        if isinstance(others, list | tuple)
+        else others
+    )
     return value | {"kind": "serving"}
 
 
@@ -57,5 +62,8 @@ def _other_split(value: Any, device: Any) -> Any:
 
 
 _STEPS: dict[int, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    0: (_add_kind, "recipe.yaml is of the form before recipes had a kind; it is read as serving, and holds no lock."),
+    0: (
+        _add_kind,
+        "recipe.yaml is of the form before recipes had a kind; it is read as serving, and holds no lock.",
+    ),
 }

@@ -7,18 +7,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from recipe_core.request.describe import short_name
+
 DNS_LABEL_CHARACTERS = 40
 """Targets add words to a name, and a DNS label has at most 63 characters."""
 
 
-def short_name(model: str) -> str:
-    """The last part of a model id or folder, as a name for files and requests."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", model.rstrip("/").split("/")[-1]).strip("-.") or "model"
-
-
 def recipe_name(model: str, device: str, candidate: Mapping[str, Any]) -> str:
     """Model, device, degrees above one, engine."""
-    degrees = "-".join(f"{name}{candidate[name]}" for name in ("tp", "pp", "cp", "dp", "ep") if candidate.get(name, 1) > 1) or "single"
+    degrees = (
+        "-".join(
+            f"{name}{candidate[name]}"
+            for name in ("tp", "pp", "cp", "dp", "ep")
+            if candidate.get(name, 1) > 1
+        )
+        or "single"
+    )
     return f"{short_name(model).lower()}-{device}-{degrees}-{candidate['engine']}"
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from recipe_core.documents import parse_json
-from recipe_core.errors import InputError
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import InputError
+from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.variants import Variant
-from recipe_core.targets.context import Parameters
 
 
 def read_parameters(values: Mapping[str, Any]) -> Parameters:
@@ -20,13 +20,19 @@ def read_parameters(values: Mapping[str, Any]) -> Parameters:
         InputError: naming the parameter that is unknown or wrong.
     """
     try:
-        return Parameters.model_validate({name: _structured(value) for name, value in values.items()})
+        return Parameters.model_validate(
+            {name: _structured(value) for name, value in values.items()}
+        )
     except ValidationError as error:
         raise _first(error, "parameters", f"Known: {', '.join(Parameters.model_fields)}.") from None
 
 
 def _structured(value: Any) -> Any:
-    return parse_json(value, "the parameter") if isinstance(value, str) and value[:1] in ("{", "[") else value
+    return (
+        parse_json(value, "the parameter")
+        if isinstance(value, str) and value[:1] in ("{", "[")
+        else value
+    )
 
 
 def read_variants(value: Any) -> tuple[Variant, ...]:
@@ -43,5 +49,9 @@ def _first(error: ValidationError, where: str, hint: str) -> InputError:
     if problem["type"] == "extra_forbidden":
         return InputError("is not known.", field=field, hint=hint)
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem.get("input"), Mapping | list) else f" (got {problem.get('input')!r:.80})"
+    given = (
+        ""
+        if isinstance(problem.get("input"), Mapping | list)
+        else f" (got {problem.get('input')!r:.80})"
+    )
     return InputError(f"{message[0].lower()}{message[1:]}{given}.", field=field, hint=hint)

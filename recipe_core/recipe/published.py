@@ -9,13 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe_core.documents import to_json
-from recipe_core.errors import HardwareError, InputError
-from recipe_core.hardware.catalog import device
+from recipe_core.base.documents import to_json
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.hardware.cluster import device
 
 _RENDERED = ("recommended_command", "recommended", "rendering")
 """Where a document keeps its rendered command, besides at its top."""
-_WORDS = ("argv", "head_argv", "vllm_argv", "args", "command", "head_command", "vllm_command", "cmd")
+_WORDS = (
+    "argv",
+    "head_argv",
+    "vllm_argv",
+    "args",
+    "command",
+    "head_command",
+    "vllm_command",
+    "cmd",
+)
 _IMAGES = ("docker_image", "image", "container", "container_image")
 _ENVIRONMENT = ("env", "environment", "env_vars")
 _POOLS = ("prefill", "decode")
@@ -33,7 +42,9 @@ class Published:
     left: tuple[str, ...] = ()
 
 
-def read_published(document: Any, wanted: str | None = None, choice: str | None = None) -> Published:
+def read_published(
+    document: Any, wanted: str | None = None, choice: str | None = None
+) -> Published:
     """The server of a document.
 
     Args:
@@ -45,25 +56,39 @@ def read_published(document: Any, wanted: str | None = None, choice: str | None 
         InputError: when it is of no known form, or has no configuration of that name or for that device.
     """
     if not isinstance(document, Mapping):
-        raise InputError(f"a published recipe is an object, not {type(document).__name__}.", field="convert")
+        raise InputError(
+            f"a published recipe is an object, not {type(document).__name__}.", field="convert"
+        )
     if isinstance(document.get("families"), Sequence):
         return _cookbook(document, wanted, choice)
-    rendered = next((document[name] for name in _RENDERED if isinstance(document.get(name), Mapping)), document)
+    rendered = next(
+        (document[name] for name in _RENDERED if isinstance(document.get(name), Mapping)), document
+    )
     if any(isinstance(rendered.get(name), str | list) and rendered.get(name) for name in _WORDS):
         return _rendered(rendered, document)
     if any(isinstance(rendered.get(name), Mapping) for name in _POOLS):
-        raise InputError("has pools of its own for prompts; it is no one command.", field="convert", hint="Convert each pool's command.")
+        raise InputError(
+            "has pools of its own for prompts; it is no one command.",
+            field="convert",
+            hint="Convert each pool's command.",
+        )
     if isinstance(document.get("model_path"), str):
         return _options("sglang", document)
     if isinstance(document.get("model"), str):
         return _options("vllm", document)
     known = ", ".join((*_WORDS, "families", "model_path", "model"))
-    raise InputError("is of no form that is known.", field="convert", hint=f"A published recipe has one of {known}.")
+    raise InputError(
+        "is of no form that is known.",
+        field="convert",
+        hint=f"A published recipe has one of {known}.",
+    )
 
 
 def _rendered(rendered: Mapping[str, Any], document: Mapping[str, Any]) -> Published:
     """A document that holds the words of a command, variables and an image."""
-    name = next(name for name in _WORDS if isinstance(rendered.get(name), str | list) and rendered.get(name))
+    name = next(
+        name for name in _WORDS if isinstance(rendered.get(name), str | list) and rendered.get(name)
+    )
     words = rendered[name]
     command = words if isinstance(words, str) else [str(word) for word in words]
     env: Any = next((rendered[each] for each in _ENVIRONMENT if each in rendered), {})
@@ -78,7 +103,11 @@ def _rendered(rendered: Mapping[str, Any], document: Mapping[str, Any]) -> Publi
         image=image,
         hardware=hardware if isinstance(hardware, str) else None,
         nodes=nodes if isinstance(nodes, int) and nodes > 1 else None,
-        left=tuple(f"{each}: not read" for each in said if (rendered.get(each) or document.get(each)) and each not in read),
+        left=tuple(
+            f"{each}: not read"
+            for each in said
+            if (rendered.get(each) or document.get(each)) and each not in read
+        ),
     )
 
 
@@ -129,13 +158,21 @@ def _cookbook(document: Mapping[str, Any], wanted: str | None, choice: str | Non
     fitting = [each for each in found if wanted is None or _is_device(each[1], wanted)]
     named = [each for each in fitting if choice is None or choice in (each[2].get("name"), each[0])]
     if not named:
-        known = ", ".join(sorted({f"{hardware}/{each.get('name')}" for _, hardware, each in found})[:12])
-        raise InputError(f"has no configuration {choice or ''} for {wanted or 'any device'}.", field="convert", hint=f"It has: {known}.")
+        known = ", ".join(
+            sorted({f"{hardware}/{each.get('name')}" for _, hardware, each in found})[:12]
+        )
+        raise InputError(
+            f"has no configuration {choice or ''} for {wanted or 'any device'}.",
+            field="convert",
+            hint=f"It has: {known}.",
+        )
     model, hardware, chosen = named[0]
     engine = chosen.get("engine")
     if not isinstance(engine, Mapping):
         raise InputError(
-            "the configuration has pools of its own for prompts; it is no one command.", field="convert", hint="Choose another."
+            "the configuration has pools of its own for prompts; it is no one command.",
+            field="convert",
+            hint="Choose another.",
         )
     flags = {
         "tp": engine.get("tp"),
@@ -145,9 +182,21 @@ def _cookbook(document: Mapping[str, Any], wanted: str | None, choice: str | Non
     }
     path = str(chosen.get("quantized_model_path") or model)
     extra = engine.get("extra_args")
-    words = [*_PROGRAMS["sglang"], "--model-path", path, *_words(flags), *map(str, extra if isinstance(extra, list) else [])]
-    others = tuple(f"{m} on {h}, {each.get('name')}: another configuration" for m, h, each in found if each is not chosen)
-    return Published(command=words, env=_environment(engine.get("env_vars")), hardware=hardware, left=others)
+    words = [
+        *_PROGRAMS["sglang"],
+        "--model-path",
+        path,
+        *_words(flags),
+        *map(str, extra if isinstance(extra, list) else []),
+    ]
+    others = tuple(
+        f"{m} on {h}, {each.get('name')}: another configuration"
+        for m, h, each in found
+        if each is not chosen
+    )
+    return Published(
+        command=words, env=_environment(engine.get("env_vars")), hardware=hardware, left=others
+    )
 
 
 def _configurations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -156,7 +205,9 @@ def _configurations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Map
         for model in _mappings(family.get("models")):
             hardware = model.get("hardware")
             for name, each in hardware.items() if isinstance(hardware, Mapping) else ():
-                for configuration in _mappings(each.get("configurations") if isinstance(each, Mapping) else None):
+                for configuration in _mappings(
+                    each.get("configurations") if isinstance(each, Mapping) else None
+                ):
                     yield str(model.get("model_path")), str(name), configuration
 
 

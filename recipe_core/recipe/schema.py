@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recipe_core.documents import to_json
-from recipe_core.errors import BundleError
-from recipe_core.recipe.claims import Claim
+from recipe_core.base.documents import to_json
+from recipe_core.base.errors import BundleError
 from recipe_core.recipe.expected import check_estimate
-from recipe_core.recipe.layers import Layer
 from recipe_core.recipe.lock import Lock
+from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.migrate import SCHEMA_VERSION, migrate
+from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.provenance import Layer
 from recipe_core.recipe.variants import Variant
-from recipe_core.targets.context import Parameters
 
 Kind = Literal["serving", "training"]
 
@@ -110,7 +110,13 @@ class Recipe(_Part):
 
     def locked(self) -> Recipe:
         """The recipe with its lock brought up to its content."""
-        return self.model_copy(update={"lock": self.lock.model_copy(update={"recipe_digest": self.digest})}) if self.lock else self
+        return (
+            self.model_copy(
+                update={"lock": self.lock.model_copy(update={"recipe_digest": self.digest})}
+            )
+            if self.lock
+            else self
+        )
 
     @classmethod
     def parse(cls, value: Any) -> Recipe:
@@ -121,9 +127,15 @@ class Recipe(_Part):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(step) for step in first["loc"])
-            said = "is not a known field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+            said = (
+                "is not a known field"
+                if first["type"] == "extra_forbidden"
+                else first["msg"].removeprefix("Value error, ")
+            )
             where = where or "estimate"
-            raise BundleError(f"recipe.yaml: {where}: {said}.", hint="Build the bundle again.") from None
+            raise BundleError(
+                f"recipe.yaml: {where}: {said}.", hint="Build the bundle again."
+            ) from None
 
 
 def content_digest(values: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from recipe_core.hardware.profile import Vendor
-from recipe_core.recipe.layers import Layer
+from recipe_core.recipe.provenance import Layer
 
 Whole = Annotated[int, Field(ge=1)]
 Names = tuple[str, ...]
@@ -50,7 +50,9 @@ class Range(_Data):
         return self
 
     def __contains__(self, value: int) -> bool:
-        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
 
 
 class When(_Data):
@@ -70,12 +72,18 @@ class When(_Data):
             try:
                 Requirement(value)
             except InvalidRequirement:
-                raise ValueError(f"{value!r} is no engine with a range of versions, like 'vllm>=0.30,<0.33'") from None
+                raise ValueError(
+                    f"{value!r} is no engine with a range of versions, like 'vllm>=0.30,<0.33'"
+                ) from None
         return value
 
     def holds(self, machine: Machine) -> bool:
         """Whether every condition is met."""
-        named = ((self.vendor, machine.vendor), (self.architecture, machine.architecture), (self.device, machine.device))
+        named = (
+            (self.vendor, machine.vendor),
+            (self.architecture, machine.architecture),
+            (self.device, machine.device),
+        )
         ranged = ((self.count, machine.count), (self.memory_bytes, machine.memory_bytes))
         return (
             all(wanted is None or wanted == found for wanted, found in named)
@@ -91,7 +99,9 @@ class When(_Data):
 
 def _is_version(wanted: str, machine: Machine) -> bool:
     requirement = Requirement(wanted)
-    return requirement.name == machine.engine and requirement.specifier.contains(machine.version, prereleases=True)
+    return requirement.name == machine.engine and requirement.specifier.contains(
+        machine.version, prereleases=True
+    )
 
 
 class Settings(_Data):
@@ -140,15 +150,26 @@ class Change(_Data):
 
     def applied(self, to: Settings) -> Settings:
         """The settings after this change."""
-        mappings = {name: _without(getattr(to, name), getattr(self.remove, name)) | getattr(self.set, name) for name in MAPPINGS}
+        mappings = {
+            name: _without(getattr(to, name), getattr(self.remove, name)) | getattr(self.set, name)
+            for name in MAPPINGS
+        }
         kept = [note for note in to.notes if note not in self.remove.notes]
         return Settings(**mappings, notes=tuple(dict.fromkeys([*kept, *self.add.notes])))
 
     def then(self, later: Change) -> Change:
         """One change that does what this and then ``later`` do."""
-        sets = {name: _without(getattr(self.set, name), getattr(later.remove, name)) | getattr(later.set, name) for name in MAPPINGS}
+        sets = {
+            name: _without(getattr(self.set, name), getattr(later.remove, name))
+            | getattr(later.set, name)
+            for name in MAPPINGS
+        }
         removed = {
-            name: tuple(each for each in _joined(getattr(self.remove, name), getattr(later.remove, name)) if each not in sets[name])
+            name: tuple(
+                each
+                for each in _joined(getattr(self.remove, name), getattr(later.remove, name))
+                if each not in sets[name]
+            )
             for name in MAPPINGS
         }
         added = [note for note in self.add.notes if note not in later.remove.notes]
@@ -182,7 +203,10 @@ class Variant(Change):
 
 def matching(variants: Iterable[Variant], machine: Machine) -> list[Variant]:
     """The variants that apply to a machine, the least exact first."""
-    return sorted((variant for variant in variants if variant.when.holds(machine)), key=lambda variant: variant.when.exactness)
+    return sorted(
+        (variant for variant in variants if variant.when.holds(machine)),
+        key=lambda variant: variant.when.exactness,
+    )
 
 
 def difference(before: Settings, after: Settings) -> Change:
@@ -190,8 +214,12 @@ def difference(before: Settings, after: Settings) -> Change:
     sets, removed = {}, {}
     for name in MAPPINGS:
         old, new = getattr(before, name), getattr(after, name)
-        sets[name] = {key: value for key, value in new.items() if key not in old or old[key] != value}
+        sets[name] = {
+            key: value for key, value in new.items() if key not in old or old[key] != value
+        }
         removed[name] = tuple(key for key in old if key not in new)
     gone = tuple(note for note in before.notes if note not in after.notes)
     new_notes = tuple(note for note in after.notes if note not in before.notes)
-    return Change(remove=_Remove(**removed, notes=gone), set=_Set(**sets), add=_Add(notes=new_notes))
+    return Change(
+        remove=_Remove(**removed, notes=gone), set=_Set(**sets), add=_Add(notes=new_notes)
+    )

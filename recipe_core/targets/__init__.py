@@ -7,15 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from recipe_core.errors import NoAnswer
-from recipe_core.targets import autoscale, containers, kserve, kserve_llm, kubernetes, llm_d, ray_serve, skypilot, slurm, training
-from recipe_core.targets.context import Context, Image, Parameters
+from recipe_core.base.errors import NoAnswer
+from recipe_core.recipe.place import Parameters
+from recipe_core.targets import (
+    autoscale,
+    containers,
+    kserve,
+    kserve_llm,
+    kubernetes,
+    llm_d,
+    ray_serve,
+    skypilot,
+    slurm,
+    training,
+)
+from recipe_core.targets.context import Context, Image
 
 Target = Callable[[Context], dict[str, str]]
 
 
 def _monitoring(context: Context) -> dict[str, str]:
-    from recipe_core.monitoring.pack import monitoring_files  # which finds pods by the names that targets give them
+    from recipe_core.targets.monitoring.pack import (
+        monitoring_files,  # which finds pods by the names that targets give them
+    )
 
     return monitoring_files(context)
 
@@ -56,7 +70,12 @@ def each_target(context: Context) -> dict[str, dict[str, str] | str]:
 
 def target_files(context: Context) -> dict[str, str]:
     """Every file of the targets that are offered, by path in the bundle."""
-    return {path: text for made in each_target(context).values() if isinstance(made, dict) for path, text in made.items()}
+    return {
+        path: text
+        for made in each_target(context).values()
+        if isinstance(made, dict)
+        for path, text in made.items()
+    }
 
 
 def refusals(context: Context) -> dict[str, str]:
@@ -75,4 +94,12 @@ def _try(target: Target, context: Context) -> dict[str, str] | str:
         return f"{error.message} {error.hint}" if error.hint else error.message
 
 
-__all__ = ["Context", "Image", "Parameters", "each_target", "refusals", "target_files", "target_names"]
+__all__ = [
+    "Context",
+    "Image",
+    "Parameters",
+    "each_target",
+    "refusals",
+    "target_files",
+    "target_names",
+]

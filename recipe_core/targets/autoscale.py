@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.documents import to_yaml
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.release import Metrics
-from recipe_core.errors import NoAnswer
-from recipe_core.monitoring.metrics import engine_metrics
-from recipe_core.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
+from recipe_core.targets.monitoring.metrics import engine_metrics
+from recipe_core.targets.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
 from recipe_core.targets.pod import metadata, object_name
 
 KEDA, HPA = "targets/kubernetes-keda", "targets/kubernetes-hpa"
@@ -36,23 +36,39 @@ def hpa(context: Context) -> dict[str, str]:
 def _checked(context: Context) -> Metrics:
     p, engine = context.parameters, engine_metrics(context.engine)
     if p.max_replicas == p.min_replicas:
-        message = f"min_replicas and max_replicas are both {p.max_replicas}; there is nothing to scale."
+        message = (
+            f"min_replicas and max_replicas are both {p.max_replicas}; there is nothing to scale."
+        )
         raise NoAnswer(message, field="parameters.max_replicas", hint="Raise max_replicas.")
     if engine is None or not (engine.waiting or engine.kv_usage):
-        raise NoAnswer(f"{context.engine} tells neither its queue nor how full its cache is.", field="candidate.engine")
+        raise NoAnswer(
+            f"{context.engine} tells neither its queue nor how full its cache is.",
+            field="candidate.engine",
+        )
     if p.min_replicas == 0:
         raise NoAnswer(
-            "min_replicas is 0, and no request can wait at a copy that does not run.", field="parameters.min_replicas", hint="Use 1."
+            "min_replicas is 0, and no request can wait at a copy that does not run.",
+            field="parameters.min_replicas",
+            hint="Use 1.",
         )
     if len(layout(context.launch)) > 1:
-        raise NoAnswer("pools over several nodes are workloads of their own, and grow in proportion only by another plan.")
+        raise NoAnswer(
+            "pools over several nodes are workloads of their own, and grow in proportion only by another plan."
+        )
     kubernetes.objects(context)  # says what the workload itself lacks
     return engine
 
 
 def _overlay(folder: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
-    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": ["../kubernetes", *objects]}
-    return {f"{folder}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
+    listed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../kubernetes", *objects],
+    }
+    return {
+        f"{folder}/{name}": to_yaml(value)
+        for name, value in (objects | {"kustomization.yaml": listed}).items()
+    }
 
 
 def _unit(context: Context) -> Unit:
@@ -62,7 +78,11 @@ def _unit(context: Context) -> Unit:
 
 def _target(context: Context) -> dict[str, str]:
     workload = kubernetes.workload(context, _unit(context))
-    return {"apiVersion": workload["apiVersion"], "kind": workload["kind"], "name": object_name(context)}
+    return {
+        "apiVersion": workload["apiVersion"],
+        "kind": workload["kind"],
+        "name": object_name(context),
+    }
 
 
 def _bounds(context: Context) -> tuple[int, int]:
@@ -83,7 +103,10 @@ def _behavior(context: Context) -> dict[str, Any]:
     down = {"type": "Pods", "value": step, "periodSeconds": 300}
     return {
         "scaleUp": {"stabilizationWindowSeconds": 60, "policies": [up]},
-        "scaleDown": {"stabilizationWindowSeconds": min(3600, max(600, 2 * warm)), "policies": [down]},
+        "scaleDown": {
+            "stabilizationWindowSeconds": min(3600, max(600, 2 * warm)),
+            "policies": [down],
+        },
     }
 
 
@@ -92,7 +115,11 @@ def _scaled_object(context: Context, engine: Metrics) -> dict[str, Any]:
     low, high = _bounds(context)
     only = f'namespace="{p.namespace}",pod=~"{object_name(context)}-.*"'
     asked = [(engine.waiting, _waiting(context)), (engine.kv_usage, KV_SCALE)]
-    triggers = [_trigger(p.prometheus, f"sum({metric}{{{only}}})", str(most)) for metric, most in asked if metric]
+    triggers = [
+        _trigger(p.prometheus, f"sum({metric}{{{only}}})", str(most))
+        for metric, most in asked
+        if metric
+    ]
     spec = {
         "scaleTargetRef": _target(context),
         "minReplicaCount": low,
@@ -103,7 +130,12 @@ def _scaled_object(context: Context, engine: Metrics) -> dict[str, Any]:
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(context)}},
         "triggers": triggers,
     }
-    return {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": metadata(context), "spec": spec}
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": metadata(context),
+        "spec": spec,
+    }
 
 
 def _trigger(server: str, query: str, threshold: str) -> dict[str, Any]:
@@ -122,7 +154,13 @@ def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
     every = {"waiting": str(_waiting(context)), "kv_usage": f"{round(1000 * KV_SCALE)}m"}
     asked = {name: value for name, value in every.items() if getattr(engine, name)}
     metrics = [
-        {"type": "Pods", "pods": {"metric": {"name": _ADAPTED[name]}, "target": {"type": "AverageValue", "averageValue": value}}}
+        {
+            "type": "Pods",
+            "pods": {
+                "metric": {"name": _ADAPTED[name]},
+                "target": {"type": "AverageValue", "averageValue": value},
+            },
+        }
         for name, value in asked.items()
     ]
     spec = {
@@ -132,7 +170,12 @@ def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
         "metrics": metrics,
         "behavior": _behavior(context),
     }
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata(context), "spec": spec}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": metadata(context),
+        "spec": spec,
+    }
 
 
 def _adapter(m: Metrics) -> dict[str, Any]:

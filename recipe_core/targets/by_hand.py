@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from recipe_core.engines.deployment import Launch, Process
-from recipe_core.errors import InputError
-from recipe_core.targets.context import Context, Parameters, Word
+from recipe_core.base.errors import InputError
+from recipe_core.launch.process import Launch, Process
+from recipe_core.recipe.place import Parameters, Word
+from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, shell_word
 from recipe_core.targets.node_script import visible, wrapped
 from recipe_core.targets.pod import port_values
@@ -40,12 +41,18 @@ def read_addresses(text: str, nodes: int) -> tuple[str, ...]:
         return _unnamed(nodes)
     if len(given) != nodes:
         hint = f"Give {nodes} addresses with commas between, node 0 first."
-        raise InputError(f"has {len(given)} addresses, and the recipe runs on {nodes} nodes.", field="addresses", hint=hint)
+        raise InputError(
+            f"has {len(given)} addresses, and the recipe runs on {nodes} nodes.",
+            field="addresses",
+            hint=hint,
+        )
     try:
         return _ADDRESSES.validate_python(tuple(given))
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]["input"]
-        raise InputError(f"{wrong!r:.80} is no address.", field="addresses", hint="Give names or IP addresses.") from None
+        raise InputError(
+            f"{wrong!r:.80} is no address.", field="addresses", hint="Give names or IP addresses."
+        ) from None
 
 
 def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeCommands]:
@@ -84,7 +91,9 @@ def _command(context: Context, process: Process, addresses: Sequence[str]) -> st
     return _typed(process, known, visible(context, process) if len(beside) > 1 else [])
 
 
-def _known(launch: Launch, process: Process, parameters: Parameters, model: str, addresses: Sequence[str]) -> Values:
+def _known(
+    launch: Launch, process: Process, parameters: Parameters, model: str, addresses: Sequence[str]
+) -> Values:
     first = min(other.node for other in launch.processes if other.group == process.group)
     return {
         "model": model,
@@ -100,7 +109,11 @@ def _known(launch: Launch, process: Process, parameters: Parameters, model: str,
 
 def _typed(process: Process, known: Values, more: Sequence[str] = ()) -> str:
     settings = [f"{name}={shell_word(value, known)}" for name, value in process.env.items()]
-    return wrapped([*settings, *more, *_with_values([shell_word(word, known) for word in process.argv])], WIDTH, "    ")
+    return wrapped(
+        [*settings, *more, *_with_values([shell_word(word, known) for word in process.argv])],
+        WIDTH,
+        "    ",
+    )
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

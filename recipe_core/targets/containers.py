@@ -6,9 +6,9 @@ import math
 import shlex
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.engines.deployment import Process
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Process
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import compose_literal, fill
 from recipe_core.targets.layout import layout
@@ -54,9 +54,15 @@ def docker(context: Context) -> dict[str, str]:
 
 def _check_single(context: Context) -> None:
     if context.nodes > 1:
-        raise NoAnswer(f"it starts containers on one machine, and the recipe uses {context.nodes} nodes.", hint="Use Kubernetes or Slurm.")
+        raise NoAnswer(
+            f"it starts containers on one machine, and the recipe uses {context.nodes} nodes.",
+            hint="Use Kubernetes or Slurm.",
+        )
     if context.vendor not in ("nvidia", "amd", "cpu"):
-        raise NoAnswer(f"how {context.vendor} devices are given to a container here is not known.", hint="Use Kubernetes.")
+        raise NoAnswer(
+            f"how {context.vendor} devices are given to a container here is not known.",
+            hint="Use Kubernetes.",
+        )
     image(context)
 
 
@@ -87,7 +93,9 @@ def _port(context: Context, process: Process) -> int:
 def _published(context: Context, process: Process) -> list[str]:
     """Ports as they appear on the host: of everything that answers, where a network is shared all on its first service."""
     if _together(context):
-        answering = [p for p in context.launch.processes if p.answers] if process is _first(context) else []
+        answering = (
+            [p for p in context.launch.processes if p.answers] if process is _first(context) else []
+        )
     else:
         answering = [process]
     return [f"{context.parameters.host}:{_port(context, p)}:{_port(context, p)}" for p in answering]
@@ -96,8 +104,18 @@ def _published(context: Context, process: Process) -> list[str]:
 def _values(context: Context, process: Process) -> dict[str, str]:
     port = str(_port(context, process))
     everywhere = "0.0.0.0"  # noqa: S104 - inside the container's network; the host publishes on its own address
-    known = {"model": mounted_model(context), "host": everywhere, "port": port, "root": ROOT, "run": RUN}
-    return known | {"head": "127.0.0.1", "node0": "127.0.0.1"} | port_values(context.launch, context.parameters.port)
+    known = {
+        "model": mounted_model(context),
+        "host": everywhere,
+        "port": port,
+        "root": ROOT,
+        "run": RUN,
+    }
+    return (
+        known
+        | {"head": "127.0.0.1", "node0": "127.0.0.1"}
+        | port_values(context.launch, context.parameters.port)
+    )
 
 
 def _environment(context: Context, process: Process) -> dict[str, str | None]:
@@ -106,7 +124,11 @@ def _environment(context: Context, process: Process) -> dict[str, str | None]:
     found: dict[str, str | None] = {"HF_HOME": CACHE}
     found |= {key: fill(value, known) for key, value in process.env.items()}
     found |= {} if context.model_is_folder else {"HF_TOKEN": None}
-    visible = VISIBLE["rocm"] if context.runtime == "rocm" and len(context.launch.processes) > 1 and process.devices else None
+    visible = (
+        VISIBLE["rocm"]
+        if context.runtime == "rocm" and len(context.launch.processes) > 1 and process.devices
+        else None
+    )
     return found | ({visible: ",".join(map(str, process.devices))} if visible else {})
 
 
@@ -129,18 +151,27 @@ def _named_volumes(context: Context) -> dict[str, dict[str, Any]]:
 def _service(context: Context, process: Process) -> dict[str, Any]:
     known = _values(context, process)
     argv = [fill(word, known, compose_literal) for word in process.argv]
-    environment = {key: compose_literal(value) if value is not None else None for key, value in _environment(context, process).items()}
+    environment = {
+        key: compose_literal(value) if value is not None else None
+        for key, value in _environment(context, process).items()
+    }
     ports = _published(context, process)
     return {
         "image": image(context),
         "entrypoint": argv[:1],
         "command": argv[1:],
         "environment": environment,
-        **({"network_mode": f"service:{_name(_first(context))}"} if _together(context) and process is not _first(context) else {}),
+        **(
+            {"network_mode": f"service:{_name(_first(context))}"}
+            if _together(context) and process is not _first(context)
+            else {}
+        ),
         **({"ports": ports} if ports else {}),
         **_compose_devices(context, process),
         "shm_size": f"{_shm_gib(process)}gb",
-        "volumes": [f"{source}:{place}{':ro' if read else ''}" for source, place, read in _mounts(context)],
+        "volumes": [
+            f"{source}:{place}{':ro' if read else ''}" for source, place, read in _mounts(context)
+        ],
         **({"healthcheck": _health(context, process)} if process.answers else {}),
         **_waits(context, process),
         "restart": "unless-stopped",
@@ -151,28 +182,56 @@ def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
     if not process.devices or context.vendor == "cpu":
         return {}
     if context.vendor == "amd":
-        return {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video", "render"], "security_opt": ["seccomp=unconfined"]}
-    asked = {"driver": context.vendor, "device_ids": [str(n) for n in process.devices], "capabilities": ["gpu"]}
+        return {
+            "devices": ["/dev/kfd", "/dev/dri"],
+            "group_add": ["video", "render"],
+            "security_opt": ["seccomp=unconfined"],
+        }
+    asked = {
+        "driver": context.vendor,
+        "device_ids": [str(n) for n in process.devices],
+        "capabilities": ["gpu"],
+    }
     return {"deploy": {"resources": {"reservations": {"devices": [asked]}}}}
 
 
 def _health(context: Context, process: Process) -> dict[str, Any]:
     url = f"http://127.0.0.1:{_port(context, process)}{context.launch.health}"
     start = f"{math.ceil(context.launch.startup_timeout_s)}s"
-    return {"test": ["CMD-SHELL", _PROBE.format(url=url)], "interval": "15s", "timeout": "10s", "retries": 4, "start_period": start}
+    return {
+        "test": ["CMD-SHELL", _PROBE.format(url=url)],
+        "interval": "15s",
+        "timeout": "10s",
+        "retries": 4,
+        "start_period": start,
+    }
 
 
 def _waits(context: Context, process: Process) -> dict[str, Any]:
     """A router starts when those behind it are ready."""
-    behind = [p for p in context.launch.processes if p.answers and p.role != "router"] if process.role == "router" else []
-    return {"depends_on": {_name(p): {"condition": "service_healthy"} for p in behind}} if behind else {}
+    behind = (
+        [p for p in context.launch.processes if p.answers and p.role != "router"]
+        if process.role == "router"
+        else []
+    )
+    return (
+        {"depends_on": {_name(p): {"condition": "service_healthy"} for p in behind}}
+        if behind
+        else {}
+    )
 
 
 def _run(context: Context, process: Process) -> list[str]:
     """Words of one ``docker run``, without the program."""
     known = _values(context, process)
     argv = [fill(word, known) for word in process.argv]
-    options = ["--detach", "--name", f"{object_name(context)}-{_name(process)}", "--restart", "unless-stopped"]
+    options = [
+        "--detach",
+        "--name",
+        f"{object_name(context)}-{_name(process)}",
+        "--restart",
+        "unless-stopped",
+    ]
     if _together(context) and process is not _first(context):
         options += ["--network", f"container:{object_name(context)}-{_name(_first(context))}"]
     options += [word for port in _published(context, process) for word in ("--publish", port)]
@@ -192,7 +251,13 @@ def _docker_devices(context: Context, process: Process) -> list[str]:
         return []
     if context.vendor == "amd":
         groups = ["--group-add", "video", "--group-add", "render"]
-        return ["--device=/dev/kfd", "--device=/dev/dri", *groups, "--security-opt", "seccomp=unconfined"]
+        return [
+            "--device=/dev/kfd",
+            "--device=/dev/dri",
+            *groups,
+            "--security-opt",
+            "seccomp=unconfined",
+        ]
     return [_Shell(f"$(gpus {','.join(map(str, process.devices))})")]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from recipe_core.errors import NoAnswer
+from recipe_core.base.errors import NoAnswer
 
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 _T = TypeVar("_T")
@@ -30,7 +30,9 @@ def fill(template: str, values: Mapping[str, str], literal: Callable[[str], str]
     Raises:
         NoAnswer: for a placeholder that the target has no value for.
     """
-    return "".join(_value(values, text) if named else literal(text) for named, text in _pieces(template))
+    return "".join(
+        _value(values, text) if named else literal(text) for named, text in _pieces(template)
+    )
 
 
 def shell_word(template: str, values: Values) -> str:
@@ -41,7 +43,9 @@ def shell_word(template: str, values: Values) -> str:
     """
     if not template:
         return "''"
-    return "".join(_shell(_value(values, text) if named else text) for named, text in _pieces(template))
+    return "".join(
+        _shell(_value(values, text) if named else text) for named, text in _pieces(template)
+    )
 
 
 def kubernetes_literal(text: str) -> str:

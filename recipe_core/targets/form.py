@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from recipe_core.targets.context import Context, Parameters
+from recipe_core.recipe.place import Parameters
+from recipe_core.targets.context import Context
 
 _CLUSTERS = {"slurm", "skypilot"}
 _NO_KUBERNETES = {"docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
@@ -23,15 +24,31 @@ class Asked:
 
 EVERYWHERE: tuple[Asked, ...] = (
     Asked("model", "Model", "A folder on the nodes, or another id of the hub"),
-    Asked("host", "Listen on", "The address that servers listen on when the bundle's launcher starts them; 0.0.0.0 for all"),
+    Asked(
+        "host",
+        "Listen on",
+        "The address that servers listen on when the bundle's launcher starts them; 0.0.0.0 for all",
+    ),
     Asked("port", "Port", "The first port; several processes take the ones after it"),
     Asked("image", "Container image", "With a tag that does not move, or a digest"),
-    Asked("model_cache", "Cache of weights", "A folder on the host; on Kubernetes a PersistentVolumeClaim"),
-    Asked("device_groups", "Groups of AMD devices", "Numbers of video and render on the host, as [44, 109]"),
+    Asked(
+        "model_cache",
+        "Cache of weights",
+        "A folder on the host; on Kubernetes a PersistentVolumeClaim",
+    ),
+    Asked(
+        "device_groups",
+        "Groups of AMD devices",
+        "Numbers of video and render on the host, as [44, 109]",
+    ),
 )
 KUBERNETES = (
     Asked("namespace", "Namespace", "Where objects are made"),
-    Asked("token_secret", "Secret with the hub's token", "Its name; the token itself, under the key token, is never part of a bundle"),
+    Asked(
+        "token_secret",
+        "Secret with the hub's token",
+        "Its name; the token itself, under the key token, is never part of a bundle",
+    ),
     Asked("cache_gib", "Cache size in GiB", "Of the claim for weights"),
     Asked("storage_class", "Storage class", "Of the claim for weights"),
     Asked("node_selector", "Node selector", 'As JSON: {"pool": "gpu"}'),
@@ -59,8 +76,13 @@ def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[Asked,
     found = {"Everywhere": EVERYWHERE}
     found |= {"Kubernetes": KUBERNETES} if set(targets) - _NO_KUBERNETES else {}
     found |= {"Slurm and clouds": CLUSTERS} if set(targets) & _CLUSTERS else {}
-    unread = (_SERVING if context.kind == "training" else set()) | ({"device_groups"} if context.vendor != "amd" else set())
-    return {group: tuple(each for each in asked if each.name not in unread) for group, asked in found.items()}
+    unread = (_SERVING if context.kind == "training" else set()) | (
+        {"device_groups"} if context.vendor != "amd" else set()
+    )
+    return {
+        group: tuple(each for each in asked if each.name not in unread)
+        for group, asked in found.items()
+    }
 
 
 def default(name: str, context: Context) -> str:

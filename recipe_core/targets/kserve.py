@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kubernetes, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
@@ -23,7 +23,10 @@ def files(context: Context) -> dict[str, str]:
     """
     shape = layout(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
-        raise NoAnswer("an InferenceService has one container; this recipe needs more for each copy.", hint="Use the Kubernetes target.")
+        raise NoAnswer(
+            "an InferenceService has one container; this recipe needs more for each copy.",
+            hint="Use the Kubernetes target.",
+        )
     return folder(context, FOLDER, {"inferenceservice.yaml": inference_service(context, shape)})
 
 
@@ -31,8 +34,15 @@ def folder(context: Context, path: str, objects: dict[str, dict[str, Any]]) -> d
     """Objects by the names of their files, the claim and the files that they mount, and the list of all for kustomize."""
     own = kubernetes.shared(context)
     found = objects | {f"{name}.yaml": value for name, value in own.items()}
-    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(found)}
-    return {f"{path}/{name}": to_yaml(value) for name, value in (found | {"kustomization.yaml": listed}).items()}
+    listed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(found),
+    }
+    return {
+        f"{path}/{name}": to_yaml(value)
+        for name, value in (found | {"kustomization.yaml": listed}).items()
+    }
 
 
 def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
@@ -40,11 +50,21 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
     container = pod.container(context, shape.leader[0], known, name=CONTAINER)
-    container["ports"] = [{"name": "http1", "containerPort": pod.port_of(context, shape.leader[0]), "protocol": "TCP"}]
+    container["ports"] = [
+        {"name": "http1", "containerPort": pod.port_of(context, shape.leader[0]), "protocol": "TCP"}
+    ]
     for probe in pod.PROBES:
         container[probe]["httpGet"]["port"] = pod.port_of(context, shape.leader[0])
     count = kubernetes.copies(context, shape)
     predictor = {"minReplicas": count, "maxReplicas": count, **spec, "containers": [container]}
-    notes = {"serving.kserve.io/deploymentMode": "RawDeployment", "serving.kserve.io/autoscalerClass": "none"}
+    notes = {
+        "serving.kserve.io/deploymentMode": "RawDeployment",
+        "serving.kserve.io/autoscalerClass": "none",
+    }
     about = metadata(context, annotations=notes)
-    return {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": about, "spec": {"predictor": predictor}}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": about,
+        "spec": {"predictor": predictor},
+    }

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
-from recipe_core.engines.deployment import Process
-from recipe_core.errors import NoAnswer
+from recipe_core.launch.process import Process
 from recipe_core.targets import kserve, kubernetes, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
@@ -23,7 +23,10 @@ FOLDER = "targets/kserve-llm"
 VERSION = "serving.kserve.io/v1alpha2"
 ENGINE, PROGRAM = "vllm", ("vllm", "serve")
 CONTAINER = "main"  # the name that presets give the engine's container
-PORT, BEHIND_SIDECAR = 8000, 8001  # where KServe's services look for a server, and its sidecar for the one that decodes
+PORT, BEHIND_SIDECAR = (
+    8000,
+    8001,
+)  # where KServe's services look for a server, and its sidecar for the one that decodes
 CERTIFICATES = "/var/run/kserve/tls"  # where presets mount them
 OTHER = "Use the Kubernetes target."
 
@@ -35,7 +38,11 @@ def files(context: Context) -> dict[str, str]:
         NoAnswer: for other engines, for servers that differ, for nodes that KServe does not count, or where no image is known.
     """
     if context.engine != ENGINE:
-        raise NoAnswer(f"its presets and its scheduler are {ENGINE}'s, not {context.engine}'s.", field="candidate.engine", hint=OTHER)
+        raise NoAnswer(
+            f"its presets and its scheduler are {ENGINE}'s, not {context.engine}'s.",
+            field="candidate.engine",
+            hint=OTHER,
+        )
     return kserve.folder(context, FOLDER, {"llminferenceservice.yaml": service(context)})
 
 
@@ -48,26 +55,45 @@ def service(context: Context) -> dict[str, Any]:
     several = pools or kubernetes.copies(context, units["server"]) > 1
     spec = {
         "model": {"uri": _uri(context), "name": context.launch.api_model},
-        "storageInitializer": {"enabled": False},  # the engine loads it, into the claim, by the name that the recipe gives it
-        **_workload(context, units["decode" if pools else "server"], BEHIND_SIDECAR if pools else PORT),
+        "storageInitializer": {
+            "enabled": False
+        },  # the engine loads it, into the claim, by the name that the recipe gives it
+        **_workload(
+            context, units["decode" if pools else "server"], BEHIND_SIDECAR if pools else PORT
+        ),
         **({"prefill": _workload(context, units["prefill"], PORT)} if pools else {}),
         "router": {"route": {}, "gateway": {}} | ({"scheduler": {}} if several else {}),
     }
-    return {"apiVersion": VERSION, "kind": "LLMInferenceService", "metadata": metadata(context), "spec": spec}
+    return {
+        "apiVersion": VERSION,
+        "kind": "LLMInferenceService",
+        "metadata": metadata(context),
+        "spec": spec,
+    }
 
 
 def _uri(context: Context) -> str:
     """The model as KServe names it; it reads nothing from there."""
-    return f"file://{pod.mounted_model(context)}" if context.model_is_folder else f"hf://{context.model_source}"
+    return (
+        f"file://{pod.mounted_model(context)}"
+        if context.model_is_folder
+        else f"hf://{context.model_source}"
+    )
 
 
 def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
     here = replace(context, parameters=context.parameters.model_copy(update={"port": port}))
     worker = same_pod(unit.pods[1:], first=1) if len(unit.pods) > 1 else ()
     if worker is None:
-        raise NoAnswer("its nodes run different processes; an LLMInferenceService has one template for all workers.", hint=OTHER)
+        raise NoAnswer(
+            "its nodes run different processes; an LLMInferenceService has one template for all workers.",
+            hint=OTHER,
+        )
     if any(process.answers for process in worker):
-        raise NoAnswer("every node of a server answers by itself, and here only the first one is asked.", hint=OTHER)
+        raise NoAnswer(
+            "every node of a server answers by itself, and here only the first one is asked.",
+            hint=OTHER,
+        )
     return {
         "replicas": kubernetes.copies(context, unit),
         "parallelism": _parallelism(unit),
@@ -92,9 +118,12 @@ def _parallelism(unit: Unit) -> dict[str, Any]:
     stages, replicas = pp > 1 and dp == 1, dp > 1 and pp == 1 and dp % nodes == 0
     if nodes > 1 and nodes != (pp if stages else nodes if replicas else 1):
         raise NoAnswer(
-            f"it counts nodes by stages, or by replicas with as many on each; tp {tp} × pp {pp} × dp {dp} has {nodes} nodes.", hint=OTHER
+            f"it counts nodes by stages, or by replicas with as many on each; tp {tp} × pp {pp} × dp {dp} has {nodes} nodes.",
+            hint=OTHER,
         )
-    over = {"pipeline": pp} if stages else {"data": dp, "dataLocal": dp // nodes} if replicas else {}
+    over = (
+        {"pipeline": pp} if stages else {"data": dp, "dataLocal": dp // nodes} if replicas else {}
+    )
     return {"tensor": tp, **over, **({"expert": True} if said["ep"] > 1 else {})}
 
 
@@ -113,11 +142,24 @@ def _container(context: Context, process: Process, known: Mapping[str, str]) -> 
     name, image = whole.pop("name"), whole.pop("image")
     if process.answers:
         words += _certificates()
-        whole["ports"] = [{"name": "http", "containerPort": context.parameters.port, "protocol": "TCP"}]
+        whole["ports"] = [
+            {"name": "http", "containerPort": context.parameters.port, "protocol": "TCP"}
+        ]
         for probe in pod.PROBES:
-            whole[probe]["httpGet"]["port"] = context.parameters.port  # its scheme is left to the preset
-    whole["env"] = [entry | {"value": _literal(entry["value"])} if "value" in entry else entry for entry in whole["env"]]
-    return {"name": name, "image": image, "command": [program], "args": words, **whole}  # both replace a preset's
+            whole[probe]["httpGet"]["port"] = (
+                context.parameters.port
+            )  # its scheme is left to the preset
+    whole["env"] = [
+        entry | {"value": _literal(entry["value"])} if "value" in entry else entry
+        for entry in whole["env"]
+    ]
+    return {
+        "name": name,
+        "image": image,
+        "command": [program],
+        "args": words,
+        **whole,
+    }  # both replace a preset's
 
 
 def _certificates() -> list[str]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.engines.deployment import Process
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Process
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, layout, same_pod
@@ -28,19 +28,43 @@ def files(context: Context) -> dict[str, str]:
         NoAnswer: where no image is known, or workers differ in more than their number, or need root.
     """
     found = {f"{name}.yaml": to_yaml(value) for name, value in objects(context).items()}
-    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(found)}
-    return {f"{FOLDER}/{name}": text for name, text in (found | {"kustomization.yaml": to_yaml(listed)}).items()}
+    listed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(found),
+    }
+    return {
+        f"{FOLDER}/{name}": text
+        for name, text in (found | {"kustomization.yaml": to_yaml(listed)}).items()
+    }
 
 
 def objects(context: Context) -> dict[str, dict[str, Any]]:
     """The objects by the names of their files."""
     units = layout(context.launch)
-    if any("${node" in word for unit in units if len(unit.pods) == 1 for p in unit.leader for word in (*p.argv, *p.env.values())):
-        raise NoAnswer("its servers meet at the address of another node, and pods are not placed by node.", hint="Use Slurm.")
+    if any(
+        "${node" in word
+        for unit in units
+        if len(unit.pods) == 1
+        for p in unit.leader
+        for word in (*p.argv, *p.env.values())
+    ):
+        raise NoAnswer(
+            "its servers meet at the address of another node, and pods are not placed by node.",
+            hint="Use Slurm.",
+        )
     found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
-    found |= {f"service{suffix(unit)}": service(context, unit, suffix(unit)) for unit in units if unit.answers and _asked_inside(unit)}
+    found |= {
+        f"service{suffix(unit)}": service(context, unit, suffix(unit))
+        for unit in units
+        if unit.answers and _asked_inside(unit)
+    }
     found["service"] = service(context, entry(units), "")
-    return found | shared(context) | {"disruption": disruption(context, units), "network": network(context)}
+    return (
+        found
+        | shared(context)
+        | {"disruption": disruption(context, units), "network": network(context)}
+    )
 
 
 def shared(context: Context) -> dict[str, dict[str, Any]]:
@@ -91,9 +115,14 @@ def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
             "replicas": count,
             "selector": {"matchLabels": labels(context) | {ROLE: leader_role(unit)}},
             # devices are scarce: an update takes a pod down before it starts the next
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
             "progressDeadlineSeconds": startup + 600,
-            "template": _template(context, unit.leader, leader_role(unit), head="127.0.0.1", **_spread(context, count)),
+            "template": _template(
+                context, unit.leader, leader_role(unit), head="127.0.0.1", **_spread(context, count)
+            ),
         },
     }
 
@@ -101,10 +130,20 @@ def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
 def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
     worker = same_pod(unit.pods[1:], first=1)
     if worker is None:
-        raise NoAnswer("its nodes run different processes; a LeaderWorkerSet has one template for all workers.", hint="Use Slurm.")
+        raise NoAnswer(
+            "its nodes run different processes; a LeaderWorkerSet has one template for all workers.",
+            hint="Use Slurm.",
+        )
     if programs := ROOTS & {p.argv[0].split("/")[-1] for pods in unit.pods for p in pods}:
-        raise NoAnswer(f"its workers run {', '.join(programs)}, which needs root and keys in a container.", hint="Use Slurm.")
-    known = {"head": "$(LWS_LEADER_ADDRESS)", "index": "$(LWS_WORKER_INDEX)", **_members(context, unit)}
+        raise NoAnswer(
+            f"its workers run {', '.join(programs)}, which needs root and keys in a container.",
+            hint="Use Slurm.",
+        )
+    known = {
+        "head": "$(LWS_LEADER_ADDRESS)",
+        "index": "$(LWS_WORKER_INDEX)",
+        **_members(context, unit),
+    }
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
@@ -141,7 +180,9 @@ def worker_role(unit: Unit) -> str:
     return "-".join(filter(None, (label_name(unit.name), "worker")))
 
 
-def _template(context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any) -> dict[str, Any]:
+def _template(
+    context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any
+) -> dict[str, Any]:
     """A pod of a unit; ``more`` are addresses of other pods, or fields of its specification."""
     addresses = {key: value for key, value in more.items() if isinstance(value, str)}
     known = pod.values(context, head, index=index) | _elsewhere(context) | addresses
@@ -194,9 +235,21 @@ def entries(unit: Unit) -> list[Process]:
 
 def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
     """One address inside the cluster for all copies of a unit; ``name`` is appended to the recipe's."""
-    ports = [{"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)} for p in entries(unit)]
-    spec = {"type": "ClusterIP", "selector": labels(context) | {ROLE: leader_role(unit)}, "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(context, name), "spec": spec}
+    ports = [
+        {"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)}
+        for p in entries(unit)
+    ]
+    spec = {
+        "type": "ClusterIP",
+        "selector": labels(context) | {ROLE: leader_role(unit)},
+        "ports": ports,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(context, name),
+        "spec": spec,
+    }
 
 
 def storage(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
@@ -218,21 +271,38 @@ def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[s
         **({"storageClassName": chosen} if chosen else {}),
         "resources": {"requests": {"storage": f"{size_gib}Gi"}},
     }
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(context) | {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(context) | {"name": name},
+        "spec": spec,
+    }
 
 
 def disruption(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
     """Maintenance takes one pod at a time; of a set over several nodes its leader stands for all."""
     alone = {ROLE: leader_role(units[0])} if len(units) == 1 else {}
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(context) | alone}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(context), "spec": spec}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(context),
+        "spec": spec,
+    }
 
 
 def network(context: Context) -> dict[str, Any]:
     """Asked from its own namespace and by monitoring; asks only its own pods, DNS and, for a hub's model, HTTPS."""
     own = {"podSelector": {"matchLabels": labels(context)}}
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": context.parameters.monitoring_namespace}}}
-    ports = sorted({pod.port_of(context, p) for p in context.launch.processes if p.answers} | {context.parameters.port})
+    monitoring = {
+        "namespaceSelector": {
+            "matchLabels": {"kubernetes.io/metadata.name": context.parameters.monitoring_namespace}
+        }
+    }
+    ports = sorted(
+        {pod.port_of(context, p) for p in context.launch.processes if p.answers}
+        | {context.parameters.port}
+    )
     asked = [{"protocol": "TCP", "port": port} for port in ports]
     dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
     hub = [] if context.model_is_folder else [{"ports": [{"protocol": "TCP", "port": 443}]}]
@@ -242,4 +312,9 @@ def network(context: Context) -> dict[str, Any]:
         "ingress": [{"from": [{"podSelector": {}}, monitoring], "ports": asked}, {"from": [own]}],
         "egress": [{"to": [own]}, dns, *hub],
     }
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(context), "spec": spec}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(context),
+        "spec": spec,
+    }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from recipe_core.engines.deployment import Launch, Process
+from recipe_core.launch.process import Launch, Process
 
 Pod = tuple[Process, ...]
 INDEX = "${index}"  # the number of a pod within its unit, filled by what a target calls it
@@ -44,11 +44,20 @@ def layout(launch: Launch) -> tuple[Unit, ...]:
     Replicas that know nothing of each other are copies in one unit, with pods of their own. Processes of one node share a pod. Over
     several nodes every group is a unit, and so is the router before them.
     """
-    groups = [[p for p in launch.processes if p.group == group] for group in sorted({p.group for p in launch.processes})]
+    groups = [
+        [p for p in launch.processes if p.group == group]
+        for group in sorted({p.group for p in launch.processes})
+    ]
     pods = [_pods(group) for group in groups]
     alone = all(p.role in ("server", "worker", "trainer") for p in launch.processes)
     if alone and len({_shape(group) for group in pods}) == 1:
-        return (Unit("", len(groups), tuple(tuple(_first_port(p, pods[0]) for p in pod) for pod in pods[0])),)
+        return (
+            Unit(
+                "",
+                len(groups),
+                tuple(tuple(_first_port(p, pods[0]) for p in pod) for pod in pods[0]),
+            ),
+        )
     if launch.nodes == 1 or launch.kind == "training":
         return (Unit("", 1, _pods(list(launch.processes))),)
     return tuple(Unit(group[0].name, 1, pod) for group, pod in zip(groups, pods, strict=True))
@@ -62,9 +71,18 @@ def by_role(launch: Launch) -> dict[str, Unit] | None:
     found: dict[str, list[tuple[Pod, ...]]] = {}
     for group in sorted({p.group for p in launch.processes if p.role != "router"}):
         pods = _pods([p for p in launch.processes if p.group == group])
-        found.setdefault(pods[0][0].role, []).append(tuple(tuple(_first_port(p, pods) for p in pod) for pod in pods))
-    alike = all(len({tuple(tuple(p.argv for p in pod) for pod in pods) for pods in copies}) == 1 for copies in found.values())
-    return {role: Unit("", len(copies), copies[0]) for role, copies in found.items()} if alike else None
+        found.setdefault(pods[0][0].role, []).append(
+            tuple(tuple(_first_port(p, pods) for p in pod) for pod in pods)
+        )
+    alike = all(
+        len({tuple(tuple(p.argv for p in pod) for pod in pods) for pods in copies}) == 1
+        for copies in found.values()
+    )
+    return (
+        {role: Unit("", len(copies), copies[0]) for role, copies in found.items()}
+        if alike
+        else None
+    )
 
 
 def _pods(processes: Sequence[Process]) -> tuple[Pod, ...]:
@@ -79,24 +97,40 @@ def _seen_from(process: Process, nodes: Sequence[int]) -> Process:
         node = int(found[1])
         if node == process.node:
             return "${self}"
-        return found[0] if node not in nodes else "${head}" if node == nodes[0] else f"${{node{nodes.index(node)}}}"
+        return (
+            found[0]
+            if node not in nodes
+            else "${head}"
+            if node == nodes[0]
+            else f"${{node{nodes.index(node)}}}"
+        )
 
     def word(text: str) -> str:
         text = _NODE.sub(address, _AT.sub(r"${at\1}", text))
         return text.replace(f"${{port{process.port_offset}}}", "${port}")
 
-    return replace(process, argv=tuple(map(word, process.argv)), env={key: word(value) for key, value in process.env.items()})
+    return replace(
+        process,
+        argv=tuple(map(word, process.argv)),
+        env={key: word(value) for key, value in process.env.items()},
+    )
 
 
 def _first_port(process: Process, pods: Sequence[Pod]) -> Process:
     """Copies in pods of their own all have the first port."""
-    return replace(process, port_offset=process.port_offset - min(p.port_offset for pod in pods for p in pod))
+    return replace(
+        process, port_offset=process.port_offset - min(p.port_offset for pod in pods for p in pod)
+    )
 
 
 def _shape(pods: tuple[Pod, ...]) -> tuple[object, ...]:
     """What has to be equal for two groups to be copies of each other."""
     lowest = min(p.port_offset for pod in pods for p in pod)
-    return tuple((p.argv, tuple(sorted(p.env.items())), p.port_offset - lowest, len(p.devices), p.role) for pod in pods for p in pod)
+    return tuple(
+        (p.argv, tuple(sorted(p.env.items())), p.port_offset - lowest, len(p.devices), p.role)
+        for pod in pods
+        for p in pod
+    )
 
 
 def same_pod(pods: Sequence[Pod], first: int) -> Pod | None:
@@ -113,13 +147,18 @@ def same_pod(pods: Sequence[Pod], first: int) -> Pod | None:
 
 def _merge(column: Sequence[Process], first: int) -> Process | None:
     lead = column[0]
-    if len({(len(p.argv), tuple(p.env), p.port_offset, len(p.devices), p.role) for p in column}) > 1:
+    if (
+        len({(len(p.argv), tuple(p.env), p.port_offset, len(p.devices), p.role) for p in column})
+        > 1
+    ):
         return None
     argv = [_word(words, first) for words in zip(*(p.argv for p in column), strict=True)]
     env = {key: _word([p.env[key] for p in column], first) for key in lead.env}
     if None in argv or None in env.values():
         return None
-    return replace(lead, argv=tuple(map(str, argv)), env={key: str(value) for key, value in env.items()})
+    return replace(
+        lead, argv=tuple(map(str, argv)), env={key: str(value) for key, value in env.items()}
+    )
 
 
 def _word(words: Sequence[str], first: int) -> str | None:

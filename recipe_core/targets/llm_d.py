@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kubernetes, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
@@ -25,21 +25,30 @@ def files(context: Context) -> dict[str, str]:
     """
     shape = layout(context.launch)[0]
     if context.engine != ENGINE or context.vendor not in TYPES:
-        raise NoAnswer(f"its scheduler reads the metrics of {ENGINE} on accelerators, not of {context.engine} on {context.vendor}.")
+        raise NoAnswer(
+            f"its scheduler reads the metrics of {ENGINE} on accelerators, not of {context.engine} on {context.vendor}."
+        )
     if context.nodes > 1 or len(shape.leader) > 1 or context.mounted:
-        raise NoAnswer("the chart renders multi-node and disaggregated commands itself, which could differ from the estimated ones.")
+        raise NoAnswer(
+            "the chart renders multi-node and disaggregated commands itself, which could differ from the estimated ones."
+        )
     return {FILE: to_yaml(values(context, shape))}
 
 
 def values(context: Context, shape: Unit) -> dict[str, Any]:
     """The chart's values: the recipe's own command, and no prefill pods."""
     (process,) = shape.leader
-    tensor, data = (context.launch.options.get(f"{name}_parallel_size", 1) for name in ("tensor", "data"))
+    tensor, data = (
+        context.launch.options.get(f"{name}_parallel_size", 1) for name in ("tensor", "data")
+    )
     if tensor * data != len(process.devices):
         message = f"the chart asks for tensor {tensor} × data {data} devices, and the recipe uses {len(process.devices)}."
         raise NoAnswer(message, hint="Use the Kubernetes target.")
     if context.model_is_folder:
-        raise NoAnswer("the chart takes a model from the hub or a claim, not from a folder on the nodes.", field="parameters.model")
+        raise NoAnswer(
+            "the chart takes a model from the hub or a claim, not from a folder on the nodes.",
+            field="parameters.model",
+        )
     artifacts = {
         "name": context.launch.api_model,
         "uri": f"hf://{context.model_source}",
@@ -53,7 +62,9 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
         "multinode": False,
         "accelerator": {"type": TYPES[context.vendor], "dra": False},
         "routing": {"servicePort": context.parameters.port, "proxy": {"enabled": False}},
-        "decode": _decode(context, shape, {"tensor": tensor, "data": data, "dataLocal": data, "workers": 1}),
+        "decode": _decode(
+            context, shape, {"tensor": tensor, "data": data, "dataLocal": data, "workers": 1}
+        ),
         "prefill": {"create": False, "replicas": 0},
     }
 
@@ -62,12 +73,23 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
     (whole,) = spec["containers"]
-    kept = ("image", "command", "ports", "resources", "startupProbe", "readinessProbe", "livenessProbe", "securityContext")
+    kept = (
+        "image",
+        "command",
+        "ports",
+        "resources",
+        "startupProbe",
+        "readinessProbe",
+        "livenessProbe",
+        "securityContext",
+    )
     container = {
         "name": ENGINE,
         "modelCommand": "custom",
         **{key: whole[key] for key in kept},
-        "env": [entry for entry in whole["env"] if entry["name"] != "HF_HOME"],  # the chart sets it to where it mounts the model
+        "env": [
+            entry for entry in whole["env"] if entry["name"] != "HF_HOME"
+        ],  # the chart sets it to where it mounts the model
         "mountModelVolume": True,
         "volumeMounts": [mount for mount in whole["volumeMounts"] if mount["name"] in OWN_VOLUMES],
     }
@@ -75,7 +97,11 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
         "create": True,
         "replicas": kubernetes.copies(context, shape),
         "parallelism": parallelism,
-        "extraConfig": {key: spec[key] for key in ("securityContext", "affinity", "nodeSelector", "tolerations") if key in spec},
+        "extraConfig": {
+            key: spec[key]
+            for key in ("securityContext", "affinity", "nodeSelector", "tolerations")
+            if key in spec
+        },
         "containers": [container],
         "volumes": [volume for volume in spec["volumes"] if volume["name"] in OWN_VOLUMES],
     }

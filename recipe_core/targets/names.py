@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from recipe_core.documents import read_document
-from recipe_core.errors import HardwareError
-from recipe_core.hardware.catalog import device
-from recipe_core.hardware.profile import Sourced
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import HardwareError
+from recipe_core.base.provenance import Sourced
+from recipe_core.hardware.cluster import device
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -59,7 +59,13 @@ def node_affinity(profile: str, vendor: str) -> dict[str, Any] | None:
     if known.label is None or not values:
         return None
     rule = {"key": known.label, "operator": "In", "values": values}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}}}
+    return {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [rule]}]
+            }
+        }
+    }
 
 
 def _aliases(profile: str) -> tuple[str, ...]:

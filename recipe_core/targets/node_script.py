@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from recipe_core.engines.deployment import Process
+from recipe_core.launch.process import Process
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable, shell_word
 from recipe_core.targets.pod import port_values
@@ -40,7 +40,10 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
     """
     processes = context.launch.processes
     shared = any(len(on) > 1 for on in _by_node(processes).values())
-    cases = [f"{node})\n{_case(context, on, visible_given=visible_given)}{_INDENT};;\n" for node, on in _by_node(processes).items()]
+    cases = [
+        f"{node})\n{_case(context, on, visible_given=visible_given)}{_INDENT};;\n"
+        for node, on in _by_node(processes).items()
+    ]
     return "".join(
         [
             _BEGIN,
@@ -56,7 +59,10 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
 
 
 def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
-    return {node: [p for p in processes if p.node == node] for node in sorted({p.node for p in processes})}
+    return {
+        node: [p for p in processes if p.node == node]
+        for node in sorted({p.node for p in processes})
+    }
 
 
 def _devices_given(context: Context, *, shared: bool) -> str:
@@ -69,7 +75,12 @@ def _devices_given(context: Context, *, shared: bool) -> str:
 
 def _folders(processes: Sequence[Process]) -> str:
     """Caches inside the run folder exist before an engine looks for them."""
-    inside = {value.removeprefix("${run}/") for p in processes for value in p.env.values() if value.startswith("${run}/")}
+    inside = {
+        value.removeprefix("${run}/")
+        for p in processes
+        for value in p.env.values()
+        if value.startswith("${run}/")
+    }
     return "".join(f'mkdir -p "$run"/{shlex.quote(folder)}\n' for folder in sorted(inside))
 
 
@@ -84,7 +95,9 @@ def _programs(processes: Sequence[Process]) -> str:
 
 def _case(context: Context, on: Sequence[Process], *, visible_given: bool) -> str:
     alone = len(on) == 1
-    return "".join(_command(context, process, alone=alone, visible_given=visible_given) for process in on)
+    return "".join(
+        _command(context, process, alone=alone, visible_given=visible_given) for process in on
+    )
 
 
 def _command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:
@@ -113,7 +126,10 @@ def visible(context: Context, process: Process, *, visible_given: bool = False) 
     if variable is None or not process.devices:
         return []
     pick = visible_given and context.runtime == "cuda"
-    return [f"{variable}=" + ",".join(f'"${{devices[{n}]}}"' if pick else str(n) for n in process.devices)]
+    return [
+        f"{variable}="
+        + ",".join(f'"${{devices[{n}]}}"' if pick else str(n) for n in process.devices)
+    ]
 
 
 def wrapped(words: Sequence[str], width: int = 110, indent: str = _INDENT * 2) -> str:

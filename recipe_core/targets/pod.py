@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.engines.deployment import Launch, Process
-from recipe_core.errors import NoAnswer
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Launch, Process
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import fill, kubernetes_literal
 from recipe_core.targets.layout import Pod
@@ -21,7 +21,10 @@ DOWNLOAD_BYTES_PER_S = 100e6  # assumed, of a first start; a slower hub needs a 
 PROBE_S = 10
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 GIB = 1 << 30
-CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 4, 16  # assumed: what engines keep on the host besides the weights in flight
+CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = (
+    4,
+    16,
+)  # assumed: what engines keep on the host besides the weights in flight
 CONFIG_MAP_BYTES = 1_000_000  # of the 1 MiB that an object may have
 
 
@@ -29,7 +32,9 @@ def object_name(context: Context, suffix: str = "") -> str:
     """The name of an object: the recipe's, cut with a digest where controllers could not append to it."""
     name = context.name
     if len(name) > NAME_LENGTH:
-        name = f"{name[: NAME_LENGTH - 7].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+        name = (
+            f"{name[: NAME_LENGTH - 7].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+        )
     return name + suffix
 
 
@@ -40,13 +45,26 @@ def labels(context: Context) -> dict[str, str]:
 
 def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
     """Metadata of an object of the recipe."""
-    return {"name": object_name(context, suffix), "namespace": context.parameters.namespace, "labels": labels(context), **more}
+    return {
+        "name": object_name(context, suffix),
+        "namespace": context.parameters.namespace,
+        "labels": labels(context),
+        **more,
+    }
 
 
 def values(context: Context, head: str, **more: str) -> dict[str, str]:
     """What placeholders of a launch are in a pod; the port is each process's own."""
-    known = {"model": mounted_model(context), "host": "0.0.0.0", "head": head, "root": ROOT, "run": RUN}  # noqa: S104 - inside its pod
-    return known | {"self": "$(POD_IP)"} | port_values(context.launch, context.parameters.port) | more
+    known = {
+        "model": mounted_model(context),
+        "host": "0.0.0.0",
+        "head": head,
+        "root": ROOT,
+        "run": RUN,
+    }  # noqa: S104 - inside its pod
+    return (
+        known | {"self": "$(POD_IP)"} | port_values(context.launch, context.parameters.port) | more
+    )
 
 
 def mounted_model(context: Context) -> str:
@@ -73,13 +91,19 @@ def port_of(context: Context, process: Process) -> int:
 
 def pod_spec(context: Context, pod: Pod, known: Mapping[str, str], **more: Any) -> dict[str, Any]:
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
-    computes = context.vendor == "cpu" or any(process.devices for process in pod)  # a router needs no node with devices
+    computes = context.vendor == "cpu" or any(
+        process.devices for process in pod
+    )  # a router needs no node with devices
     affinity = node_affinity(context.device, context.vendor) if computes else None
     return {
         "automountServiceAccountToken": False,
         "securityContext": security(context),
         **({"affinity": affinity} if affinity else {}),
-        **({"nodeSelector": dict(context.parameters.node_selector)} if context.parameters.node_selector else {}),
+        **(
+            {"nodeSelector": dict(context.parameters.node_selector)}
+            if context.parameters.node_selector
+            else {}
+        ),
         **(tolerations(context) if computes else {}),
         "containers": [container(context, process, known) for process in pod],
         "volumes": volumes(context, pod),
@@ -87,7 +111,9 @@ def pod_spec(context: Context, pod: Pod, known: Mapping[str, str], **more: Any) 
     }
 
 
-def container(context: Context, process: Process, known: Mapping[str, str], name: str | None = None) -> dict[str, Any]:
+def container(
+    context: Context, process: Process, known: Mapping[str, str], name: str | None = None
+) -> dict[str, Any]:
     """One process as a container."""
     here = {**known, "port": str(port_of(context, process))}
     return {
@@ -96,7 +122,11 @@ def container(context: Context, process: Process, known: Mapping[str, str], name
         "command": [fill(word, here, kubernetes_literal) for word in process.argv],
         "workingDir": ROOT if context.mounted else RUN,
         "env": environment(context, process, here),
-        **({"ports": [{"name": port_name(process), "containerPort": port_of(context, process)}]} if process.answers else {}),
+        **(
+            {"ports": [{"name": port_name(process), "containerPort": port_of(context, process)}]}
+            if process.answers
+            else {}
+        ),
         "resources": resources(context, process),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         **(probes(context, process) if process.answers else {}),
@@ -127,14 +157,24 @@ def image(context: Context) -> str:
     return context.image.pinned
 
 
-def environment(context: Context, process: Process, known: Mapping[str, str]) -> list[dict[str, Any]]:
+def environment(
+    context: Context, process: Process, known: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Variables of a container: the process's own, caches where they can be written, the hub's token from its Secret."""
-    writable = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}  # USER: torch asks for it, and no entry of passwd has this number
-    writable |= {"PYTHONPATH": ROOT} if context.kind == "training" else {}  # modules of the bundle, where no working folder can be named
+    writable = {
+        "HOME": HOME,
+        "USER": "recipe",
+        "HF_HOME": CACHE,
+    }  # USER: torch asks for it, and no entry of passwd has this number
+    writable |= (
+        {"PYTHONPATH": ROOT} if context.kind == "training" else {}
+    )  # modules of the bundle, where no working folder can be named
     own = {key: fill(value, known, kubernetes_literal) for key, value in process.env.items()}
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     asked = any("${self}" in text for text in (*process.argv, *process.env.values()))
-    plain: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in (writable | own).items()]
+    plain: list[dict[str, Any]] = [
+        {"name": key, "value": value} for key, value in (writable | own).items()
+    ]
     secret = context.parameters.token_secret
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}
     return [*([address] if asked else []), *plain, *([token] if secret else [])]
@@ -148,18 +188,31 @@ def resources(context: Context, process: Process) -> dict[str, Any]:
         return {"requests": {"cpu": str(CPUS_PER_DEVICE), "memory": f"{max(needed, 1)}Gi"}}
     if not count:  # a router
         return {"requests": {"cpu": "1", "memory": "2Gi"}}
-    requests = {"cpu": str(CPUS_PER_DEVICE * count), "memory": f"{MEMORY_GIB_PER_DEVICE * count}Gi", resource: str(count)}
+    requests = {
+        "cpu": str(CPUS_PER_DEVICE * count),
+        "memory": f"{MEMORY_GIB_PER_DEVICE * count}Gi",
+        resource: str(count),
+    }
     return {"requests": requests, "limits": {resource: str(count)}}
 
 
 def probes(context: Context, process: Process) -> dict[str, Any]:
     """Startup (with the engine's time-out and that of a first download), readiness and liveness on the health path."""
     probe = {"httpGet": {"path": context.launch.health, "port": port_name(process)}}
-    wait = context.launch.startup_timeout_s + (0 if context.model_is_folder else context.weights_bytes / DOWNLOAD_BYTES_PER_S)
+    wait = context.launch.startup_timeout_s + (
+        0 if context.model_is_folder else context.weights_bytes / DOWNLOAD_BYTES_PER_S
+    )
     return {
-        "startupProbe": probe | {"periodSeconds": PROBE_S, "timeoutSeconds": 5, "failureThreshold": math.ceil(wait / PROBE_S)},
-        "readinessProbe": probe | {"periodSeconds": PROBE_S, "timeoutSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": probe | {"periodSeconds": PROBE_S, "timeoutSeconds": 10, "failureThreshold": 6},
+        "startupProbe": probe
+        | {
+            "periodSeconds": PROBE_S,
+            "timeoutSeconds": 5,
+            "failureThreshold": math.ceil(wait / PROBE_S),
+        },
+        "readinessProbe": probe
+        | {"periodSeconds": PROBE_S, "timeoutSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": probe
+        | {"periodSeconds": PROBE_S, "timeoutSeconds": 10, "failureThreshold": 6},
     }
 
 
@@ -180,7 +233,11 @@ def security(context: Context) -> dict[str, Any]:
 def tolerations(context: Context) -> dict[str, Any]:
     """Nodes with devices are usually kept free of other pods by a taint of the resource's name."""
     resource = names().vendors[context.vendor].resource
-    return {"tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]} if resource else {}
+    return (
+        {"tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]}
+        if resource
+        else {}
+    )
 
 
 def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
@@ -198,7 +255,16 @@ def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
         {"name": "run", "emptyDir": {}}
         if context.kind == "serving"
         else {"name": "run", "persistentVolumeClaim": {"claimName": run_claim(context)}},
-        *([{"name": "files", "configMap": {"name": object_name(context, "-files"), "items": _items(context)}}] if context.mounted else []),
+        *(
+            [
+                {
+                    "name": "files",
+                    "configMap": {"name": object_name(context, "-files"), "items": _items(context)},
+                }
+            ]
+            if context.mounted
+            else []
+        ),
     ]
 
 
@@ -206,7 +272,11 @@ def mounts(context: Context) -> list[dict[str, Any]]:
     """Where containers find the volumes."""
     return [
         {"name": "cache", "mountPath": CACHE},
-        *([{"name": "model", "mountPath": context.model_source, "readOnly": True}] if context.model_is_folder else []),
+        *(
+            [{"name": "model", "mountPath": context.model_source, "readOnly": True}]
+            if context.model_is_folder
+            else []
+        ),
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the kernel's own, not a temporary file
         {"name": "home", "mountPath": HOME},
         {"name": "run", "mountPath": RUN},
@@ -233,9 +303,17 @@ def files_map(context: Context) -> dict[str, Any]:
     """
     total = sum(len(text.encode()) for text in context.mounted.values())
     if total > CONFIG_MAP_BYTES:
-        raise NoAnswer(f"the files that processes read have {total:,} bytes; a ConfigMap holds {CONFIG_MAP_BYTES:,}.", field="launch.files")
+        raise NoAnswer(
+            f"the files that processes read have {total:,} bytes; a ConfigMap holds {CONFIG_MAP_BYTES:,}.",
+            field="launch.files",
+        )
     data = {_key(path): text for path, text in context.mounted.items()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(context, "-files"), "data": data}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(context, "-files"),
+        "data": data,
+    }
 
 
 def _items(context: Context) -> list[dict[str, str]]:

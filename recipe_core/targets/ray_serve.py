@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.errors import NoAnswer
-from recipe_core.monitoring.thresholds import warm_up_s
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
+from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.names import names
 
 FILE = "targets/ray-serve/serve.yaml"
@@ -41,26 +41,47 @@ def files(context: Context) -> dict[str, str]:
 
 def _check(context: Context) -> None:
     if context.engine != ENGINE:
-        raise NoAnswer(f"ray.serve.llm starts {ENGINE}, not {context.engine}.", field="candidate.engine")
+        raise NoAnswer(
+            f"ray.serve.llm starts {ENGINE}, not {context.engine}.", field="candidate.engine"
+        )
     if any(p.role not in ("server", "worker") for p in context.launch.processes):
-        raise NoAnswer("pools for prompts and answers need a router of their own.", field="candidate.prefill")
+        raise NoAnswer(
+            "pools for prompts and answers need a router of their own.", field="candidate.prefill"
+        )
     if context.launch.options.get(_DATA_PARALLEL, 1) > 1:
-        raise NoAnswer("ray.serve.llm places the engine's data parallelism by another application.", field="candidate.dp")
+        raise NoAnswer(
+            "ray.serve.llm places the engine's data parallelism by another application.",
+            field="candidate.dp",
+        )
 
 
 def config(context: Context) -> dict[str, Any]:
     """The file that ``serve deploy`` reads."""
     p = context.parameters
-    app = {"name": "llm", "route_prefix": "/", "import_path": BUILDER, "args": {"llm_configs": [_model(context)]}}
-    return {"proxy_location": "EveryNode", "http_options": {"host": p.host, "port": p.port}, "applications": [app]}
+    app = {
+        "name": "llm",
+        "route_prefix": "/",
+        "import_path": BUILDER,
+        "args": {"llm_configs": [_model(context)]},
+    }
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": p.host, "port": p.port},
+        "applications": [app],
+    }
 
 
 def _model(context: Context) -> dict[str, Any]:
     accelerator = names().ray.names.get(context.device)
     # which address a node has is Ray's matter
-    environment = {key: value for key, value in context.launch.processes[0].env.items() if "${" not in value}
+    environment = {
+        key: value for key, value in context.launch.processes[0].env.items() if "${" not in value
+    }
     return {
-        "model_loading_config": {"model_id": context.launch.api_model, "model_source": context.model_source},
+        "model_loading_config": {
+            "model_id": context.launch.api_model,
+            "model_source": context.model_source,
+        },
         **({"accelerator_type": accelerator} if accelerator else {}),
         "engine_kwargs": _engine(context),
         "deployment_config": _replicas(context),
@@ -69,7 +90,11 @@ def _model(context: Context) -> dict[str, Any]:
 
 
 def _engine(context: Context) -> dict[str, Any]:
-    own = {name: value for name, value in context.launch.options.items() if name not in _RAYS and value is not False}
+    own = {
+        name: value
+        for name, value in context.launch.options.items()
+        if name not in _RAYS and value is not False
+    }
     return own | ({"distributed_executor_backend": "ray"} if context.nodes > 1 else {})
 
 
@@ -80,4 +105,8 @@ def _replicas(context: Context) -> dict[str, Any]:
     bounds = {"min_replicas": copies * p.min_replicas, "max_replicas": copies * p.max_replicas}
     load = context.workload.get("concurrency")
     target = {"target_ongoing_requests": max(1, round(load / copies))} if load else {}
-    return {"autoscaling_config": bounds | target | {"upscale_delay_s": 30, "downscale_delay_s": warm_up_s(context)}}
+    return {
+        "autoscaling_config": bounds
+        | target
+        | {"upscale_delay_s": 30, "downscale_delay_s": warm_up_s(context)}
+    }

@@ -7,8 +7,8 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import cache_gib
 from recipe_core.targets.layout import layout
@@ -40,18 +40,30 @@ def _one_copy(context: Context) -> tuple[Context, int]:
         return context, 1
     if len(units) == 1 and units[0].copies > 1:
         first = started.processes[0].group
-        started = replace(started, processes=tuple(p for p in started.processes if p.group == first))
-    asked = [p for p in started.processes if p.role == "router"] or [p for p in started.processes if p.answers]
+        started = replace(
+            started, processes=tuple(p for p in started.processes if p.group == first)
+        )
+    asked = [p for p in started.processes if p.role == "router"] or [
+        p for p in started.processes if p.answers
+    ]
     if len(asked) > 1:
-        raise NoAnswer(f"its servers answer at {len(asked)} addresses, and a service asks one.", hint="Use Kubernetes or Slurm.")
-    used = max(sum(len(p.devices) for p in started.processes if p.node == node) for node in range(started.nodes))
+        raise NoAnswer(
+            f"its servers answer at {len(asked)} addresses, and a service asks one.",
+            hint="Use Kubernetes or Slurm.",
+        )
+    used = max(
+        sum(len(p.devices) for p in started.processes if p.node == node)
+        for node in range(started.nodes)
+    )
     return replace(context, launch=started, devices_per_node=max(used, 1)), units[0].copies
 
 
 def task(context: Context, copies: int) -> dict[str, Any]:
     """The task as SkyPilot reads it, which runs one of so many copies; the bundle is its working folder."""
     training = context.kind == "training"
-    secret = {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}  # its value is given when it is launched
+    secret = (
+        {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}
+    )  # its value is given when it is launched
     return {
         "name": object_name(context),
         "workdir": ".",
@@ -82,7 +94,11 @@ def _accelerators(context: Context) -> dict[str, Any]:
         return {"cpus": "4+"}
     found = names().sky.names.get(context.device)
     if found is None:
-        raise NoAnswer(f"SkyPilot has no name for {context.device}.", field="hardware.device", hint="Use another target.")
+        raise NoAnswer(
+            f"SkyPilot has no name for {context.device}.",
+            field="hardware.device",
+            hint="Use another target.",
+        )
     return {"accelerators": {found: context.devices_per_node}}
 
 
@@ -101,15 +117,22 @@ def _setup(context: Context) -> dict[str, str]:
 
 def _service(context: Context, copies: int) -> dict[str, Any]:
     p = context.parameters
-    probe = {"path": context.launch.health, "initial_delay_seconds": math.ceil(context.launch.startup_timeout_s)}
+    probe = {
+        "path": context.launch.health,
+        "initial_delay_seconds": math.ceil(context.launch.startup_timeout_s),
+    }
     if p.min_replicas == p.max_replicas:
         return {"readiness_probe": probe, "replicas": p.min_replicas * copies, "ports": p.port}
     bounds = {"min_replicas": p.min_replicas * copies, "max_replicas": p.max_replicas * copies}
-    policy = bounds | {"target_qps_per_replica": max(0.01, round(_requests_per_s(context) / copies, 2))}
+    policy = bounds | {
+        "target_qps_per_replica": max(0.01, round(_requests_per_s(context) / copies, 2))
+    }
     return {"readiness_probe": probe, "replica_policy": policy, "ports": p.port}
 
 
 def _requests_per_s(context: Context) -> float:
     """What the deployment is expected to answer, with room to spare."""
-    requests = float(context.estimate["serving"]["output_tokens_per_s"]) / float(context.workload["output_tokens"])
+    requests = float(context.estimate["serving"]["output_tokens_per_s"]) / float(
+        context.workload["output_tokens"]
+    )
     return BUSY * requests

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recipe_core.errors import HardwareError
-from recipe_core.hardware.catalog import device
+from recipe_core.base.errors import HardwareError
+from recipe_core.hardware.cluster import device
 from recipe_core.targets.context import Context
 from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import object_name
@@ -37,11 +37,17 @@ wait $!
 
 def files(context: Context) -> dict[str, str]:
     """``job.sbatch``, submitted from the bundle's folder, and ``node.sh``."""
-    options = "".join(f"#SBATCH --{name}{'' if value is FLAG else f'={value}'}\n" for name, value in directives(context).items())
+    options = "".join(
+        f"#SBATCH --{name}{'' if value is FLAG else f'={value}'}\n"
+        for name, value in directives(context).items()
+    )
     how = f"# Submit it from the bundle's folder, with {context.engine} on the path: sbatch {FOLDER}/job.sbatch\n"
     run = _TRAIN if context.kind == "training" else _SERVE.format(port=_entry_port(context))
     script = node_script(context, "SLURM_NODEID", visible_given=True)
-    return {f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{how}{_HEAD}{run}", f"{FOLDER}/node.sh": script}
+    return {
+        f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{how}{_HEAD}{run}",
+        f"{FOLDER}/node.sh": script,
+    }
 
 
 def _entry_port(context: Context) -> int:
@@ -67,13 +73,19 @@ def directives(context: Context) -> dict[str, Any]:
         "output": "%x-%j.out",
     }
     asked = {name: value for name, value in asked.items() if value is not None}
-    return asked | ({"open-mode": "append", "requeue": FLAG, "signal": f"B:USR1@{SIGNAL_S}"} if training else {})
+    return asked | (
+        {"open-mode": "append", "requeue": FLAG, "signal": f"B:USR1@{SIGNAL_S}"} if training else {}
+    )
 
 
 def _node(context: Context) -> dict[str, Any]:
     """A whole node, with all of its memory, where the recipe uses all of its devices; else a share for each device."""
     gpus = {} if context.vendor == "cpu" else {"gpus-per-node": context.devices_per_node}
-    if context.vendor == "cpu" or context.nodes > 1 or context.devices_per_node >= _devices_of_node(context):
+    if (
+        context.vendor == "cpu"
+        or context.nodes > 1
+        or context.devices_per_node >= _devices_of_node(context)
+    ):
         return gpus | {"exclusive": FLAG, "mem": 0}
     return gpus | {"cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": MEMORY_PER_DEVICE}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recipe_core.documents import to_yaml
-from recipe_core.errors import NoAnswer
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import QUEUE, cache_gib, claim
@@ -14,11 +14,19 @@ from recipe_core.targets.layout import Pod, layout, same_pod
 from recipe_core.targets.pod import GIB, labels, metadata, object_name
 
 CHECKPOINTS_KEPT = 4  # in the claim of a run
-BYTES_PER_PARAMETER = 16  # of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say
+BYTES_PER_PARAMETER = (
+    16  # of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say
+)
 RETRIES = 10  # failures of a node after which a run is given up
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
 NODE = "node"
-PATCHABLE = ("affinity", "nodeSelector", "securityContext", "tolerations", "volumes")  # of the runtime's pod
+PATCHABLE = (
+    "affinity",
+    "nodeSelector",
+    "securityContext",
+    "tolerations",
+    "volumes",
+)  # of the runtime's pod
 INDEX = "$(JOB_COMPLETION_INDEX)"
 
 
@@ -36,8 +44,14 @@ def train_job(context: Context) -> dict[str, str]:
     }
     inner = {"name": NODE, **{key: container[key] for key in ("volumeMounts", "securityContext")}}
     kept = {key: value for key, value in spec.items() if key in PATCHABLE}
-    job = {"name": NODE, "template": {"spec": {"template": {"spec": {**kept, "containers": [inner]}}}}}
-    patch = {"manager": "recipe-builder.io/bundle", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+    job = {
+        "name": NODE,
+        "template": {"spec": {"template": {"spec": {**kept, "containers": [inner]}}}},
+    }
+    patch = {
+        "manager": "recipe-builder.io/bundle",
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
+    }
     value = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -56,7 +70,10 @@ def job_set(context: Context) -> dict[str, str]:
         "completions": context.nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "template": {"metadata": {"labels": labels(context)}, "spec": {**spec, "restartPolicy": "Never", "containers": [container]}},
+        "template": {
+            "metadata": {"labels": labels(context)},
+            "spec": {**spec, "restartPolicy": "Never", "containers": [container]},
+        },
     }
     value = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -74,17 +91,27 @@ def job_set(context: Context) -> dict[str, str]:
 def pytorch_job(context: Context) -> dict[str, str]:
     """Kubeflow's training operator (v1)."""
     container, spec = _parts(context, f"{object_name(context)}-master-0", "$(RANK)", "pytorch")
-    template = {"metadata": {"labels": labels(context)}, "spec": {**spec, "containers": [container]}}
+    template = {
+        "metadata": {"labels": labels(context)},
+        "spec": {**spec, "containers": [container]},
+    }
     replica = {"restartPolicy": "OnFailure", "template": template}
     workers = {"Worker": {"replicas": context.nodes - 1, **replica}} if context.nodes > 1 else {}
     queue = context.parameters.queue
-    gang = {"schedulingPolicy": {"minAvailable": context.nodes, **({"queue": queue} if queue else {})}}
+    gang = {
+        "schedulingPolicy": {"minAvailable": context.nodes, **({"queue": queue} if queue else {})}
+    }
     spec = {
         "nprocPerNode": str(context.devices_per_node),
         "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "Running", **gang},
         "pytorchReplicaSpecs": {"Master": {"replicas": 1, **replica}, **workers},
     }
-    value = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": _about(context), "spec": spec}
+    value = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": _about(context),
+        "spec": spec,
+    }
     return _files(context, "kubeflow-pytorchjob", {"pytorchjob.yaml": value})
 
 
@@ -92,7 +119,10 @@ def volcano(context: Context) -> dict[str, str]:
     """A Volcano job: all nodes are scheduled together or none."""
     head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"  # the svc plugin's name of the first pod
     container, spec = _parts(context, head, "$(VC_TASK_INDEX)", NODE)
-    template = {"metadata": {"labels": labels(context)}, "spec": {**spec, "restartPolicy": "OnFailure", "containers": [container]}}
+    template = {
+        "metadata": {"labels": labels(context)},
+        "spec": {**spec, "restartPolicy": "OnFailure", "containers": [container]},
+    }
     about = metadata(context)
     value = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
@@ -104,7 +134,10 @@ def volcano(context: Context) -> dict[str, str]:
             "minAvailable": context.nodes,
             "maxRetry": RETRIES,
             "plugins": {"svc": [], "env": []},
-            "policies": [{"event": "PodFailed", "action": "RestartJob"}, {"event": "PodEvicted", "action": "RestartJob"}],
+            "policies": [
+                {"event": "PodFailed", "action": "RestartJob"},
+                {"event": "PodEvicted", "action": "RestartJob"},
+            ],
             "tasks": [{"name": NODE, "replicas": context.nodes, "template": template}],
         },
     }
@@ -118,7 +151,9 @@ def _about(context: Context) -> dict[str, Any]:
     return about | {"labels": about["labels"] | {QUEUE: queue}} if queue else about
 
 
-def _parts(context: Context, head: str, index: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parts(
+    context: Context, head: str, index: str, name: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The container of every node, and the rest of its pod."""
     (process,) = _every(context)
     known = pod.values(context, head, index=index)
@@ -132,7 +167,10 @@ def _every(context: Context) -> Pod:
     (unit,) = layout(context.launch)
     same = same_pod(unit.pods, first=0)
     if same is None or len(same) != 1:
-        raise NoAnswer("its nodes run different processes; these jobs have one template for all.", hint="Use Slurm.")
+        raise NoAnswer(
+            "its nodes run different processes; these jobs have one template for all.",
+            hint="Use Slurm.",
+        )
     return same
 
 
@@ -141,12 +179,23 @@ def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> di
     shared = context.nodes > 1
     objects = dict(jobs)
     if pod.claim_name(context) and not context.parameters.model_cache:
-        objects["storage.yaml"] = claim(context, object_name(context, "-models"), cache_gib(context), shared=shared)
-    objects["checkpoints.yaml"] = claim(context, pod.run_claim(context), _checkpoints_gib(context), shared=shared)
+        objects["storage.yaml"] = claim(
+            context, object_name(context, "-models"), cache_gib(context), shared=shared
+        )
+    objects["checkpoints.yaml"] = claim(
+        context, pod.run_claim(context), _checkpoints_gib(context), shared=shared
+    )
     if context.mounted:
         objects["files.yaml"] = pod.files_map(context)
-    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(objects)}
-    return {f"targets/{folder}/{name}": to_yaml(value) for name, value in (objects | {"kustomization.yaml": listed}).items()}
+    listed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(objects),
+    }
+    return {
+        f"targets/{folder}/{name}": to_yaml(value)
+        for name, value in (objects | {"kustomization.yaml": listed}).items()
+    }
 
 
 def _checkpoints_gib(context: Context) -> int:

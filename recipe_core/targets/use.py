@@ -30,11 +30,17 @@ _MAIN = {
     "slurm/job.sbatch": ("sbatch {0}", "scancel --name {name}"),
     "skypilot/task.yaml": ("sky {verb} {0}", "sky {stop} {name}"),
     "ray-serve/serve.yaml": ("serve deploy {0}", "serve shutdown"),
-    "llm-d/values.yaml": ("helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}", "helm uninstall {name}"),
+    "llm-d/values.yaml": (
+        "helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}",
+        "helm uninstall {name}",
+    ),
     "kustomization.yaml": ("kubectl apply -k {parent}", "kubectl delete -k {parent}"),
 }
 """By the end of a main file's path: the command that starts it, and the one that stops it."""
-_VERBS = {"serving": {"verb": "serve up", "stop": "serve down"}, "training": {"verb": "launch", "stop": "down"}}
+_VERBS = {
+    "serving": {"verb": "serve up", "stop": "serve down"},
+    "training": {"verb": "launch", "stop": "down"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +62,7 @@ def uses(paths: Iterable[str], name: str, kind: str) -> list[Use]:
                 parent = path.rpartition("/")[0]
                 words = _VERBS[kind] | {"name": name, "parent": parent}
                 title = TITLES[path.split("/")[1]]
-                found.append(Use(title, path, start.format(path, **words), stop.format(path, **words)))
+                found.append(
+                    Use(title, path, start.format(path, **words), stop.format(path, **words))
+                )
     return found

@@ -25,24 +25,39 @@ _NAME = re.compile(r"step-(\d+)")
 
 def found(folder: Path) -> list[tuple[int, Path]]:
     """Complete checkpoints, oldest first: the file that describes one is written last."""
-    out = [(int(match.group(1)), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    out = [
+        (int(match.group(1)), path)
+        for path in folder.glob("step-*")
+        if (match := _NAME.fullmatch(path.name))
+    ]
     return sorted((step, path) for step, path in out if (path / ".metadata").is_file())
 
 
-def state(parts: list[Part], optimizers: list[torch.optim.Optimizer], optimizer: str) -> dict[str, Any]:
+def state(
+    parts: list[Part], optimizers: list[torch.optim.Optimizer], optimizer: str
+) -> dict[str, Any]:
     """Every tensor that a run changes, by name; reading a checkpoint writes into these."""
     out: dict[str, Any] = {}
     for part, each in zip(parts, optimizers, strict=True):
         for name, parameter in part.learning():
             out[f"model.{name}"] = parameter.detach()
-            out |= {f"optimizer.{name}.{key}": each.state[parameter][key] for key in STATES[optimizer]}
+            out |= {
+                f"optimizer.{name}.{key}": each.state[parameter][key] for key in STATES[optimizer]
+            }
     return out
 
 
 class Checkpointer:
     """Writes into ``folder``, at most one at a time, and keeps the newest ``keep``."""
 
-    def __init__(self, folder: Path, keep: int, parts: list[Part], optimizers: list[torch.optim.Optimizer], optimizer: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        parts: list[Part],
+        optimizers: list[torch.optim.Optimizer],
+        optimizer: str,
+    ) -> None:
         self.folder, self.keep = folder, keep
         self.parts, self.optimizers, self.optimizer = parts, optimizers, optimizer
         self._group = dist.new_group(backend="gloo")  # its own: it talks while the training does
@@ -52,11 +67,17 @@ class Checkpointer:
     def save(self, step: int, scale: LossScale) -> None:
         """Copy everything and write it in the background; waits for the one before."""
         self.wait()
-        numbers = {"run.step": torch.tensor(step), "run.scale": torch.tensor([scale.value, float(scale.good)], dtype=torch.float64)}
+        numbers = {
+            "run.step": torch.tensor(step),
+            "run.scale": torch.tensor([scale.value, float(scale.good)], dtype=torch.float64),
+        }
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
         dist.barrier(self._group)
-        tensors, where = state(self.parts, self.optimizers, self.optimizer) | numbers, self.folder / f"step-{step}"
+        tensors, where = (
+            state(self.parts, self.optimizers, self.optimizer) | numbers,
+            self.folder / f"step-{step}",
+        )
         pending = async_save(tensors, checkpoint_id=where, process_group=self._group)
         self._pending = pending if isinstance(pending, Future) else pending.upload_completion
         self.last = step
@@ -87,7 +108,9 @@ class Checkpointer:
         try:
             load(tensors, checkpoint_id=path, process_group=self._group)
         except Exception as error:
-            raise TrainError(f"{path} does not fit this model: {str(error).splitlines()[0][:300]}") from None
+            raise TrainError(
+                f"{path} does not fit this model: {str(error).splitlines()[0][:300]}"
+            ) from None
         scale.value, scale.good = float(numbers["run.scale"][0]), int(numbers["run.scale"][1])
         return int(numbers["run.step"])
 

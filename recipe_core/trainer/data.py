@@ -31,7 +31,9 @@ def documents(path: Path) -> Iterator[Iterator[str]]:
             else:
                 yield _pieces(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise TrainError(f"cannot read {path}: {error}.", hint="Give UTF-8 text or .jsonl: --data FILE.") from None
+        raise TrainError(
+            f"cannot read {path}: {error}.", hint="Give UTF-8 text or .jsonl: --data FILE."
+        ) from None
 
 
 def _text(line: str, where: str) -> str:
@@ -67,7 +69,9 @@ def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
                 while piece := file.read(_PIECE):
                     digest.update(piece)
         except OSError as error:
-            raise TrainError(f"cannot read {path}: {error.strerror}.", hint="Say where the text is: --data FILE.") from None
+            raise TrainError(
+                f"cannot read {path}: {error.strerror}.", hint="Say where the text is: --data FILE."
+            ) from None
     target = folder / f"tokens-{digest.hexdigest()[:16]}.bin"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,12 +105,15 @@ class Sequences:
         self.count = (size - 1) // length
         if self.count < 1:
             raise TrainError(
-                f"the texts have {size} tokens; a sequence takes {length} + 1.", hint="Give more text or a shorter sequence_length."
+                f"the texts have {size} tokens; a sequence takes {length} + 1.",
+                hint="Give more text or a shorter sequence_length.",
             )
         self.tokens = torch.from_file(str(path), size=size, dtype=torch.int32)
         self._order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
 
-    def batch(self, step: int, dp_rank: int, dp: int, micro_batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def batch(
+        self, step: int, dp_rank: int, dp: int, micro_batches: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """A replica's micro-batches of a step, as inputs and targets (sequences × length)."""
         mine = self.global_batch // dp
         start = step * self.global_batch + dp_rank * mine
@@ -117,6 +124,11 @@ class Sequences:
         """The tokens of a sequence, counted over the whole run, and the one after them."""
         around, place = divmod(number, self.count)
         if self._order[0] != around:
-            self._order = (around, torch.randperm(self.count, generator=torch.Generator().manual_seed(self.seed + around)))
+            self._order = (
+                around,
+                torch.randperm(
+                    self.count, generator=torch.Generator().manual_seed(self.seed + around)
+                ),
+            )
         start = int(self._order[1][place]) * self.length
         return self.tokens[start : start + self.length + 1].long()

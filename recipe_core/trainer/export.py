@@ -22,7 +22,9 @@ ADAPTER = "adapter"
 _AT_ONCE = 1 << 30
 
 
-def export(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype) -> None:
+def export(
+    checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype
+) -> None:
     """Write ``target`` whole or not at all; reads any checkpoint, whatever it was trained on. One copy in ``dtype`` is held in memory."""
     weights: dict[str, torch.Tensor] = {}
     pending: dict[str, torch.Tensor] = {}
@@ -35,7 +37,15 @@ def export(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype
     _write(weights, reference, tokenizer, target, dtype)
 
 
-def export_adapters(checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype, lora: Lora, base: str) -> None:
+def export_adapters(
+    checkpoint: Path,
+    reference: Any,
+    tokenizer: Any,
+    target: Path,
+    dtype: torch.dtype,
+    lora: Lora,
+    base: str,
+) -> None:
     """Write the adapters alone, as peft has them, and ``target``: the weights of ``base`` with what was learnt added."""
     adapters = Adapters(reference, lora, lambda wanted: _read(checkpoint, wanted, torch.float32))
     _replaced(target.with_name(ADAPTER), lambda part: adapters.save(part, base))
@@ -43,10 +53,21 @@ def export_adapters(checkpoint: Path, reference: Any, tokenizer: Any, target: Pa
     _write(adapters.merged(stored_tensors(base, names), dtype), reference, tokenizer, target, dtype)
 
 
-def _write(weights: dict[str, torch.Tensor], reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype) -> None:
+def _write(
+    weights: dict[str, torch.Tensor],
+    reference: Any,
+    tokenizer: Any,
+    target: Path,
+    dtype: torch.dtype,
+) -> None:
     if not all(bool(torch.isfinite(each).all()) for each in weights.values()):
-        raise TrainError("the trained weights are not finite; no model was exported.", hint="Train with a lower learning rate.")
-    config: Any = reference.to(dtype).config  # the stored configuration says the format of the model's parameters
+        raise TrainError(
+            "the trained weights are not finite; no model was exported.",
+            hint="Train with a lower learning rate.",
+        )
+    config: Any = reference.to(
+        dtype
+    ).config  # the stored configuration says the format of the model's parameters
     config.use_cache = True
     config.bos_token_id, config.eos_token_id, config.pad_token_id = (
         getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
@@ -72,7 +93,9 @@ def _replaced(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _read(checkpoint: Path, wanted: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _read(
+    checkpoint: Path, wanted: dict[str, torch.Tensor], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
     whole = {f"model.{name}": each for name, each in wanted.items()}
     with warnings.catch_warnings():  # that it reads alone is what is meant
         warnings.simplefilter("ignore", UserWarning)

@@ -72,8 +72,18 @@ class Figures(TrainerCallback):
         known = s.figures.flops_per_token and s.figures.peak_flops_per_s
         mfu = each * s.figures.flops_per_token / s.figures.peak_flops_per_s if known else None
         tokens = state.global_step * s.batch.global_batch * s.batch.sequence_length
-        values = (logs["loss"], logs["learning_rate"], float(logs.get("grad_norm", 0.0)), seconds, rate, each, mfu)
-        self.metrics.write(Row(state.global_step, *values, peak_memory_bytes(args.device), tokens, 1.0))
+        values = (
+            logs["loss"],
+            logs["learning_rate"],
+            float(logs.get("grad_norm", 0.0)),
+            seconds,
+            rate,
+            each,
+            mfu,
+        )
+        self.metrics.write(
+            Row(state.global_step, *values, peak_memory_bytes(args.device), tokens, 1.0)
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,29 +104,45 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     data = data_paths(options.data, settings.data, root)
     config: Any = read_config(settings, options.model)
     torch.manual_seed(settings.seed)
-    tokenizer = get_tokenizer(settings.model.tokenizer, options.model, data, config.vocab_size, config.max_position_embeddings)
-    arguments = _arguments(settings, options.deepspeed, run)  # before the model: ZeRO-3 divides it while it is made
+    tokenizer = get_tokenizer(
+        settings.model.tokenizer,
+        options.model,
+        data,
+        config.vocab_size,
+        config.max_position_embeddings,
+    )
+    arguments = _arguments(
+        settings, options.deepspeed, run
+    )  # before the model: ZeRO-3 divides it while it is made
     with arguments.main_process_first(desc="tokens"):
         path = token_file(data, tokenizer, run / "data")
-    sequences = Sequences(path, settings.batch.sequence_length, settings.batch.global_batch, settings.seed)
+    sequences = Sequences(
+        path, settings.batch.sequence_length, settings.batch.global_batch, settings.seed
+    )
     chosen = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
     if settings.model.weights == "pretrained":
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, **chosen)
     else:
         model = AutoModelForCausalLM.from_config(config, **chosen)  # type: ignore[no-untyped-call]
     rows = Rows(sequences, settings.steps * settings.batch.global_batch)
-    trainer = InOrder(model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)])
+    trainer = InOrder(
+        model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
+    )
     checkpoints = list(_checkpoints(run / "checkpoints"))
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
     model.config.use_cache = True
     trainer.save_model(str(run / "model"))
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(run / "model")
-        (run / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nothing that serves needs it
+        (run / "model" / "training_args.bin").unlink(
+            missing_ok=True
+        )  # a pickle, and nothing that serves needs it
 
 
 def _checkpoints(folder: Path) -> Iterator[Path]:
-    return iter(sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])))
+    return iter(
+        sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    )
 
 
 def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
@@ -146,7 +172,11 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
         adam_epsilon=o.epsilon,
         max_grad_norm=o.clip_norm,
         logging_steps=1,
-        accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": settings.split.gradient_sync == "micro-batch"}},
+        accelerator_config={
+            "gradient_accumulation_kwargs": {
+                "sync_each_batch": settings.split.gradient_sync == "micro-batch"
+            }
+        },
         save_steps=settings.checkpoints.every_steps,
         save_total_limit=settings.checkpoints.keep,
         seed=settings.seed,
@@ -158,11 +188,32 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="train_hf.py", description="Train what train.json describes, with transformers' trainer.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run's train.json")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where metrics, checkpoints and the model go (default: run/ beside it)")
-    parser.add_argument("--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights")
-    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="texts (.txt, .jsonl) instead of the bundle's")
+    parser = argparse.ArgumentParser(
+        prog="train_hf.py",
+        description="Train what train.json describes, with transformers' trainer.",
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where metrics, checkpoints and the model go (default: run/ beside it)",
+    )
+    parser.add_argument(
+        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="texts (.txt, .jsonl) instead of the bundle's",
+    )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher says it
+    parser.add_argument(
+        "--local_rank", type=int, help=argparse.SUPPRESS
+    )  # DeepSpeed's launcher says it
     return parser

@@ -67,12 +67,19 @@ class Run:
         self.settings, self.paths, self.world = settings, paths, world
         config = read_config(settings, paths.model)
         if settings.lora and (settings.model.weights != "pretrained" or paths.model is None):
-            raise TrainError("adapters are trained beside weights, and there are none.", hint="Give a folder with them: --model FOLDER.")
+            raise TrainError(
+                "adapters are trained beside weights, and there are none.",
+                hint="Give a folder with them: --model FOLDER.",
+            )
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
-            raise TrainError(f"sequence_length is {length}; the model has {config.max_position_embeddings} positions.")
+            raise TrainError(
+                f"sequence_length is {length}; the model has {config.max_position_embeddings} positions."
+            )
         positions = config.max_position_embeddings
-        self.tokenizer = get_tokenizer(settings.model.tokenizer, paths.model, paths.data, config.vocab_size, positions)
+        self.tokenizer = get_tokenizer(
+            settings.model.tokenizer, paths.model, paths.data, config.vocab_size, positions
+        )
         if int(os.environ["LOCAL_RANK"]) == 0:  # once a node; the others find the file
             token_file(paths.data, self.tokenizer, paths.run / "data")
         dist.barrier()
@@ -84,14 +91,18 @@ class Run:
         self.scale = LossScale(used=settings.precision == "fp16")
         self.passes = Passes(self.parts, settings, world, self.scale)
         folder = paths.run / "checkpoints"
-        self.checkpoints = Checkpointer(folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name)
+        self.checkpoints = Checkpointer(
+            folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name
+        )
         self.asked_to_stop = False
 
     def _part(self, chunk: int) -> Part:
         settings, world = self.settings, self.world
         chunks = settings.split.pp * settings.split.virtual_stages
         whole = build(self.reference.config, settings)
-        part = lay_out(Part(whole, chunk * settings.split.pp + world.pp_rank, chunks), settings, world)
+        part = lay_out(
+            Part(whole, chunk * settings.split.pp + world.pp_rank, chunks), settings, world
+        )
         part.to_empty(device=world.device)
         part.train()
         if settings.model.weights == "pretrained" and self.paths.model is not None:
@@ -106,7 +117,9 @@ class Run:
         """Train to the last step, or until someone asks for an end; leave a checkpoint, and after the last step a model."""
         step = self.checkpoints.resume(resume, self.scale)
         self._tell(step)
-        metrics = Metrics(self.paths.run, self.settings.name, step) if self.world.rank == 0 else None
+        metrics = (
+            Metrics(self.paths.run, self.settings.name, step) if self.world.rank == 0 else None
+        )
         before = signal.signal(signal.SIGTERM, self._on_signal)
         try:
             while step < self.settings.steps:
@@ -114,8 +127,14 @@ class Run:
                 step += 1
                 if metrics:
                     metrics.write(row)
-                say(f"step {step} of {self.settings.steps}: loss {row.loss:.4f}, {row.tokens_per_s:,.0f} tokens/s")
-                if stop or step == self.settings.steps or step % self.settings.checkpoints.every_steps == 0:
+                say(
+                    f"step {step} of {self.settings.steps}: loss {row.loss:.4f}, {row.tokens_per_s:,.0f} tokens/s"
+                )
+                if (
+                    stop
+                    or step == self.settings.steps
+                    or step % self.settings.checkpoints.every_steps == 0
+                ):
                     self.checkpoints.save(step, self.scale)
                 if stop:
                     break
@@ -132,25 +151,59 @@ class Run:
         loss = self.passes.run(batch)
         rate = learning_rate(settings.optimizer, step, settings.steps)
         scale = self.scale.value
-        norm, _ = update(self.optimizers, settings.optimizer, rate, self.scale, self.world.mesh["pp"])
+        norm, _ = update(
+            self.optimizers, settings.optimizer, rate, self.scale, self.world.mesh["pp"]
+        )
         # Ranks of one tensor-parallel group report the same loss; of a pipeline only the last stage has one.
-        shared = torch.stack([loss / (degrees.dp * degrees.tp), torch.tensor(float(self._stop_wanted()), device=loss.device)])
+        shared = torch.stack(
+            [
+                loss / (degrees.dp * degrees.tp),
+                torch.tensor(float(self._stop_wanted()), device=loss.device),
+            ]
+        )
         dist.all_reduce(shared)
-        memory = torch.tensor(float(peak_memory_bytes(self.world.device)), device=loss.device, dtype=torch.float64)
+        memory = torch.tensor(
+            float(peak_memory_bytes(self.world.device)), device=loss.device, dtype=torch.float64
+        )
         dist.all_reduce(memory, op=dist.ReduceOp.MAX)
         total, stop = shared.tolist()
-        return self._row(step + 1, total, rate, norm, time.perf_counter() - began, int(memory), scale), stop > 0
+        return self._row(
+            step + 1, total, rate, norm, time.perf_counter() - began, int(memory), scale
+        ), stop > 0
 
-    def _row(self, step: int, loss: float, rate: float, norm: float, step_s: float, memory: int, scale: float) -> Row:
+    def _row(
+        self,
+        step: int,
+        loss: float,
+        rate: float,
+        norm: float,
+        step_s: float,
+        memory: int,
+        scale: float,
+    ) -> Row:
         batch, figures = self.settings.batch, self.settings.figures
         each = batch.global_batch * batch.sequence_length
         per_device = each / step_s / dist.get_world_size()
         known = figures.flops_per_token and figures.peak_flops_per_s
         mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s if known else None  # type: ignore[operator]
-        return Row(step, loss, rate, norm, step_s, each / step_s, per_device, mfu, memory, each * step, scale)
+        return Row(
+            step,
+            loss,
+            rate,
+            norm,
+            step_s,
+            each / step_s,
+            per_device,
+            mfu,
+            memory,
+            each * step,
+            scale,
+        )
 
     def _stop_wanted(self) -> bool:
-        return self.asked_to_stop or (self.world.rank == 0 and (self.paths.run / STOP_FILE).exists())
+        return self.asked_to_stop or (
+            self.world.rank == 0 and (self.paths.run / STOP_FILE).exists()
+        )
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.asked_to_stop = True
@@ -160,7 +213,9 @@ class Run:
         parameters = sum(parameter.numel() for parameter in self.reference.parameters())
         terms = f"pp {d.pp} × replicate {d.replicate} × shard {d.shard} × tp {d.tp} = {dist.get_world_size()} processes"
         taken = f"{batch.global_batch} sequences of {batch.sequence_length} a step, {d.micro_batches} micro-batches of {batch.micro_batch}"
-        say(f"{parameters:,} parameters; {terms}; {taken}; {'starting' if step == 0 else f'going on after step {step}'}")
+        say(
+            f"{parameters:,} parameters; {terms}; {taken}; {'starting' if step == 0 else f'going on after step {step}'}"
+        )
 
     def _finish(self, step: int) -> None:
         if self.world.rank == 0:
@@ -169,10 +224,20 @@ class Run:
                 where, target = self.checkpoints.folder / f"step-{step}", self.paths.run / "model"
                 dtype = HALF.get(self.settings.precision, torch.float32)
                 if self.settings.lora:
-                    export_adapters(where, self.reference, self.tokenizer, target, dtype, self.settings.lora, str(self.paths.model))
+                    export_adapters(
+                        where,
+                        self.reference,
+                        self.tokenizer,
+                        target,
+                        dtype,
+                        self.settings.lora,
+                        str(self.paths.model),
+                    )
                 else:
                     export(where, self.reference, self.tokenizer, target, dtype)
                 say(f"done: {target} can be served")
             else:
-                say(f"stopped after step {step} of {self.settings.steps}; started again it goes on from there")
+                say(
+                    f"stopped after step {step} of {self.settings.steps}; started again it goes on from there"
+                )
         dist.barrier()

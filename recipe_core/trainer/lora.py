@@ -35,7 +35,9 @@ class Adapted(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Both together."""
-        out: torch.Tensor = super().forward(x) + self.scale * linear(linear(x, self.lora_A), self.lora_B)
+        out: torch.Tensor = super().forward(x) + self.scale * linear(
+            linear(x, self.lora_A), self.lora_B
+        )
         return out
 
 
@@ -58,7 +60,11 @@ def adapt(part: Part, lora: Lora) -> None:
             for name, shape in zip(NAMES, _shapes(module, lora), strict=True):
                 value: torch.Tensor = torch.empty(shape, device="meta")
                 if isinstance(module.weight, DTensor):
-                    value = distribute_tensor(value, module.weight.device_mesh, [_beside(name, module.weight.placements[0])])
+                    value = distribute_tensor(
+                        value,
+                        module.weight.device_mesh,
+                        [_beside(name, module.weight.placements[0])],
+                    )
                 module.register_parameter(name, nn.Parameter(value))
 
 
@@ -83,7 +89,13 @@ def fill_adapters(part: Part, seed: int, device: torch.device) -> None:
             torch.manual_seed(seed + zlib.crc32(f"{name}.lora_A".encode()))
             bound = 1 / math.sqrt(module.in_features)
             first = torch.empty(module.lora_A.shape, device=device).uniform_(-bound, bound)
-            put(part, {f"{name}.lora_A": first, f"{name}.lora_B": torch.zeros(module.lora_B.shape, device=device)})
+            put(
+                part,
+                {
+                    f"{name}.lora_A": first,
+                    f"{name}.lora_B": torch.zeros(module.lora_B.shape, device=device),
+                },
+            )
 
 
 class Adapters:
@@ -96,13 +108,20 @@ class Adapters:
         wanted = {
             f"{layer}.{name}": torch.empty(shape)
             for layer in self.layers
-            for name, shape in zip(NAMES, _shapes(reference.get_submodule(layer), lora), strict=True)
+            for name, shape in zip(
+                NAMES, _shapes(reference.get_submodule(layer), lora), strict=True
+            )
         }
         self.tensors: dict[str, torch.Tensor] = read(wanted)
         if not all(bool(torch.isfinite(each).all()) for each in self.tensors.values()):
-            raise TrainError("the adapters are not finite; nothing was exported.", hint="Train with a lower learning rate.")
+            raise TrainError(
+                "the adapters are not finite; nothing was exported.",
+                hint="Train with a lower learning rate.",
+            )
 
-    def merged(self, stored: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def merged(
+        self, stored: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         """Weights with what was learnt added, in ``dtype``."""
         scale, known = self.lora.alpha / self.lora.rank, set(self.layers)
         out: dict[str, torch.Tensor] = {}
@@ -117,7 +136,10 @@ class Adapters:
     def save(self, folder: Path, base: str) -> None:
         """What peft and inference engines read as a LoRA adapter of ``base``."""
         folder.mkdir(parents=True)
-        named = {f"base_model.model.{name}.weight": each.contiguous() for name, each in self.tensors.items()}
+        named = {
+            f"base_model.model.{name}.weight": each.contiguous()
+            for name, each in self.tensors.items()
+        }
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config = {
             "peft_type": "LORA",
@@ -130,4 +152,6 @@ class Adapters:
             "target_modules": sorted({layer.rpartition(".")[2] for layer in self.layers}),
             "inference_mode": True,
         }
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / "adapter_config.json").write_text(
+            json.dumps(config, indent=2) + "\n", encoding="utf-8"
+        )

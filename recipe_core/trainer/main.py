@@ -14,7 +14,9 @@ from .errors import TrainError
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 trained, or stopped as asked; 2 something a person has to change."""
     options = _parser().parse_args(argv)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forking after threads is what it warns about otherwise
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # forking after threads is what it warns about otherwise
     try:
         from .settings import data_paths, load_settings
 
@@ -26,7 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         root = options.config.resolve().parent
         data = data_paths(options.data, settings.data, root)
-        train(settings, Paths(root, (options.out or root / "run").resolve(), options.model, data), options.resume)
+        train(
+            settings,
+            Paths(root, (options.out or root / "run").resolve(), options.model, data),
+            options.resume,
+        )
     except TrainError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)
         return 2
@@ -34,12 +40,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="train.py", description="Train what train.json describes; started by torchrun.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run's train.json")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where metrics, checkpoints and the model go (default: run/ beside it)")
-    parser.add_argument("--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights")
-    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="texts (.txt, .jsonl) instead of the bundle's")
-    parser.add_argument("--resume", type=_resume, default="auto", metavar="auto|never|STEP", help="which checkpoint to go on from")
+    parser = argparse.ArgumentParser(
+        prog="train.py", description="Train what train.json describes; started by torchrun."
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where metrics, checkpoints and the model go (default: run/ beside it)",
+    )
+    parser.add_argument(
+        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="texts (.txt, .jsonl) instead of the bundle's",
+    )
+    parser.add_argument(
+        "--resume",
+        type=_resume,
+        default="auto",
+        metavar="auto|never|STEP",
+        help="which checkpoint to go on from",
+    )
     return parser
 
 

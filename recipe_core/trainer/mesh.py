@@ -40,7 +40,11 @@ def degrees(split: Split, batch: Batch, world: int, *, elastic: bool) -> Degrees
     planned = model * split.dp
     if world != planned and (not elastic or world % model):
         terms = f"tp({split.tp}) × pp({split.pp}) × dp({split.dp}) = {planned} ≠ {world} processes"
-        hint = f"An elastic run takes multiples of tp × pp = {model}." if elastic else f"Start {planned} processes."
+        hint = (
+            f"An elastic run takes multiples of tp × pp = {model}."
+            if elastic
+            else f"Start {planned} processes."
+        )
         raise TrainError(f"{terms}.", hint=hint)
     dp = world // model
     each = dp * batch.micro_batch
@@ -74,7 +78,9 @@ class World:
     @property
     def dp_rank(self) -> int:
         """Which replica this process belongs to."""
-        return self.mesh.get_local_rank("replicate") * self.degrees.shard + self.mesh.get_local_rank("shard")
+        return self.mesh.get_local_rank(
+            "replicate"
+        ) * self.degrees.shard + self.mesh.get_local_rank("shard")
 
     @property
     def pp_rank(self) -> int:
@@ -84,7 +90,9 @@ class World:
     @property
     def data_mesh(self) -> DeviceMesh:
         """The mesh that FSDP divides and copies over; one dimension where nothing is copied."""
-        return self.mesh["shard"] if self.degrees.replicate == 1 else self.mesh["replicate", "shard"]
+        return (
+            self.mesh["shard"] if self.degrees.replicate == 1 else self.mesh["replicate", "shard"]
+        )
 
 
 def join(settings: Settings) -> World:
@@ -93,10 +101,19 @@ def join(settings: Settings) -> World:
     Raises:
         TrainError: when this was not started by torchrun, or there are too few or too many processes.
     """
-    missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ]
+    missing = [
+        name
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+        if name not in os.environ
+    ]
     if missing:
-        raise TrainError(f"{missing[0]} is not set.", hint="Start it with torchrun, or with `python launch.py up`.")
-    found = degrees(settings.split, settings.batch, int(os.environ["WORLD_SIZE"]), elastic=settings.elastic)
+        raise TrainError(
+            f"{missing[0]} is not set.",
+            hint="Start it with torchrun, or with `python launch.py up`.",
+        )
+    found = degrees(
+        settings.split, settings.batch, int(os.environ["WORLD_SIZE"]), elastic=settings.elastic
+    )
     if torch.cuda.is_available():  # ROCm builds of torch say cuda too, and their nccl is RCCL
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -105,4 +122,8 @@ def join(settings: Settings) -> World:
         device = torch.device("cpu")
         dist.init_process_group("gloo", timeout=timedelta(minutes=30))
     shape = (found.pp, found.replicate, found.shard, found.tp)
-    return World(device, init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "tp")), found)
+    return World(
+        device,
+        init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "tp")),
+        found,
+    )

@@ -70,7 +70,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+        return [
+            row
+            for row in csv.DictReader(file)
+            if None not in row.values() and row["step"].isdigit()
+        ]
 
 
 def prometheus(values: dict[str, float | None], name: str) -> str:
@@ -81,7 +85,11 @@ def prometheus(values: dict[str, float | None], name: str) -> str:
         if value is not None:
             kind = "counter" if key == "tokens" else "gauge"
             full = f"recipe_training_{key}" + ("_total" if kind == "counter" else "")
-            lines += [f"# HELP {full} {_HELP[key]}", f"# TYPE {full} {kind}", f'{full}{{run="{run}"}} {value}']
+            lines += [
+                f"# HELP {full} {_HELP[key]}",
+                f"# TYPE {full} {kind}",
+                f'{full}{{run="{run}"}} {value}',
+            ]
     return "\n".join([*lines, ""])
 
 

@@ -54,7 +54,9 @@ class Part(nn.Module):
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters by the names they have in a checkpoint."""
-        return ((name.removeprefix("inner."), parameter) for name, parameter in self.named_parameters())
+        return (
+            (name.removeprefix("inner."), parameter) for name, parameter in self.named_parameters()
+        )
 
     def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that a step changes."""
@@ -85,12 +87,17 @@ def read_config(settings: Settings, folder: str | None) -> PreTrainedConfig:
     try:
         if values is None:
             if folder is None:
-                raise TrainError("neither train.json nor --model says what the model is.", hint="Give a folder: --model FOLDER.")
+                raise TrainError(
+                    "neither train.json nor --model says what the model is.",
+                    hint="Give a folder: --model FOLDER.",
+                )
             config = AutoConfig.from_pretrained(folder)
         else:
             config = AutoConfig.for_model(**values)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainError(f"the model's configuration cannot be read: {str(error).splitlines()[0]}") from None
+        raise TrainError(
+            f"the model's configuration cannot be read: {str(error).splitlines()[0]}"
+        ) from None
     config.use_cache = False
     read: PreTrainedConfig = config
     return read
@@ -103,7 +110,9 @@ def build(config: PreTrainedConfig, settings: Settings) -> Any:
             config, dtype=torch.float32, attn_implementation=_ATTENTION[settings.attention]
         )
     body = getattr(model, "model", None)
-    if not all(hasattr(body, name) for name in ("embed_tokens", "layers", "norm")) or not hasattr(model, "lm_head"):
+    if not all(hasattr(body, name) for name in ("embed_tokens", "layers", "norm")) or not hasattr(
+        model, "lm_head"
+    ):
         hint = "Models with embed_tokens, layers, norm and lm_head are."
         raise TrainError(f"{config.model_type} models are not trained by this version.", hint=hint)
     return model
@@ -125,7 +134,10 @@ def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> 
             reference._init_weights(fresh)
             for key, buffer in fresh.named_buffers(recurse=False):
                 module.get_buffer(key).copy_(buffer)
-        drawn |= {f"{name}.{key}": parameter.detach() for key, parameter in fresh.named_parameters(recurse=False)}
+        drawn |= {
+            f"{name}.{key}": parameter.detach()
+            for key, parameter in fresh.named_parameters(recurse=False)
+        }
         if sum(each.nbytes for each in drawn.values()) > _AT_ONCE_BYTES:
             put(part, drawn)
             drawn = {}
@@ -160,11 +172,14 @@ def stored_tensors(folder: str, names: set[str]) -> Iterator[tuple[str, torch.Te
                 wanted.discard(name)
     if wanted:
         raise TrainError(
-            f"{folder} holds no tensor {min(wanted)} ({len(wanted)} are missing).", hint="Give a folder with this model's weights."
+            f"{folder} holds no tensor {min(wanted)} ({len(wanted)} are missing).",
+            hint="Give a folder with this model's weights.",
         )
 
 
 def put(part: Part, whole: dict[str, torch.Tensor]) -> None:
     """Copy the share of each rank of tensors that every rank has whole."""
     if whole:
-        set_model_state_dict(part.inner, dict(whole), options=StateDictOptions(full_state_dict=True, strict=False))
+        set_model_state_dict(
+            part.inner, dict(whole), options=StateDictOptions(full_state_dict=True, strict=False)
+        )

@@ -26,7 +26,10 @@ def learning_rate(o: Optimizer, step: int, steps: int) -> float:
     if step < o.warmup_steps:
         return o.learning_rate * (step + 1) / o.warmup_steps
     progress = (step - o.warmup_steps) / max(steps - o.warmup_steps, 1)
-    return o.learning_rate * (o.least_rate_share + (1 - o.least_rate_share) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+    return o.learning_rate * (
+        o.least_rate_share
+        + (1 - o.least_rate_share) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    )
 
 
 def make_optimizer(o: Optimizer, part: Part) -> torch.optim.Optimizer:
@@ -41,10 +44,14 @@ def make_optimizer(o: Optimizer, part: Part) -> torch.optim.Optimizer:
     if o.name == "sgd":
         made = torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.beta1)
     else:
-        made = torch.optim.AdamW(groups, lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.epsilon)
+        made = torch.optim.AdamW(
+            groups, lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.epsilon
+        )
     for parameter in parameters:
         for name in STATES[o.name]:
-            made.state[parameter][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
+            made.state[parameter][name] = (
+                torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
+            )
     return made
 
 
@@ -57,7 +64,11 @@ def gradient_norm(parameters: Sequence[nn.Parameter], pipeline: DeviceMesh) -> t
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            divided = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
+            divided = tuple(
+                dim
+                for dim, placement in enumerate(gradient.placements)
+                if not placement.is_replicate()
+            )
             groups[gradient.device_mesh, divided].append(gradient.to_local())
         elif gradient is not None:
             groups[None].append(gradient)
@@ -92,7 +103,11 @@ class LossScale:
 
 
 def update(
-    optimizers: list[torch.optim.Optimizer], o: Optimizer, rate: float, scale: LossScale, pipeline: DeviceMesh
+    optimizers: list[torch.optim.Optimizer],
+    o: Optimizer,
+    rate: float,
+    scale: LossScale,
+    pipeline: DeviceMesh,
 ) -> tuple[float, bool]:
     """One step of all optimizers: the gradients' norm, and whether they were finite (otherwise nothing is changed)."""
     parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
@@ -101,7 +116,12 @@ def update(
     if finite:
         factor = min(1.0, o.clip_norm / (float(norm) + 1e-6)) / scale.value
         torch._foreach_mul_(
-            [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None], factor
+            [
+                p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+                for p in parameters
+                if p.grad is not None
+            ],
+            factor,
         )
         for each in optimizers:
             for group in each.param_groups:

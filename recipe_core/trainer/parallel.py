@@ -12,7 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from .errors import TrainError
@@ -36,7 +42,11 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
     if settings.lora:
         adapt(part, settings.lora)
     _recompute(part, settings.recompute)
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=half is not None)
+    policy = MixedPrecisionPolicy(
+        param_dtype=half,
+        reduce_dtype=torch.float32 if half else None,
+        cast_forward_inputs=half is not None,
+    )
     shard = partial(fully_shard, mesh=world.data_mesh, mp_policy=policy)
     for modules, reshard in gathered_units(part, reshard=settings.split.zero_stage == 3):
         shard(modules, reshard_after_forward=reshard)
@@ -71,13 +81,17 @@ def _tensor_parallel(part: Part, mesh: DeviceMesh, *, sequence: bool) -> None:
     config = part.inner.config
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     if not plan:
-        raise TrainError(f"{config.model_type} models have no plan for tensor parallelism.", hint="Use tp: 1.")
+        raise TrainError(
+            f"{config.model_type} models have no plan for tensor parallelism.", hint="Use tp: 1."
+        )
     for index, layer in enumerate(part.body.layers):
         if layer in part.layers:
             _parallel_layer(layer, f"layers.{index}.", plan, mesh, sequence=sequence)
     ends: dict[str, ParallelStyle] = {}
     if part.first:
-        ends["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+        ends["model.embed_tokens"] = RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Replicate()
+        )
     if part.last:
         ends["lm_head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     parallelize_module(part.inner, mesh, ends)
@@ -88,7 +102,9 @@ def _tensor_parallel(part: Part, mesh: DeviceMesh, *, sequence: bool) -> None:
         part.layers[-1].register_forward_hook(partial(_join, mesh))
 
 
-def _parallel_layer(layer: nn.Module, prefix: str, plan: dict[str, str], mesh: DeviceMesh, *, sequence: bool) -> None:
+def _parallel_layer(
+    layer: nn.Module, prefix: str, plan: dict[str, str], mesh: DeviceMesh, *, sequence: bool
+) -> None:
     """Projections as the plan says; what enters a block is one tensor for all of them, so that its gradient is summed once.
 
     With ``sequence``, between blocks each rank keeps its piece of the sequence: norms work on pieces, blocks gather them before and
@@ -96,12 +112,16 @@ def _parallel_layer(layer: nn.Module, prefix: str, plan: dict[str, str], mesh: D
     """
     styles: dict[str, ParallelStyle] = {}
     for name, _ in layer.named_modules():
-        word = next((style for pattern, style in plan.items() if fnmatchcase(prefix + name, pattern)), None)
+        word = next(
+            (style for pattern, style in plan.items() if fnmatchcase(prefix + name, pattern)), None
+        )
         if word is not None:
             styles[name] = _style(word, sequence=sequence)
     for name, child in layer.named_children():
         if "norm" not in name:
-            child.register_forward_pre_hook(partial(_gather, mesh, Shard(1) if sequence else Replicate()), with_kwargs=True)
+            child.register_forward_pre_hook(
+                partial(_gather, mesh, Shard(1) if sequence else Replicate()), with_kwargs=True
+            )
         elif sequence:
             styles[name] = SequenceParallel(use_local_output=True)
     parallelize_module(layer, mesh, styles)
@@ -115,13 +135,20 @@ def _style(word: str, *, sequence: bool) -> ParallelStyle:
         return ColwiseParallel()
     if word == "rowwise":
         return RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
-    raise TrainError(f"the model's plan for tensor parallelism asks for {word}, which this version cannot do.", hint="Use tp: 1.")
+    raise TrainError(
+        f"the model's plan for tensor parallelism asks for {word}, which this version cannot do.",
+        hint="Use tp: 1.",
+    )
 
 
-def _gather(mesh: DeviceMesh, layout: Placement, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def _gather(
+    mesh: DeviceMesh, layout: Placement, _: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Before a block: its hidden states, whole on every rank."""
     if "hidden_states" in kwargs:
-        return args, kwargs | {"hidden_states": _spread(kwargs["hidden_states"], mesh, layout, Replicate())}
+        return args, kwargs | {
+            "hidden_states": _spread(kwargs["hidden_states"], mesh, layout, Replicate())
+        }
     return (_spread(args[0], mesh, layout, Replicate()), *args[1:]), kwargs
 
 
@@ -141,7 +168,8 @@ def _spread(x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placeme
 
 _PRODUCT = torch.ops.aten.mm.default
 _ATTENTION = tuple(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in ("flash_attention", "efficient_attention", "cudnn_attention")
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
+    for kind in ("flash_attention", "efficient_attention", "cudnn_attention")
 )
 
 
@@ -150,7 +178,9 @@ def _recompute(part: Part, policy: str) -> None:
     if policy == "none":
         return
     more = {"context_fn": _selective} if policy == "selective" else {}
-    part.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
+    part.inner.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False, **more}
+    )
 
 
 def _selective() -> Any:
@@ -159,7 +189,15 @@ def _selective() -> Any:
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if operator is _PRODUCT:
             seen[context.is_recompute] += 1
-            return CheckpointPolicy.MUST_SAVE if seen[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
-        return CheckpointPolicy.MUST_SAVE if operator in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+            return (
+                CheckpointPolicy.MUST_SAVE
+                if seen[context.is_recompute] % 2
+                else CheckpointPolicy.PREFER_RECOMPUTE
+            )
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if operator in _ATTENTION
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

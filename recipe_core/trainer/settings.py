@@ -127,7 +127,9 @@ def load_settings(path: Path) -> Settings:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TrainError(f"cannot read {path}: {error.strerror}.", hint="Say where it is with --config FILE.") from None
+        raise TrainError(
+            f"cannot read {path}: {error.strerror}.", hint="Say where it is with --config FILE."
+        ) from None
     except ValueError as error:
         raise TrainError(f"{path} is not JSON: {error}.") from None
     settings: Settings = _read(value, Settings, path.name)
@@ -152,12 +154,16 @@ def _read(value: Any, kind: Any, where: str) -> Any:
         return None if value is None else _read(value, arguments[0], where)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
-            raise TrainError(f"{where} is {value!r}.", hint=f"Use {' or '.join(map(repr, arguments))}.")
+            raise TrainError(
+                f"{where} is {value!r}.", hint=f"Use {' or '.join(map(repr, arguments))}."
+            )
         return value
     if origin is tuple:
         if not isinstance(value, list):
             raise TrainError(f"{where} is {value!r}, not a list.")
-        return tuple(_read(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value))
+        return tuple(
+            _read(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)
+        )
     plain = origin or kind
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -173,7 +179,11 @@ def _object(value: Any, kind: Any, where: str) -> Any:
     known = {field.name: field for field in fields(kind)}
     if extra := sorted(value.keys() - known.keys()):
         raise TrainError(f"{where}.{extra[0]} is unknown.", hint=f"Known are {', '.join(known)}.")
-    missing = [name for name, field in known.items() if name not in value and field.default is MISSING]
+    missing = [
+        name for name, field in known.items() if name not in value and field.default is MISSING
+    ]
     if missing:
         raise TrainError(f"{where}.{missing[0]} is missing.")
-    return kind(**{name: _read(item, hints[name], f"{where}.{name}") for name, item in value.items()})
+    return kind(
+        **{name: _read(item, hints[name], f"{where}.{name}") for name, item in value.items()}
+    )

@@ -7,7 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
@@ -26,7 +31,9 @@ class Passes:
     With tensor parallelism the logits stay cut by vocabulary and so does the loss.
     """
 
-    def __init__(self, parts: list[Part], settings: Settings, world: World, scale: LossScale) -> None:
+    def __init__(
+        self, parts: list[Part], settings: Settings, world: World, scale: LossScale
+    ) -> None:
         self.parts, self.settings, self.world, self.scale = parts, settings, world, scale
         self.micro_batches = world.degrees.micro_batches
         self.schedule = self._schedule() if settings.split.pp > 1 else None
@@ -52,10 +59,14 @@ class Passes:
         inputs, targets = (torch.cat([pair[which] for pair in batches]) for which in (0, 1))
         first = (inputs,) if any(part.first for part in self.parts) else ()
         losses: list[torch.Tensor] = []
-        last: dict[str, Any] = {"target": targets, "losses": losses} if any(part.last for part in self.parts) else {}
+        last: dict[str, Any] = (
+            {"target": targets, "losses": losses} if any(part.last for part in self.parts) else {}
+        )
         assert self.schedule is not None  # noqa: S101 - only called with one
         self.schedule.step(*first, **last, return_outputs=False)
-        total = sum((_plain(loss.detach()) for loss in losses), torch.zeros((), device=self.world.device))
+        total = sum(
+            (_plain(loss.detach()) for loss in losses), torch.zeros((), device=self.world.device)
+        )
         return total / self.scale.value
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -71,11 +82,19 @@ class Passes:
         split, world = self.settings.split, self.world
         pipeline = world.mesh["pp"]
         stages = [
-            PipelineStage(part, chunk * split.pp + world.pp_rank, split.pp * split.virtual_stages, world.device, group=pipeline.get_group())
+            PipelineStage(
+                part,
+                chunk * split.pp + world.pp_rank,
+                split.pp * split.virtual_stages,
+                world.device,
+                group=pipeline.get_group(),
+            )
             for chunk, part in enumerate(self.parts)
         ]
         if split.virtual_stages > 1:
-            return ScheduleInterleaved1F1B(stages, self.micro_batches, loss_fn=self._loss, scale_grads=False)  # type: ignore[arg-type]
+            return ScheduleInterleaved1F1B(
+                stages, self.micro_batches, loss_fn=self._loss, scale_grads=False
+            )  # type: ignore[arg-type]
         kind = ScheduleGPipe if split.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], self.micro_batches, loss_fn=self._loss, scale_grads=False)
 

@@ -15,7 +15,9 @@ _SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 
-def get_tokenizer(source: str, model: str | None, data: tuple[Path, ...], vocabulary: int, context: int) -> Any:
+def get_tokenizer(
+    source: str, model: str | None, data: tuple[Path, ...], vocabulary: int, context: int
+) -> Any:
     """The tokenizer of the folder or id ``model``, or (``source`` is data) one of at most ``vocabulary`` tokens made from the texts.
 
     Raises:
@@ -24,15 +26,22 @@ def get_tokenizer(source: str, model: str | None, data: tuple[Path, ...], vocabu
     if source == "data":
         return _made(data, vocabulary, context)
     if model is None:
-        raise TrainError("the tokenizer is the model's, and no model is given.", hint="Give a folder or an id: --model FOLDER.")
+        raise TrainError(
+            "the tokenizer is the model's, and no model is given.",
+            hint="Give a folder or an id: --model FOLDER.",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise TrainError(
-            f"{model} has no tokenizer: {str(error).splitlines()[0]}", hint="Give a folder with one: --model FOLDER."
+            f"{model} has no tokenizer: {str(error).splitlines()[0]}",
+            hint="Give a folder with one: --model FOLDER.",
         ) from None
     if len(tokenizer) > vocabulary:
-        raise TrainError(f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary}.", hint="Give the model's own tokenizer.")
+        raise TrainError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary}.",
+            hint="Give the model's own tokenizer.",
+        )
     return tokenizer
 
 
@@ -45,9 +54,15 @@ def _made(data: tuple[Path, ...], vocabulary: int, context: int) -> PreTrainedTo
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocabulary < len(alphabet) + len(_SPECIALS):
-        raise TrainError(f"a vocabulary of {vocabulary} is too small for bytes.", hint=f"Use at least {len(alphabet) + len(_SPECIALS)}.")
+        raise TrainError(
+            f"a vocabulary of {vocabulary} is too small for bytes.",
+            hint=f"Use at least {len(alphabet) + len(_SPECIALS)}.",
+        )
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=list(_SPECIALS.values()), initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=list(_SPECIALS.values()),
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     raw.train_from_iterator(_texts(data), trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **_SPECIALS, model_max_length=context)  # type: ignore[no-untyped-call]

@@ -27,14 +27,24 @@ def _gemm_work(rows: pd.DataFrame) -> pd.DataFrame:
 
 def gemm(truth: Path, system: str, device: str) -> Iterable[Points]:
     rows = operator(truth, "gemm", system)
-    rows = rows[~((rows.backend == "vllm") & (rows.gemm_dtype == "fp8_block"))]  # bound by host dispatch, says the README
+    rows = rows[
+        ~((rows.backend == "vllm") & (rows.gemm_dtype == "fp8_block"))
+    ]  # bound by host dispatch, says the README
     rows = rows.assign(dtype=rows.gemm_dtype.map(DTYPES), seconds=rows.latency / 1e3)
     return split(device, "gemm", _gemm_work(rows), ["m", "n", "k"])
 
 
 def gemm_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
-    rows = rows[(rows.kind == "gemm") & (rows.metric == "tflops") & (rows.quality != "C") & rows.gpu.str.startswith(prefix)]
+    rows = rows[
+        (rows.kind == "gemm")
+        & (rows.metric == "tflops")
+        & (rows.quality != "C")
+        & rows.gpu.str.startswith(prefix)
+    ]
     rows = rows[~(rows.impl.str.startswith("vllm") & (rows["dtype"] == "fp8_block"))]
-    rows = rows.assign(dtype=rows["dtype"].map(DTYPES), seconds=2.0 * rows.m * rows.n * rows.k / (rows.value * 1e12))
+    rows = rows.assign(
+        dtype=rows["dtype"].map(DTYPES),
+        seconds=2.0 * rows.m * rows.n * rows.k / (rows.value * 1e12),
+    )
     return split(device, "gemm", _gemm_work(rows), ["m", "n", "k"])

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from fit.solve import Points
 from fit.tables import DTYPES, WEIGHT_BYTES, operator, split
 
-SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "num_tokens", "distribution"]
+SHAPE = [
+    "hidden_size",
+    "inter_size",
+    "topk",
+    "num_experts",
+    "moe_tp_size",
+    "moe_ep_size",
+    "num_tokens",
+    "distribution",
+]
 DRAWS = 12
 WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
 MOE_GPUS = {"MI300X-192GB (304": ("mi300x", "mi325x"), "MI355X-288GB (256": ("mi355x",)}
@@ -47,7 +56,9 @@ def _dealt(tokens: int, experts: int, top_k: int) -> NDArray[np.int64]:
     return np.bincount(((spread + pick * stride) % experts).ravel(), minlength=experts)
 
 
-def _drawn(tokens: int, experts: int, top_k: int, exponent: float, random: np.random.Generator) -> NDArray[np.int64]:
+def _drawn(
+    tokens: int, experts: int, top_k: int, exponent: float, random: np.random.Generator
+) -> NDArray[np.int64]:
     """Rows of each expert when loads follow a power law."""
     picks = tokens * top_k
     low, high = (1.0, 0.8 * tokens) if picks > experts else (0.01, 2.0)
@@ -64,12 +75,21 @@ def _drawn(tokens: int, experts: int, top_k: int, exponent: float, random: np.ra
 
 
 @cache
-def hottest(tokens: int, experts: int, top_k: int, ranks: int, distribution: str) -> tuple[float, float]:
+def hottest(
+    tokens: int, experts: int, top_k: int, ranks: int, distribution: str
+) -> tuple[float, float]:
     """Rows and distinct experts of the rank with the most rows, on average over draws."""
-    exponent, random = (0.0 if distribution == "balanced" else float(distribution.rsplit("_", 1)[1])), np.random.default_rng(0)
+    exponent, random = (
+        (0.0 if distribution == "balanced" else float(distribution.rsplit("_", 1)[1])),
+        np.random.default_rng(0),
+    )
     found = []
     for _ in range(DRAWS if exponent else 1):
-        rows = _drawn(tokens, experts, top_k, exponent, random) if exponent else _dealt(tokens, experts, top_k)
+        rows = (
+            _drawn(tokens, experts, top_k, exponent, random)
+            if exponent
+            else _dealt(tokens, experts, top_k)
+        )
         by_rank = rows.reshape(ranks, -1)
         rank = by_rank[np.argmax(by_rank.sum(axis=1))]
         found.append((float(rank.sum()), float(np.count_nonzero(rank))))
@@ -98,13 +118,23 @@ def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
     rows = operator(truth, "moe", system)
     blackwell = system.startswith("b")
     for backend, dtype, kernel in LEFT_OUT[blackwell]:
-        rows = rows[~((rows.backend == backend) & (rows.moe_dtype == dtype) & rows.kernel_source.str.startswith(kernel))]
+        rows = rows[
+            ~(
+                (rows.backend == backend)
+                & (rows.moe_dtype == dtype)
+                & rows.kernel_source.str.startswith(kernel)
+            )
+        ]
     rows = rows[(rows.inter_size / rows.moe_tp_size >= 96) & (rows.moe_ep_size <= 32)]
     rows = rows[~((rows.model_shape == "DeepSeek-V3") & (rows.backend != "trtllm"))]
     if not blackwell:
         rows = rows[~rows.moe_dtype.isin(WEIGHT_ONLY) | (rows.moe_ep_size == 1)]
-    keys = rows[["num_tokens", "num_experts", "topk", "moe_ep_size", "distribution"]].itertuples(index=False)
-    loads = pd.DataFrame([hottest(*key) for key in keys], index=rows.index, columns=["routed", "touched"])
+    keys = rows[["num_tokens", "num_experts", "topk", "moe_ep_size", "distribution"]].itertuples(
+        index=False
+    )
+    loads = pd.DataFrame(
+        [hottest(*key) for key in keys], index=rows.index, columns=["routed", "touched"]
+    )
     rows = rows.assign(dtype=rows.moe_dtype.map(DTYPES), seconds=rows.latency / 1e3)
     return split(device, "moe", _work(rows, loads.routed, loads.touched), SHAPE)
 

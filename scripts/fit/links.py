@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from fit.solve import Array, minimise
-from recipe_core.documents import write_whole
-from recipe_core.estimate.network import Group, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
-from recipe_core.hardware.catalog import Cluster, cluster, fabric
-from recipe_core.hardware.profile import DirectLinks, Fabric, Figure
-from recipe_core.request import HardwareRequest
+from recipe_core.base.documents import write_whole
+from recipe_core.base.provenance import Quantity
+from recipe_core.hardware.cluster import Cluster, cluster, fabric
+from recipe_core.hardware.profile import DirectLinks, Fabric
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.physics.network import Group, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
 
 PROFILES = Path(__file__).resolve().parent.parent.parent / "hw_profiles"
 
@@ -39,13 +40,27 @@ DEEPEP = {
     "H100-SXM-80GB": "nvlink4", "H200-SXM-141GB": "nvlink4", "B200-SXM-180GB": "nvlink5", "B300-SXM-288GB": "nvlink5",
     "GB200-186GB": "nvl72", "GB300-288GB": "nvl72",
 }  # fmt: skip
-GOOD_PCIE4 = "sglang/0.5.12"  # the one collection of L40S whose server has its devices under one socket
-AIC, PULL = "https://github.com/ai-dynamo/aiconfigurator", "https://github.com/vllm-project/vllm/pull/39080"
+GOOD_PCIE4 = (
+    "sglang/0.5.12"  # the one collection of L40S whose server has its devices under one socket
+)
+AIC, PULL = (
+    "https://github.com/ai-dynamo/aiconfigurator",
+    "https://github.com/vllm-project/vllm/pull/39080",
+)
 SOURCES = {
-    "library": ("NCCL's collectives in aiconfigurator's operator collection, all-reduce, all-gather, reduce-scatter and all-to-all", AIC),
-    "direct": ("all-reduce kernels of vLLM, SGLang and TensorRT-LLM in aiconfigurator's operator collection, the median of the three", AIC),
+    "library": (
+        "NCCL's collectives in aiconfigurator's operator collection, all-reduce, all-gather, reduce-scatter and all-to-all",
+        AIC,
+    ),
+    "direct": (
+        "all-reduce kernels of vLLM, SGLang and TensorRT-LLM in aiconfigurator's operator collection, the median of the three",
+        AIC,
+    ),
     "aiter": ("vLLM pull request 39080 (closed) timing two all-reduce kernels on 8 x MI355X", PULL),
-    "deepep": ("DeepEP's low-latency kernels on 2 to 8 nodes of 8 H100 in aiconfigurator's operator collection", AIC),
+    "deepep": (
+        "DeepEP's low-latency kernels on 2 to 8 nodes of 8 H100 in aiconfigurator's operator collection",
+        AIC,
+    ),
 }
 SMALLEST, LARGEST = 4 << 10, 256 << 20
 OPERATIONS: dict[str, Callable[[Cluster, Group, Array], Array]] = {
@@ -81,11 +96,19 @@ def engine_kernels(truth: Path) -> pd.DataFrame:
     """All-reduces as engines do them in captured graphs: the newest version of each, the median over engines."""
     rows = pd.read_csv(truth / "op_custom_allreduce.csv.gz", low_memory=False)
     rows = _sized(rows[~rows.kernel_source.str.contains("eager")])
-    rows = rows.assign(engine=rows.source.str.split("/").str[0], version=rows.source.map(_version), op_name="all_reduce")
+    rows = rows.assign(
+        engine=rows.source.str.split("/").str[0],
+        version=rows.source.map(_version),
+        op_name="all_reduce",
+    )
     newest = rows.version == rows.groupby(["system", "engine", "num_gpus"]).version.transform("max")
     rows = rows[np.where(rows.system == "l40s", rows.source == GOOD_PCIE4, newest)]
     # beyond a tray of four only TensorRT-LLM has kernels of its own; what the others measure there is NCCL
-    rows = rows[~rows.system.str.startswith("gb") | (rows.num_gpus <= 4) | rows.kernel_source.str.contains("MNNVL")]
+    rows = rows[
+        ~rows.system.str.startswith("gb")
+        | (rows.num_gpus <= 4)
+        | rows.kernel_source.str.contains("MNNVL")
+    ]
     return _median(_median(rows, "engine"))
 
 
@@ -96,22 +119,33 @@ def library_kernels(truth: Path) -> pd.DataFrame:
 
 
 def _median(rows: pd.DataFrame, *also: str) -> pd.DataFrame:
-    return rows.groupby([*also, "system", "op_name", "num_gpus", "bytes"]).seconds.median().reset_index()
+    return (
+        rows.groupby([*also, "system", "op_name", "num_gpus", "bytes"])
+        .seconds.median()
+        .reset_index()
+    )
 
 
 def exchanges(truth: Path) -> pd.DataFrame:
     """DeepEP's dispatch (fp8 with a scale for 128 values) and combine (bf16) in low-latency and normal mode."""
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
-    rows = rows[rows.impl.eq("DeepEP (sglang)") & ~(rows.gpu.str.startswith("H200") & (rows.num_nodes > 1))]  # those are copies of H100's
+    rows = rows[
+        rows.impl.eq("DeepEP (sglang)") & ~(rows.gpu.str.startswith("H200") & (rows.num_nodes > 1))
+    ]  # those are copies of H100's
     row_bytes = rows.n * np.where(rows.dtype == "fp8", 1 + 4 / 128, 2.0)
-    return rows.assign(fabric=rows.gpu.map(DEEPEP), token_bytes=row_bytes, seconds=rows.value / 1e6, mode=rows.op.str.split("_").str[1])
+    return rows.assign(
+        fabric=rows.gpu.map(DEEPEP),
+        token_bytes=row_bytes,
+        seconds=rows.value / 1e6,
+        mode=rows.op.str.split("_").str[1],
+    )
 
 
-def _figure(value: float) -> Figure:
-    return Figure(value=value, source="fits", status="fitted")
+def _figure(value: float) -> Quantity:
+    return Quantity(value=value, source="fits", status="fitted")
 
 
-def _numbers(x: Array, per_rank_s: float | None) -> dict[str, Figure]:
+def _numbers(x: Array, per_rank_s: float | None) -> dict[str, Quantity]:
     """From the scale that is searched: logit of the efficiency, logarithms of the latencies."""
     per_rank = float(np.exp(x[2])) if per_rank_s is None else per_rank_s
     return {
@@ -127,7 +161,9 @@ def collectives_s(joined: Cluster, rows: pd.DataFrame) -> Array:
     for name, seconds in OPERATIONS.items():
         of = (rows.op_name == name).to_numpy()
         ranks = rows.num_gpus.to_numpy(dtype=float)[of]
-        out[of] = seconds(joined, Group(ranks, np.ones_like(ranks)), rows.bytes.to_numpy(dtype=float)[of])
+        out[of] = seconds(
+            joined, Group(ranks, np.ones_like(ranks)), rows.bytes.to_numpy(dtype=float)[of]
+        )
     return out
 
 
@@ -144,7 +180,9 @@ def exchanges_s(joined: Cluster, rows: pd.DataFrame) -> Array:
     return out
 
 
-def _search(predicted: Callable[[dict[str, Figure]], Array], seconds: Array, per_rank_s: float | None) -> tuple[dict[str, Figure], float]:
+def _search(
+    predicted: Callable[[dict[str, Quantity]], Array], seconds: Array, per_rank_s: float | None
+) -> tuple[dict[str, Quantity], float]:
     """The numbers with the least mean |log(predicted / measured)|, and the median error."""
     measured = np.log(seconds)
 
@@ -153,38 +191,55 @@ def _search(predicted: Callable[[dict[str, Figure]], Array], seconds: Array, per
         return float(np.mean(np.abs(np.log(predicted(_numbers(x, per_rank_s))) - measured))) + pull
 
     size = 3 if per_rank_s is None else 2
-    starts = [np.array([0.5, np.log(latency), np.log(per_rank)])[:size] for latency in (2e-6, 1e-5) for per_rank in (1e-7, 2e-6)]
-    x, _ = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1])  # the second unfolds the first
+    starts = [
+        np.array([0.5, np.log(latency), np.log(per_rank)])[:size]
+        for latency in (2e-6, 1e-5)
+        for per_rank in (1e-7, 2e-6)
+    ]
+    x, _ = min(
+        (minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1]
+    )  # the second unfolds the first
     numbers = _numbers(x, per_rank_s)
     return numbers, float(np.median(np.abs(predicted(numbers) / seconds - 1.0)))
 
 
 def _fitted(
-    joined: Cluster, rows: pd.DataFrame, source: str, where: str, change: Callable[[Fabric, dict[str, Figure]], Fabric], kept: float | None
+    joined: Cluster,
+    rows: pd.DataFrame,
+    source: str,
+    where: str,
+    change: Callable[[Fabric, dict[str, Quantity]], Fabric],
+    kept: float | None,
 ) -> tuple[Cluster, Links]:
     """The cluster with the numbers of its fabric changed to those that fit the rows."""
     seconds = rows.seconds.to_numpy(dtype=float)
 
-    def predicted(numbers: dict[str, Figure]) -> Array:
+    def predicted(numbers: dict[str, Quantity]) -> Array:
         return collectives_s(replace(joined, fabric=change(joined.fabric, numbers)), rows)
 
     numbers, error = _search(predicted, seconds, kept)
-    ranks = f"{rows.num_gpus.min():.0f} to {rows.num_gpus.max():.0f} ranks" if kept is None else f"{rows.num_gpus.max():.0f} ranks"
+    ranks = (
+        f"{rows.num_gpus.min():.0f} to {rows.num_gpus.max():.0f} ranks"
+        if kept is None
+        else f"{rows.num_gpus.max():.0f} ranks"
+    )
     sizes = f"{rows.bytes.min() / 2**10:.0f} KiB to {rows.bytes.max() / 2**20:.3g} MiB"
     note = f"{len(rows)} points on {where}, {ranks}, {sizes}; median error {error:.0%}"
-    return replace(joined, fabric=change(joined.fabric, numbers)), _links(numbers, source, note, kept)
+    return replace(joined, fabric=change(joined.fabric, numbers)), _links(
+        numbers, source, note, kept
+    )
 
 
-def _links(numbers: dict[str, Figure], source: str, note: str, kept: float | None) -> Links:
+def _links(numbers: dict[str, Quantity], source: str, note: str, kept: float | None) -> Links:
     per_rank = None if kept is not None else numbers["latency_per_rank_s"].value
     return Links(numbers["efficiency"].value, numbers["latency_s"].value, per_rank, source, note)
 
 
-def _library(fabric: Fabric, numbers: dict[str, Figure]) -> Fabric:
+def _library(fabric: Fabric, numbers: dict[str, Quantity]) -> Fabric:
     return fabric.model_copy(update=numbers | {"direct": None})
 
 
-def _direct(fabric: Fabric, numbers: dict[str, Figure]) -> Fabric:
+def _direct(fabric: Fabric, numbers: dict[str, Quantity]) -> Fabric:
     return fabric.model_copy(update={"direct": DirectLinks(**numbers)})
 
 
@@ -198,7 +253,9 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
     for name, (device, *systems) in FABRIC_SYSTEMS.items():
         joined, where = _joined(device, name), " and ".join(systems).replace("_", " ")
         rows, kernels = nccl[nccl.system.isin(systems)], own[own.system.isin(systems)]
-        if joined.fabric.topology == "pcie":  # what engines bring is the library's there; that of l40s crossed sockets with more than two
+        if (
+            joined.fabric.topology == "pcie"
+        ):  # what engines bring is the library's there; that of l40s crossed sockets with more than two
             rows = pd.concat([rows[rows.num_gpus == 2] if name == "pcie4" else rows, kernels])
         joined, found = _fitted(joined, rows, "library", where, _library, None)
         yield name, "library", found
@@ -208,18 +265,24 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
         if name == "nvlink4":
             yield "ib-ndr-400", "direct", _fit_network(joined, exchanges(truth))
     links = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
-    links = links[(links.gpu == "MI355X-288GB") & (links.op == "all_reduce") & (links.metric == "time_us")]
+    links = links[
+        (links.gpu == "MI355X-288GB") & (links.op == "all_reduce") & (links.metric == "time_us")
+    ]
     links = links.assign(bytes=links.size_bytes, seconds=links.value / 1e6, op_name="all_reduce")
     joined = _joined("mi355x", "xgmi-mi350")
     kept = joined.fabric.direct.latency_per_rank_s.value if joined.fabric.direct else 1e-7
-    yield "xgmi-mi350", "direct", _fitted(joined, links, "aiter", "MI355X, two kernels", _direct, kept)[1]
+    yield (
+        "xgmi-mi350",
+        "direct",
+        _fitted(joined, links, "aiter", "MI355X, two kernels", _direct, kept)[1],
+    )
 
 
 def _fit_network(joined: Cluster, rows: pd.DataFrame) -> Links:
     """What a low-latency exchange adds when it leaves the node."""
     rows = rows[(rows.fabric == joined.fabric.name) & (rows.num_nodes > 1) & (rows["mode"] == "ll")]
 
-    def predicted(numbers: dict[str, Figure]) -> Array:
+    def predicted(numbers: dict[str, Quantity]) -> Array:
         return exchanges_s(replace(joined, network=_direct(joined.network, numbers)), rows)
 
     numbers, error = _search(predicted, rows.seconds.to_numpy(dtype=float), None)
@@ -239,18 +302,38 @@ def write_links(name: str, kind: str, found: Links) -> None:
     text = path.read_text(encoding="utf-8")
     indent = "  " if kind == "direct" else ""
     source = "fits" if kind == "library" else "kernels"
-    numbers = {"efficiency": found.efficiency, "latency_s": found.latency_s, "latency_per_rank_s": found.per_rank_s}
+    numbers = {
+        "efficiency": found.efficiency,
+        "latency_s": found.latency_s,
+        "latency_per_rank_s": found.per_rank_s,
+    }
     note = found.note + (REMARKS.get(name, "") if kind == "library" else "")
     if kind == "direct" and "\ndirect:\n" not in text:
-        text = text.replace("\nsources:\n", "\ndirect:\n  efficiency: {}\n  latency_s: {}\n  latency_per_rank_s: {}\nsources:\n", 1)
+        text = text.replace(
+            "\nsources:\n",
+            "\ndirect:\n  efficiency: {}\n  latency_s: {}\n  latency_per_rank_s: {}\nsources:\n",
+            1,
+        )
     for key, value in numbers.items():
         if value is not None:
             line = _line(key, value, source, note if key == "efficiency" else "")
-            text = re.sub(rf"^{indent}{key}: .*$", lambda _, line=line: indent + line, text, flags=re.MULTILINE)  # type: ignore[misc]
+            text = re.sub(
+                rf"^{indent}{key}: .*$",
+                lambda _, line=line: indent + line,
+                text,
+                flags=re.MULTILINE,
+            )  # type: ignore[misc]
     text = re.sub(rf"^  {source}:\n(?:    .*\n)+", "", text, flags=re.MULTILINE)
     title, url = SOURCES[found.source]
     command = "python scripts/fit_profiles.py TRUTH_DIR --fabrics --write"
-    entry = [f"  {source}:", f'    title: "{title}"', f"    url: {url}", '    date: "2026"', f"    command: {command}", ""]
+    entry = [
+        f"  {source}:",
+        f'    title: "{title}"',
+        f"    url: {url}",
+        '    date: "2026"',
+        f"    command: {command}",
+        "",
+    ]
     write_whole(path, (text.rstrip("\n") + "\n" + "\n".join(entry)).encode())
 
 
@@ -264,25 +347,42 @@ def errors(truth: Path) -> pd.DataFrame:
         library = replace(joined, fabric=joined.fabric.model_copy(update={"direct": None}))
         for kind, rows, used in (("engines", own, joined), ("library", nccl, library)):
             rows = rows[rows.system.isin(systems)]
-            parts.append(rows.assign(fabric=name, op=kind + " " + rows.op_name, estimated=collectives_s(used, rows)))
+            parts.append(
+                rows.assign(
+                    fabric=name, op=kind + " " + rows.op_name, estimated=collectives_s(used, rows)
+                )
+            )
         rows = tokens[tokens.fabric == name]
         if len(rows):
             place = np.where(rows.num_nodes > 1, "across nodes", "in a node")
-            rows = rows.assign(estimated=exchanges_s(joined, rows), op=rows.op.str.split("_").str[0] + " " + place)
+            rows = rows.assign(
+                estimated=exchanges_s(joined, rows), op=rows.op.str.split("_").str[0] + " " + place
+            )
             key = ["gpu", "op", "num_gpus", "m", "n", "k"]
             rows = rows[rows.groupby(key)["mode"].transform("nunique") == 2]
-            parts.append(rows.loc[rows.groupby(key).seconds.idxmin()])  # of the two modes the quicker, as is estimated
+            parts.append(
+                rows.loc[rows.groupby(key).seconds.idxmin()]
+            )  # of the two modes the quicker, as is estimated
     table = pd.concat(parts)[["fabric", "op", "num_gpus", "estimated", "seconds"]]
     table = table.assign(ratio=table.estimated / table.seconds)
     grouped = table.groupby(["fabric", "op"]).ratio
-    return pd.DataFrame({"n": grouped.size(), "error": grouped.agg(lambda r: (r - 1).abs().median()), "bias": grouped.median() - 1})
+    return pd.DataFrame(
+        {
+            "n": grouped.size(),
+            "error": grouped.agg(lambda r: (r - 1).abs().median()),
+            "bias": grouped.median() - 1,
+        }
+    )
 
 
 def fit_fabrics(truth: Path, writing: bool) -> None:
     print(f"{'fabric':12} {'kernels':8} {'efficiency':>10} {'latency':>9} {'per rank':>9}")
     for name, kind, found in link_fits(truth):
         per_rank = "kept" if found.per_rank_s is None else f"{found.per_rank_s * 1e6:.2f}us"
-        print(f"{name:12} {kind:8} {found.efficiency:10.3f} {found.latency_s * 1e6:7.2f}us {per_rank:>9}  {found.note}", flush=True)
+        print(
+            f"{name:12} {kind:8} {found.efficiency:10.3f} {found.latency_s * 1e6:7.2f}us {per_rank:>9}  {found.note}",
+            flush=True,
+        )
         if writing:
             write_links(name, kind, found)
     print(("As fitted" if writing else "As the files have it") + ", against the measured:")

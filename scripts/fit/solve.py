@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recipe_core.estimate.roofline import SORT_TOKENS
 from recipe_core.hardware.profile import Device
+from recipe_core.physics.roofline import SORT_TOKENS
 
 Array = NDArray[np.float64]
 NONE: Array = np.zeros(0)
@@ -45,7 +45,7 @@ class Fit:
 
 
 def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting: Array) -> Array:
-    """The form as `recipe_core.estimate.roofline` has it.
+    """The form as `recipe_core.physics.roofline` has it.
 
     ``x`` holds logit e_c, logit e_m, log overhead, log(smoothing - 1); for experts also logit e_r and log sort time, of which
     ``sorting`` is the share that is reached.
@@ -58,7 +58,9 @@ def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting:
     return np.asarray(np.exp(x[2]) + rounded + beside, dtype=float)
 
 
-def minimise(cost: Callable[[Array], float], start: Array, rounds: int = 400) -> tuple[Array, float]:
+def minimise(
+    cost: Callable[[Array], float], start: Array, rounds: int = 400
+) -> tuple[Array, float]:
     """Nelder and Mead's simplex."""
     size = len(start)
     simplex = [start, *(start + 0.6 * np.eye(size)[i] for i in range(size))]
@@ -99,18 +101,30 @@ def fit(points: Points, device: Device) -> Fit:
     """The numbers that minimise the mean |log(predicted / measured)|."""
     bandwidth = device.memory_bandwidth_bytes_per_s.value
     sorting = points.tokens / (points.tokens + SORT_TOKENS)
-    work = points.flops / peak_of(device, points), points.bytes / bandwidth, points.row_bytes / bandwidth, sorting
+    work = (
+        points.flops / peak_of(device, points),
+        points.bytes / bandwidth,
+        points.row_bytes / bandwidth,
+        sorting,
+    )
     measured, beside = np.log(points.seconds), len(points.row_bytes) > 0
     shares = [0, 1, 4] if beside else [0, 1]
 
     # a share close to 1 or a start in no time is not believed of a kernel: a faint pull keeps in place what the data do not reach
     def cost(x: Array) -> float:
-        pull = 1e-3 * float(np.sum(np.maximum(np.abs(x[shares]) - 3.0, 0.0) ** 2) + max(0.0, float(x[3]) - 1.8) ** 2)
+        pull = 1e-3 * float(
+            np.sum(np.maximum(np.abs(x[shares]) - 3.0, 0.0) ** 2) + max(0.0, float(x[3]) - 1.8) ** 2
+        )
         pull += 1e-2 * max(0.0, float(np.log(1.5e-6) - x[2])) ** 2
         return float(np.mean(np.abs(np.log(predict(x, *work)) - measured))) + pull
 
-    starts = [np.array([1.0, 1.0, np.log(overhead), 0.3, *([0.0, np.log(3e-6)] if beside else [])]) for overhead in (3e-6, 2e-5)]
-    x, _ = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1])
+    starts = [
+        np.array([1.0, 1.0, np.log(overhead), 0.3, *([0.0, np.log(3e-6)] if beside else [])])
+        for overhead in (3e-6, 2e-5)
+    ]
+    x, _ = min(
+        (minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1]
+    )
     error = np.abs(predict(x, *work) / points.seconds - 1.0)
     share = {i: float(1.0 / (1.0 + np.exp(-x[i]))) for i in shares}
     return Fit(

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core import labels, tables, units
-from recipe_core.board import Board, board_of
-from recipe_core.edits import change
-from recipe_core.query import DEFAULT
-from recipe_core.request import HardwareRequest
-from recipe_core.resources import PACKAGE
+from recipe_core.base import labels, units
+from recipe_core.base.resources import PACKAGE
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.present import tables
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.search.board import Board
+from recipe_core.search.board_of import board_of
 
 SERVING: dict[str, Any] = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
 TRAINING: dict[str, Any] = {"workload.kind": "training", "hardware.nodes": 2}
@@ -65,7 +67,9 @@ def test_pools_have_labels_of_their_own() -> None:
     assert len(set(labelled)) == len(labelled)
     assert any("prompts on" in label for label in labelled)
     some = next(int(row) for row in board.ranked if "prefill" in board.candidate(int(row)))
-    assert labels.short_name(board.candidate(some)) == board.label(some).replace(", prompts on ", " + ")
+    assert labels.short_name(board.candidate(some)) == board.label(some).replace(
+        ", prompts on ", " + "
+    )
 
 
 def test_a_key_of_the_other_kind_names_no_row() -> None:
@@ -79,9 +83,13 @@ def test_what_a_front_holds_is_not_beaten(make: Any) -> None:
     x, y = board.axes
     on = board.front(x, y)
     assert on.any()
-    xs, ys = (board.raw(name) * (-1 if board.measures[name].more_is_better else 1) for name in (x, y))
+    xs, ys = (
+        board.raw(name) * (-1 if board.measures[name].more_is_better else 1) for name in (x, y)
+    )
     for row in np.flatnonzero(on):
-        better = board.feasible & (xs <= xs[row]) & (ys <= ys[row]) & ((xs < xs[row]) | (ys < ys[row]))
+        better = (
+            board.feasible & (xs <= xs[row]) & (ys <= ys[row]) & ((xs < xs[row]) | (ys < ys[row]))
+        )
         assert not better.any()
 
 
@@ -101,16 +109,27 @@ def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
     assert set(make().rules()) <= set(make().kinds)
 
 
-@pytest.mark.parametrize(("folders", "names"), [((".", "estimate"), labels.REFUSALS), (("training",), labels.TRAINING_REFUSALS)])
-def test_refusals_that_no_board_here_shows_have_names_too(folders: tuple[str, ...], names: dict[str, str]) -> None:
-    source = "".join(path.read_text() for folder in folders for path in (PACKAGE / folder).glob("*.py"))
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [((".", "estimate"), labels.REFUSALS), (("training",), labels.TRAINING_REFUSALS)],
+)
+def test_refusals_that_no_board_here_shows_have_names_too(
+    folders: tuple[str, ...], names: dict[str, str]
+) -> None:
+    source = "".join(
+        path.read_text() for folder in folders for path in (PACKAGE / folder).glob("*.py")
+    )
     codes = set(re.findall(r'Refusal\(\s*"([a-z-]+)"', source))
     assert len(codes) > 5
     assert codes <= set(names)
 
 
 def test_every_cause_and_part_has_a_name() -> None:
-    for model in ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"):
+    for model in (
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "deepseek-ai/DeepSeek-V3",
+        "Qwen/Qwen3-30B-A3B",
+    ):
         board = board_of(change(DEFAULT, {"model": model}))
         for row in board.ranked[:10]:
             breakdown = board.estimate(int(row))["breakdown_s"]
@@ -153,12 +172,27 @@ def test_labels_name_what_differs() -> None:
     board = board_of(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
     assert len({board.label(row) for row in range(len(board))}) == len(board)
     assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
-    split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1, "micro_batch": 2, "recompute": "full"}
-    assert labels.training_split(split) == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
+    split = {
+        "tp": 1,
+        "pp": 4,
+        "cp": 1,
+        "dp": 8,
+        "ep": 1,
+        "virtual_stages": 2,
+        "zero_stage": 1,
+        "micro_batch": 2,
+        "recompute": "full",
+    }
+    assert (
+        labels.training_split(split) == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
+    )
     assert labels.short_name(split) == "dp 8 · pp 4 × 2"
 
 
-@pytest.mark.parametrize(("value", "text"), [(8.03e9, "8.03 B"), (630e6, "630 M"), (671e9, "671 B"), (1500, "1.50 k"), (12, "12.0")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(8.03e9, "8.03 B"), (630e6, "630 M"), (671e9, "671 B"), (1500, "1.50 k"), (12, "12.0")],
+)
 def test_counts_read_well(value: float, text: str) -> None:
     assert units.count(value) == text
 
@@ -166,4 +200,6 @@ def test_counts_read_well(value: float, text: str) -> None:
 def test_rates_and_rounding_read_well() -> None:
     assert units.per_second(3.35e12, "B") == "3.35 TB/s"
     assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
-    assert units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
+    assert units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx(
+        [12300.0, 0.0, 0.0123, np.inf]
+    )

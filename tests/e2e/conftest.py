@@ -16,10 +16,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from recipe_core.resources import root
+from recipe_core.base.resources import root
 
 CHROMIUM = next(
-    (path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome") if Path(path).exists()), None
+    (
+        path
+        for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+        if Path(path).exists()
+    ),
+    None,
 )
 
 
@@ -30,11 +35,27 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
-    argv = [sys.executable, "-m", "streamlit", "run", str(root("app.py")), "--server.port", str(port), "--server.headless", "true"]
+    argv = [
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        str(root("app.py")),
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
+    ]
     argv += ["--server.address", "127.0.0.1", "--browser.gatherUsageStats", "false"]
     path = os.pathsep.join([str(root("app.py").parent), os.environ.get("PYTHONPATH", "")])
     with log.open("w") as output:
-        server = subprocess.Popen(argv, cwd=log.parent, env=os.environ | {"PYTHONPATH": path}, stdout=output, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            argv,
+            cwd=log.parent,
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         wait_for(f"http://127.0.0.1:{port}/_stcore/health", server, log)
         yield f"http://127.0.0.1:{port}"
@@ -56,7 +77,9 @@ def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the browser tests did not run")
+    playwright_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: the browser tests did not run"
+    )
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: the browser tests did not run")
     with playwright_api.sync_playwright() as playwright:
@@ -73,12 +96,26 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     outside: list[str] = []
 
     def opened(**options: Any) -> Any:
-        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 1000}, "accept_downloads": True} | options))
+        contexts.append(
+            browser.new_context(
+                **{"viewport": {"width": 1280, "height": 1000}, "accept_downloads": True} | options
+            )
+        )
         found = contexts[-1].new_page()
         found.set_default_timeout(20_000)
-        found.on("console", lambda message: errors.append(told(message)) if message.type == "error" and not is_probe(message) else None)
+        found.on(
+            "console",
+            lambda message: (
+                errors.append(told(message))
+                if message.type == "error" and not is_probe(message)
+                else None
+            ),
+        )
         found.on("pageerror", lambda error: errors.append(str(error)))
-        found.on("request", lambda request: outside.append(request.url) if is_outside(request.url) else None)
+        found.on(
+            "request",
+            lambda request: outside.append(request.url) if is_outside(request.url) else None,
+        )
         return found
 
     yield opened
@@ -105,4 +142,7 @@ def is_probe(message: Any) -> bool:
 
 def is_outside(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in ("127.0.0.1", "localhost")
+    return parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in (
+        "127.0.0.1",
+        "localhost",
+    )

@@ -9,7 +9,9 @@ import pytest
 
 from tests.e2e.wizard import LLAMA_70B, PAGES, TP4, TP8, TRAINING, settled
 
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing: not tested")
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing: not tested"
+)
 
 pytestmark = pytest.mark.browser
 
@@ -24,12 +26,18 @@ STATES = {
 def violations(page: Any) -> list[str]:
     """Serious violations, each with the first place where it is."""
     found = axe.Axe().run(page).response["violations"]
-    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found if each["impact"] in SERIOUS]
+    return [
+        f"{each['id']}: {each['nodes'][0]['html'][:200]}"
+        for each in found
+        if each["impact"] in SERIOUS
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("state", STATES)
-def test_no_page_has_a_serious_violation(open_page: Callable[..., Any], address: str, state: str, scheme: str) -> None:
+def test_no_page_has_a_serious_violation(
+    open_page: Callable[..., Any], address: str, state: str, scheme: str
+) -> None:
     page = open_page(color_scheme=scheme)
     found = {}
     for step, question in PAGES.items():

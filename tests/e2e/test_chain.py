@@ -11,28 +11,44 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.verify import read_bundle
+from recipe_core.bundle.verify import read_bundle
 
 ROOT = Path(__file__).parents[2]
-MISSING = [name for name in ("torch", "transformers", "openai", "accelerate") if importlib.util.find_spec(name) is None]
+MISSING = [
+    name
+    for name in ("torch", "transformers", "openai", "accelerate")
+    if importlib.util.find_spec(name) is None
+]
 
 
 @pytest.mark.engine
 @pytest.mark.torchrun
-@pytest.mark.skipif(bool(MISSING), reason=f"NOT TESTED: the chain, because {', '.join(MISSING)} is missing; pip install '.[torch]'")
+@pytest.mark.skipif(
+    bool(MISSING),
+    reason=f"NOT TESTED: the chain, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
+)
 def test_a_training_plan_ends_in_a_served_model_that_answers(tmp_path: Path) -> None:
     folder = tmp_path / "chain"
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "chain.py"), str(folder)], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "chain.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     run = folder / "train" / "run"
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     steps = int(json.loads((folder / "train" / "expected.json").read_text())["run"]["steps"])
-    assert [int(row["step"]) for row in rows] == list(range(1, steps + 1))  # the stop for measuring lost none and repeated none
+    assert [int(row["step"]) for row in rows] == list(
+        range(1, steps + 1)
+    )  # the stop for measuring lost none and repeated none
     assert float(rows[-1]["loss"]) < 0.3 * float(rows[0]["loss"])
     measured = json.loads((run / "measurement.json").read_text())
     assert measured["steps"]["count"] == 10
-    assert measured["ratio"]["step_s"] == pytest.approx(measured["metrics"]["step_s"] / measured["predicted"]["step_s"], rel=1e-3)
+    assert measured["ratio"]["step_s"] == pytest.approx(
+        measured["metrics"]["step_s"] / measured["predicted"]["step_s"], rel=1e-3
+    )
     assert json.loads((run / "model" / "config.json").read_text())["dtype"] == "bfloat16"
     assert read_bundle(folder / "train").recipe.kind == "training"
     assert "In the soup there are" in done.stdout.splitlines()[-1]

@@ -10,17 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.verify import read_bundle
+from recipe_core.bundle.verify import read_bundle
 
 ROOT = Path(__file__).parents[2]
-MISSING = [name for name in ("torch", "transformers", "openai", "accelerate") if importlib.util.find_spec(name) is None]
+MISSING = [
+    name
+    for name in ("torch", "transformers", "openai", "accelerate")
+    if importlib.util.find_spec(name) is None
+]
 
 
 @pytest.mark.engine
-@pytest.mark.skipif(bool(MISSING), reason=f"NOT TESTED: the demo, because {', '.join(MISSING)} is missing; pip install '.[torch]'")
+@pytest.mark.skipif(
+    bool(MISSING),
+    reason=f"NOT TESTED: the demo, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
+)
 def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "demo.py"), str(folder)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "demo.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 splits can run" in done.stdout
     assert "measured" in done.stdout
@@ -30,6 +42,8 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path: Path)
     assert len(measured["completion"]["text"].split()) > 5
     for figure in ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"):
         assert measured["predicted"][figure] > 0
-        assert measured["ratio"][figure] == pytest.approx(measured["metrics"][figure] / measured["predicted"][figure], rel=1e-3)
+        assert measured["ratio"][figure] == pytest.approx(
+            measured["metrics"][figure] / measured["predicted"][figure], rel=1e-3
+        )
     assert read_bundle(folder / "bundle").recipe.candidate["engine"] == "transformers"
     assert not (folder / "bundle" / "run" / "state.json").exists()

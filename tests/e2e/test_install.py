@@ -18,7 +18,18 @@ ROOT = Path(__file__).parents[2]
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The content of the wheel, alone on a path: nothing of the checkout is reachable from it."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(build, check=True, capture_output=True, text=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -27,15 +38,26 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(installed)!r}); from recipe_core.cli import main; main()"
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); from recipe_core.doors.cli import main; main()"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
 
 
 def test_profiles_and_catalog_are_found_from_anywhere(installed: Path, tmp_path: Path) -> None:
     assert "h100-sxm" in run(installed, tmp_path, "hardware").stdout
     assert "Qwen/Qwen3-8B" in run(installed, tmp_path, "models").stdout
-    request = {"model": "Qwen/Qwen3-8B", "hardware": {"device": "l40s", "per_node": 1}, "workload": {"concurrency": 4}}
+    request = {
+        "model": "Qwen/Qwen3-8B",
+        "hardware": {"device": "l40s", "per_node": 1},
+        "workload": {"concurrency": 4},
+    }
     (tmp_path / "request.json").write_text(json.dumps(request))
     built = run(installed, tmp_path, "build", "request.json", "-o", "bundle.zip")
     assert built.returncode == 0, built.stderr
@@ -44,17 +66,24 @@ def test_profiles_and_catalog_are_found_from_anywhere(installed: Path, tmp_path:
 
 def test_pages_and_theme_are_found_from_anywhere(installed: Path, tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(installed)!r}); from recipe_core.resources import root;"
+        f"import sys; sys.path.insert(0, {str(installed)!r}); from recipe_core.base.resources import root;"
         "print([root(n).is_file() for n in ('app.py', 'pages/_entry.py', '.streamlit/config.toml')], root('app.py'))"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    ).stdout
     assert answer.startswith("[True, True, True]")
     assert str(installed) in answer
 
 
 def test_the_base_needs_no_torch() -> None:
     """Importing every door must not import torch, transformers or (for the core) Streamlit, FastAPI, pandas or plotly."""
-    core = "import recipe_core.plan, recipe_core.bundle, recipe_core.check, recipe_core.cli"
+    core = "import recipe_core.search.serving_plan, recipe_core.bundle.write, recipe_core.search.verdict, recipe_core.doors.cli"
     heavy = ["torch", "transformers", "streamlit", "fastapi", "pandas", "plotly"]
     code = f"{core}; import sys; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from recipe_core import snippets
-from recipe_core.bundle import zip_bytes
+from recipe_core.bundle.write import zip_bytes
+from recipe_core.present import snippets
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
 from tests.conftest import finished, make_request, request_values
@@ -29,7 +29,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     words = [sys.executable, "-m", "recipe_core", "serve", "--port", str(port)]
     folder = tmp_path_factory.mktemp("elsewhere")
-    with (folder / "log").open("w") as log, subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as process:
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as process,
+    ):
         address = f"http://127.0.0.1:{port}"
         for _ in range(120):
             try:
@@ -46,7 +49,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def ask(address: str, path: str, body: Any = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data=data, headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        address + path, data=data, headers={"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, json.loads(answer.read())
@@ -68,10 +73,14 @@ def test_the_api_answers_on_the_same_port(server: str) -> None:
     assert ask(server, "/api/v1/plan", {"model": "x"})[0] == 422
 
 
-def test_a_local_server_reads_model_folders(server: str, tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+def test_a_local_server_reads_model_folders(
+    server: str, tmp_path: Path, tiny_config: dict[str, Any]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     status, answer = ask(
-        server, "/api/v1/estimate", request_values(str(tmp_path), "cpu", 1, workload={"input_tokens": 64, "output_tokens": 64})
+        server,
+        "/api/v1/estimate",
+        request_values(str(tmp_path), "cpu", 1, workload={"input_tokens": 64, "output_tokens": 64}),
     )
     assert status == 200, answer
     assert answer["candidate"]["engine"] == "transformers"

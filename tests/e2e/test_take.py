@@ -15,7 +15,14 @@ from tests.e2e.wizard import LLAMA_70B, PAGES, query, settled, unfold
 
 pytestmark = pytest.mark.browser
 
-TABS = ("Start it", "Files", "Why each option", "Other engines", "Where it cannot run", "Other doors")
+TABS = (
+    "Start it",
+    "Files",
+    "Why each option",
+    "Other engines",
+    "Where it cannot run",
+    "Other doors",
+)
 TRAINING = "workload.kind=training&workload.tokens=1e9&hardware.nodes=2"
 
 
@@ -39,7 +46,9 @@ def saved(page: Any, button: str, folder: Path) -> Path:
     return target
 
 
-def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(page: Any, address: str, tmp_path: Path) -> None:
+def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
+    page: Any, address: str, tmp_path: Path
+) -> None:
     opened(page, address, f"{LLAMA_70B}&hardware.device=mi300x")
     unfold(page, "Your place")
     fill(page, "Namespace", "team-llm")
@@ -53,14 +62,18 @@ def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(page: Any,
     with zipfile.ZipFile(bundle) as archive:
         assert b"namespace: team-llm" in archive.read("targets/kubernetes/deployment.yaml")
         assert b'"port": 9123' in archive.read("launch.json")
-    checked = subprocess.run([sys.executable, "-m", "recipe_core", "check", str(bundle)], capture_output=True, text=True)
+    checked = subprocess.run(
+        [sys.executable, "-m", "recipe_core", "check", str(bundle)], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     report = saved(page, "Report with charts", tmp_path)
     assert report.stat().st_size < 6_000_000
 
 
 @pytest.mark.parametrize("link", [LLAMA_70B, TRAINING], ids=["serving", "training"])
-def test_a_report_opens_from_a_file_without_any_request(open_page: Callable[..., Any], address: str, tmp_path: Path, link: str) -> None:
+def test_a_report_opens_from_a_file_without_any_request(
+    open_page: Callable[..., Any], address: str, tmp_path: Path, link: str
+) -> None:
     page = open_page()
     opened(page, address, link)
     report = saved(page, "Report with charts", tmp_path)
@@ -95,7 +108,9 @@ def test_another_engine_is_one_click(page: Any, address: str) -> None:
     opened(page, address, LLAMA_70B)
     page.get_by_role("tab", name="Other engines").click()
     page.get_by_role("button", name="Use SGLang").click()
-    page.wait_for_function("new URLSearchParams(location.search).get('candidate.engine') === 'sglang'")
+    page.wait_for_function(
+        "new URLSearchParams(location.search).get('candidate.engine') === 'sglang'"
+    )
     settled(page, PAGES["recipe"])
     assert query(page)["options.engines"] == "vllm,sglang"
     page.get_by_role("tab", name="Start it").click()
@@ -103,8 +118,13 @@ def test_another_engine_is_one_click(page: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_tab_has_a_serious_violation(open_page: Callable[..., Any], address: str, scheme: str) -> None:
-    pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing: not tested")
+def test_no_tab_has_a_serious_violation(
+    open_page: Callable[..., Any], address: str, scheme: str
+) -> None:
+    pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="axe-playwright-python is missing: not tested",
+    )
     from tests.e2e.test_accessibility import violations
 
     page = open_page(color_scheme=scheme)
@@ -123,7 +143,9 @@ def test_no_tab_has_a_serious_violation(open_page: Callable[..., Any], address: 
 
 
 @pytest.mark.parametrize("tab", TABS)
-def test_no_tab_scrolls_a_narrow_page_sideways(open_page: Callable[..., Any], address: str, tab: str) -> None:
+def test_no_tab_scrolls_a_narrow_page_sideways(
+    open_page: Callable[..., Any], address: str, tab: str
+) -> None:
     page = open_page(viewport={"width": 390, "height": 844})
     opened(page, address, TRAINING)
     page.get_by_role("tab", name=tab, exact=True).click()

@@ -14,7 +14,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, PAGES, QUESTIONS, TP4, TP8, TRAINING, choose, query, settled, unfold, wait_for_query
+from tests.e2e.wizard import (
+    LLAMA_70B,
+    PAGES,
+    QUESTIONS,
+    TP4,
+    TP8,
+    TRAINING,
+    choose,
+    query,
+    settled,
+    unfold,
+    wait_for_query,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -34,12 +46,21 @@ def test_from_the_first_page_to_a_bundle(page: Any, address: str, tmp_path: Path
     bundle = tmp_path / waiting.value.suggested_filename
     waiting.value.save_as(bundle)
     with zipfile.ZipFile(bundle) as archive:
-        assert {"recipe.yaml", "launch.py", "launch.json", "expected.json", "MANIFEST.json"} <= set(archive.namelist())
+        assert {"recipe.yaml", "launch.py", "launch.json", "expected.json", "MANIFEST.json"} <= set(
+            archive.namelist()
+        )
         assert b"meta-llama/Llama-3.1-70B-Instruct" in archive.read("recipe.yaml")
         archive.extractall(tmp_path / "bundle")
-    checked = subprocess.run([sys.executable, "-m", "recipe_core", "check", str(bundle)], capture_output=True, text=True)
+    checked = subprocess.run(
+        [sys.executable, "-m", "recipe_core", "check", str(bundle)], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stderr
-    preflight = subprocess.run([sys.executable, "launch.py", "preflight"], capture_output=True, text=True, cwd=tmp_path / "bundle")
+    preflight = subprocess.run(
+        [sys.executable, "launch.py", "preflight"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "bundle",
+    )
     assert preflight.returncode == 1  # this machine has no eight H100
     assert "H100" in preflight.stdout + preflight.stderr
     assert "Traceback" not in preflight.stderr
@@ -94,7 +115,12 @@ def test_a_click_on_a_point_pins_it_and_again_unpins(page: Any, address: str) ->
     settled(page, QUESTIONS["compare"])
 
     def click_best() -> None:
-        point = page.locator(".js-plotly-plot").first.locator(".scatterlayer .trace").last.locator(".points path").first
+        point = (
+            page.locator(".js-plotly-plot")
+            .first.locator(".scatterlayer .trace")
+            .last.locator(".points path")
+            .first
+        )
         point.wait_for()
         place = point.bounding_box()
         page.mouse.move(place["x"] + place["width"] / 2 - 2, place["y"] + place["height"] / 2)
@@ -158,7 +184,16 @@ def test_the_tray_holds_four_and_the_oldest_pin_makes_room(page: Any, address: s
 def test_every_view_of_a_split_draws(page: Any, address: str) -> None:
     page.goto(f"{address}/compare?{LLAMA_70B}&pins={TP8},{TP4}")
     settled(page, QUESTIONS["compare"])
-    for name in ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Why not?", "Memory"):
+    for name in (
+        "Time",
+        "Load",
+        "Cost",
+        "Sensitivity",
+        "Degrees",
+        "Arithmetic",
+        "Why not?",
+        "Memory",
+    ):
         page.get_by_role("tab", name=name).click()
         settled(page, QUESTIONS["compare"])
         panel = page.get_by_role("tabpanel").filter(visible=True)
@@ -171,7 +206,10 @@ def test_a_box_over_an_axis_lists_the_splits_that_pass(page: Any, address: str) 
     page.get_by_role("tab", name="Degrees").click()
     chart = page.locator(".st-key-parallel .js-plotly-plot")
     chart.locator(".nsewdrag").hover()  # waits until the chart stands still
-    tick, plot = chart.locator(".xtick").first.bounding_box(), chart.locator(".nsewdrag").bounding_box()
+    tick, plot = (
+        chart.locator(".xtick").first.bounding_box(),
+        chart.locator(".nsewdrag").bounding_box(),
+    )
     middle = tick["x"] + tick["width"] / 2
     page.mouse.move(middle - 25, plot["y"] + 2)
     page.mouse.down()
@@ -179,10 +217,14 @@ def test_a_box_over_an_axis_lists_the_splits_that_pass(page: Any, address: str) 
     page.mouse.move(middle + 25, plot["y"] + plot["height"] * 0.2)
     page.mouse.up()
     page.get_by_text("Splits that pass through").wait_for()
-    page.get_by_role("tabpanel").filter(visible=True).locator("[data-testid=stDataFrame] canvas").first.wait_for()
+    page.get_by_role("tabpanel").filter(visible=True).locator(
+        "[data-testid=stDataFrame] canvas"
+    ).first.wait_for()
 
 
-def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(page: Any, address: str) -> None:
+def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(
+    page: Any, address: str
+) -> None:
     limits = "objective.limits.tpot_ms=400&objective.limits.percentile=95"
     slow = f"model=Qwen%2FQwen3-30B-A3B&hardware.nodes=8&workload.concurrency=2048&{limits}"
     page.goto(f"{address}/objective?{slow}")
@@ -198,7 +240,9 @@ def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(page: Any, 
 def test_a_command_is_checked(page: Any, address: str) -> None:
     page.goto(f"{address}/check")
     settled(page, PAGES["check"])
-    page.get_by_role("textbox", name="Command").fill("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960")
+    page.get_by_role("textbox", name="Command").fill(
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960"
+    )
     page.get_by_role("button", name="Check").click()
     page.get_by_text("devices are idle").wait_for()
     page.get_by_role("heading", name="A better one").wait_for()
@@ -207,7 +251,9 @@ def test_a_command_is_checked(page: Any, address: str) -> None:
     assert query(page)["model"] == "Qwen/Qwen3-32B"
 
 
-def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+def test_a_config_is_uploaded(
+    page: Any, address: str, tmp_path: Path, tiny_config: dict[str, Any]
+) -> None:
     page.goto(address)
     settled(page, QUESTIONS[""])
     unfold(page, "Not in the list?")
@@ -220,7 +266,9 @@ def test_a_config_is_uploaded(page: Any, address: str, tmp_path: Path, tiny_conf
     page.get_by_text("weights are never read").wait_for()
 
 
-def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(page: Any, address: str, tmp_path: Path) -> None:
+def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(
+    page: Any, address: str, tmp_path: Path
+) -> None:
     page.goto(f"{address}/hardware")
     settled(page, PAGES["hardware"])
     unfold(page, "A device of your own")
@@ -243,7 +291,9 @@ def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(page: Any, ad
 
 
 @pytest.mark.parametrize("step", PAGES)
-def test_narrow_pages_do_not_scroll_sideways(open_page: Callable[..., Any], address: str, step: str) -> None:
+def test_narrow_pages_do_not_scroll_sideways(
+    open_page: Callable[..., Any], address: str, step: str
+) -> None:
     page = open_page(viewport={"width": 390, "height": 844})
     page.goto(f"{address}/{step}?{LLAMA_70B}&pins={TP8}")
     settled(page, PAGES[step])
@@ -261,5 +311,7 @@ def test_dark_and_light_follow_the_reader(open_page: Callable[..., Any], address
         page.locator(".js-plotly-plot").first.wait_for()
         shot = page.locator(".js-plotly-plot").first.screenshot()
         assert len(shot) > 5000
-        grounds.append(page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor"))
+        grounds.append(
+            page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
+        )
     assert grounds == ["rgb(255, 255, 255)", "rgb(18, 23, 29)"]

@@ -89,8 +89,13 @@ class Bundle:
 
     def seal(self) -> None:
         (self.root / "MANIFEST.json").unlink(missing_ok=True)
-        digests = {name: hashlib.sha256((self.root / name).read_bytes()).hexdigest() for name in manifest.walk(self.root)}
-        (self.root / "MANIFEST.json").write_text(json.dumps({"schema_version": 1, "files": digests}))
+        digests = {
+            name: hashlib.sha256((self.root / name).read_bytes()).hexdigest()
+            for name in manifest.walk(self.root)
+        }
+        (self.root / "MANIFEST.json").write_text(
+            json.dumps({"schema_version": 1, "files": digests})
+        )
 
     def state(self) -> dict[str, Any]:
         return dict(json.loads((self.root / "run" / "state.json").read_text()))
@@ -112,8 +117,14 @@ def make_bundle(tmp_path: Path) -> Iterator[Callable[..., Bundle]]:
         (model / "model.safetensors").write_bytes(b"")
         port = free_port()
         (root / "launch.json").write_text(json.dumps(launch_json(port, model, *server)))
-        expected = {"schema_version": 1, "feasible": True, "serving": {"ttft_s": 0.01, "tpot_s": 0.002, "output_tokens_per_s": None}}
-        (root / "expected.json").write_text(json.dumps({**expected, "bands": {"tpot_s": [0.001, 0.004], "ttft_s": None}}))
+        expected = {
+            "schema_version": 1,
+            "feasible": True,
+            "serving": {"ttft_s": 0.01, "tpot_s": 0.002, "output_tokens_per_s": None},
+        }
+        (root / "expected.json").write_text(
+            json.dumps({**expected, "bands": {"tpot_s": [0.001, 0.004], "ttft_s": None}})
+        )
         bundle = Bundle(root, port)
         bundle.seal()
         made.append(bundle)

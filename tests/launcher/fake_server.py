@@ -31,7 +31,9 @@ class Handler(BaseHTTPRequestHandler):
         prompt = body.get("prompt") or body["messages"][0]["content"]
         tokens = len(prompt.split()) + 5
         if tokens > self.options.context:
-            return self.answer(400, {"detail": f"{tokens} tokens is over the context of {self.options.context}"})
+            return self.answer(
+                400, {"detail": f"{tokens} tokens is over the context of {self.options.context}"}
+            )
         return self.stream(body, tokens)
 
     def answer(self, status: int, data: dict[str, Any]) -> None:
@@ -52,8 +54,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.options.behave == "flaky" and "cook" in body.get("prompt", "").split()[:10]:
             self.event({"error": {"message": "out of plates"}})
         else:
-            usage = {"prompt_tokens": prompt_tokens, "completion_tokens": wanted, "total_tokens": prompt_tokens + wanted}
-            self.event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})
+            usage = {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": wanted,
+                "total_tokens": prompt_tokens + wanted,
+            }
+            self.event(
+                {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage}
+            )
             self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 
@@ -73,7 +81,11 @@ class Server(ThreadingHTTPServer):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--behave", default="ok", choices=["ok", "die", "hang", "sick", "refuse", "flaky", "die-later"])
+    parser.add_argument(
+        "--behave",
+        default="ok",
+        choices=["ok", "die", "hang", "sick", "refuse", "flaky", "die-later"],
+    )
     parser.add_argument("--delay", type=float, default=0.002)
     parser.add_argument("--context", type=int, default=10_000)
     options = parser.parse_args()

@@ -55,7 +55,10 @@ def test_bench_starts_and_stops_its_own(bundle: Bundle, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"mode": "open", "request_rate": 40.0}, {"concurrency": None, "request_rate": 40.0, "requests": 10}),
+        (
+            {"mode": "open", "request_rate": 40.0},
+            {"concurrency": None, "request_rate": 40.0, "requests": 10},
+        ),
         ({"mode": "static", "batch": 4}, {"concurrency": 4, "batch": 4, "requests": 10}),
         ({"mode": "offline", "requests": 20}, {"concurrency": 10, "requests": 10}),
     ],
@@ -72,7 +75,9 @@ def test_chat_path(bundle: Bundle) -> None:
     assert bundle.run("bench", "--requests", "2") == 0
 
 
-def test_all_requests_fail(make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_requests_fail(
+    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle("--behave", "refuse")
     assert bundle.run("bench") == 1
     assert "the model is asleep" in capsys.readouterr().err
@@ -80,7 +85,9 @@ def test_all_requests_fail(make_bundle: Callable[..., Bundle], capsys: pytest.Ca
     assert not (bundle.root / "run" / "measurement.json").exists()
 
 
-def test_some_requests_fail_and_are_counted(make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_requests_fail_and_are_counted(
+    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle("--behave", "flaky", "--delay", "0")
     bundle.edit(lambda data: data["workload"].update(input_tokens=60))
     code = bundle.run("bench", "--requests", "40")
@@ -92,7 +99,9 @@ def test_some_requests_fail_and_are_counted(make_bundle: Callable[..., Bundle], 
     assert "out of plates" in out
 
 
-def test_prompt_longer_than_the_context_is_reported(make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_longer_than_the_context_is_reported(
+    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle("--context", "20")
     assert bundle.run("bench", "--requests", "2") == 0  # calibration settles below the limit
     assert "planned were 40" in capsys.readouterr().out
@@ -156,10 +165,14 @@ def test_one_token_has_no_time_per_token() -> None:
 
 def test_expected_may_say_little() -> None:
     assert metrics.predictions({"serving": None}) == dict.fromkeys(metrics.FIGURES)
-    assert metrics.bands({"bands": {"a": [1, 2], "b": [1, None], "c": None, "d": [1, float("nan")]}}) == {"a": (1.0, 2.0)}
+    assert metrics.bands(
+        {"bands": {"a": [1, 2], "b": [1, None], "c": None, "d": [1, float("nan")]}}
+    ) == {"a": (1.0, 2.0)}
 
 
-@pytest.mark.parametrize(("fixed", "per_word"), [(0, 1.0), (12, 1.0), (3, 1.37), (0, 3.9), (25, 0.8)])
+@pytest.mark.parametrize(
+    ("fixed", "per_word"), [(0, 1.0), (12, 1.0), (3, 1.37), (0, 3.9), (25, 0.8)]
+)
 def test_calibration_meets_the_target(fixed: int, per_word: float) -> None:
     found = calibrate(lambda words: fixed + round(words * per_word), 512)
     assert found.tokens is not None

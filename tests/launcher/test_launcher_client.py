@@ -15,7 +15,11 @@ from recipe_core.launcher.sse import EventParser
 
 def events(stream: bytes, size: int) -> list[str]:
     parser = EventParser()
-    found = [event for start in range(0, len(stream), size) for event in parser.feed(stream[start : start + size])]
+    found = [
+        event
+        for start in range(0, len(stream), size)
+        for event in parser.feed(stream[start : start + size])
+    ]
     return [*found, *parser.close()]
 
 
@@ -37,7 +41,9 @@ class Body(io.BytesIO):
 
 
 def stream(*data: object) -> _Stream:
-    lines = "".join(f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in data)
+    lines = "".join(
+        f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in data
+    )
     found = _Stream(0.0)
     found.sample = found.read(Body(lines.encode()))  # type: ignore[attr-defined, arg-type]
     return found
@@ -48,14 +54,24 @@ def piece(text: str, **extra: object) -> dict[str, object]:
 
 
 def test_server_usage_counts_tokens() -> None:
-    found = stream(piece("ab"), piece("c"), {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5}}, "[DONE]")
+    found = stream(
+        piece("ab"),
+        piece("c"),
+        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5}},
+        "[DONE]",
+    )
     sample = found.sample  # type: ignore[attr-defined]
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("abc", 4, 5)
 
 
 def test_without_usage_pieces_are_counted() -> None:
-    chat = [{"choices": [{"delta": {"role": "assistant"}}]}, {"choices": [{"delta": {"content": "hi"}}]}]
-    sample = stream(*chat, {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": "stop"}]}).sample  # type: ignore[attr-defined]
+    chat = [
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "hi"}}]},
+    ]
+    sample = stream(
+        *chat, {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": "stop"}]}
+    ).sample  # type: ignore[attr-defined]
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("hihm", None, 2)
 
 
@@ -77,6 +93,21 @@ def test_bad_streams(data: list[object], message: str) -> None:
 
 
 def test_body_fields_of_the_recipe_win_and_null_removes() -> None:
-    body = request_body(Api("/v1/completions", "m", {"ignore_eos": True, "stream_options": None, "temperature": 1.0}), "hello", 7)
-    assert body == {"model": "m", "prompt": "hello", "max_tokens": 7, "temperature": 1.0, "stream": True, "ignore_eos": True}
-    assert request_body(Api("/v1/chat/completions", "m", {}), "hello", 7)["messages"] == [{"role": "user", "content": "hello"}]
+    body = request_body(
+        Api(
+            "/v1/completions", "m", {"ignore_eos": True, "stream_options": None, "temperature": 1.0}
+        ),
+        "hello",
+        7,
+    )
+    assert body == {
+        "model": "m",
+        "prompt": "hello",
+        "max_tokens": 7,
+        "temperature": 1.0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    assert request_body(Api("/v1/chat/completions", "m", {}), "hello", 7)["messages"] == [
+        {"role": "user", "content": "hello"}
+    ]

@@ -20,35 +20,64 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "demo_model.py"
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(
-        bool(MISSING), reason=f"NOT TESTED: the real engine, because {', '.join(MISSING)} is missing; pip install '.[torch]'"
+        bool(MISSING),
+        reason=f"NOT TESTED: the real engine, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
     ),
 ]
 
 
 def real(port: int, model: Path) -> dict[str, Any]:
     data = launch_json(port, model)
-    data["engine"].update(name="transformers", version="5.23.0", program="transformers", module="transformers", requires=list(MODULES))
-    flags = ["--host", "${host}", "--port", "${port}", "--device", "cpu", "--continuous-batching", "--cb-num-blocks", "32"]
+    data["engine"].update(
+        name="transformers",
+        version="5.23.0",
+        program="transformers",
+        module="transformers",
+        requires=list(MODULES),
+    )
+    flags = [
+        "--host",
+        "${host}",
+        "--port",
+        "${port}",
+        "--device",
+        "cpu",
+        "--continuous-batching",
+        "--cb-num-blocks",
+        "32",
+    ]
     data["processes"][0].update(
-        argv=["transformers", "serve", "${model}", *flags], env={"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"}
+        argv=["transformers", "serve", "${model}", *flags],
+        env={"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"},
     )
     data["startup_timeout_s"] = 60
-    data["api"]["body"] = {"generation_config": json.dumps({"eos_token_id": -1, "do_sample": False}), "stream_options": None}
+    data["api"]["body"] = {
+        "generation_config": json.dumps({"eos_token_id": -1, "do_sample": False}),
+        "stream_options": None,
+    }
     data["workload"].update(input_tokens=64, output_tokens=24, concurrency=2)
     return data
 
 
-def test_demo_model_is_served_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_model_is_served_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "demo"
     for word in ("built", "up to date"):
-        made = subprocess.run([sys.executable, str(SCRIPT), str(model)], capture_output=True, text=True, check=True)
+        made = subprocess.run(
+            [sys.executable, str(SCRIPT), str(model)], capture_output=True, text=True, check=True
+        )
         assert word in made.stdout
     learnt = json.loads((model / "demo_model.json").read_text())
-    assert learnt["loss_after"] < learnt["loss_before"]  # how far it gets in its time depends on the machine
+    assert (
+        learnt["loss_after"] < learnt["loss_before"]
+    )  # how far it gets in its time depends on the machine
     bundle = Bundle(tmp_path / "bundle", free_port())
     bundle.root.mkdir()
     (bundle.root / "launch.json").write_text(json.dumps(real(bundle.port, model)))
-    (bundle.root / "expected.json").write_text(json.dumps({"schema_version": 1, "serving": {"tpot_s": 0.006}}))
+    (bundle.root / "expected.json").write_text(
+        json.dumps({"schema_version": 1, "serving": {"tpot_s": 0.006}})
+    )
     bundle.seal()
     assert bundle.run("bench") == 0
     assert "time per output token" in capsys.readouterr().out

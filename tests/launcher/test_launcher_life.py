@@ -35,7 +35,9 @@ def test_up_status_down(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> N
     assert not bundle.up
 
 
-def test_up_twice_says_so_and_starts_nothing(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_twice_says_so_and_starts_nothing(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle.run("up")
     before = bundle.state()["servers"]
     capsys.readouterr()
@@ -44,7 +46,9 @@ def test_up_twice_says_so_and_starts_nothing(bundle: Bundle, capsys: pytest.Capt
     assert bundle.state()["servers"] == before
 
 
-def test_down_twice_and_status_when_down(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_twice_and_status_when_down(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bundle.run("down") == 0
     assert bundle.run("down") == 0
     assert "nothing was running" in capsys.readouterr().out
@@ -63,7 +67,9 @@ def test_port_on_the_command_line(bundle: Bundle, capsys: pytest.CaptureFixture[
     assert str(other) in capsys.readouterr().out
 
 
-def test_server_that_dies_shows_its_log(make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_that_dies_shows_its_log(
+    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle("--behave", "die")
     assert bundle.run("up") == 1
     error = capsys.readouterr().err
@@ -72,7 +78,9 @@ def test_server_that_dies_shows_its_log(make_bundle: Callable[..., Bundle], caps
     assert not bundle.up
 
 
-def test_server_that_never_answers_is_stopped(make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_that_never_answers_is_stopped(
+    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle("--behave", "hang")
     assert bundle.run("up", "--timeout", "1") == 1
     error = capsys.readouterr().err
@@ -99,7 +107,11 @@ def test_busy_port(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_two_servers_share_the_machine(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle.edit(lambda data: data["processes"].append({**data["processes"][0], "name": "server-1", "port_offset": 1}))
+    bundle.edit(
+        lambda data: data["processes"].append(
+            {**data["processes"][0], "name": "server-1", "port_offset": 1}
+        )
+    )
     assert bundle.run("up") == 0
     servers = bundle.state()["servers"]
     assert [server["port"] for server in servers] == [bundle.port, bundle.port + 1]
@@ -113,17 +125,31 @@ def test_two_servers_share_the_machine(bundle: Bundle, capsys: pytest.CaptureFix
 
 
 def test_recycled_pid_is_not_killed(bundle: Bundle) -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
     try:
         stat = procs.read_stat(bystander.pid)
         assert stat is not None
-        server = state.Server("server-0", bystander.pid, stat.started - 100, bundle.port, "server.log")
+        server = state.Server(
+            "server-0", bystander.pid, stat.started - 100, bundle.port, "server.log"
+        )
         run = bundle.root / "run"
-        state.save(run, state.State("no-such-mark", state.boot_id(), "m", "127.0.0.1", bundle.port, True, (server,)))
+        state.save(
+            run,
+            state.State(
+                "no-such-mark", state.boot_id(), "m", "127.0.0.1", bundle.port, True, (server,)
+            ),
+        )
         assert bundle.run("status") == 1
         assert bundle.run("down") == 0
         assert bystander.poll() is None
-        state.save(run, state.State("no-such-mark", "another-boot", "m", "127.0.0.1", bundle.port, True, (server,)))
+        state.save(
+            run,
+            state.State(
+                "no-such-mark", "another-boot", "m", "127.0.0.1", bundle.port, True, (server,)
+            ),
+        )
         assert bundle.run("down") == 0
         assert bystander.poll() is None
     finally:
@@ -132,9 +158,13 @@ def test_recycled_pid_is_not_killed(bundle: Bundle) -> None:
 
 
 def test_workers_of_a_dead_parent_are_found_by_their_mark(tmp_path: Path) -> None:
-    worker = subprocess.Popen(["sleep", "60"], env={**os.environ, procs.MARK: "mark-1"}, start_new_session=True)
+    worker = subprocess.Popen(
+        ["sleep", "60"], env={**os.environ, procs.MARK: "mark-1"}, start_new_session=True
+    )
     try:
-        while not Path(f"/proc/{worker.pid}/environ").read_bytes():  # just after exec the kernel shows none yet
+        while not Path(
+            f"/proc/{worker.pid}/environ"
+        ).read_bytes():  # just after exec the kernel shows none yet
             time.sleep(0.01)
         assert procs.terminate((2**22 + 1, 5), "mark-1", grace_s=5)
         assert worker.wait(5) == -signal.SIGTERM
@@ -146,7 +176,9 @@ def test_workers_of_a_dead_parent_are_found_by_their_mark(tmp_path: Path) -> Non
 
 def test_sigterm_ignored_then_killed() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
-    stubborn = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    stubborn = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
     stat = procs.read_stat(stubborn.pid)
@@ -167,15 +199,27 @@ def test_damaged_state_kills_nothing(bundle: Bundle, capsys: pytest.CaptureFixtu
 
 def as_copied(bundle: Bundle) -> list[str]:
     """The command of a bundle that stands alone: the package copied beside launch.py, this project not importable."""
-    shutil.copytree(Path(launcher.__file__).parent, bundle.root / "launcher", ignore=shutil.ignore_patterns("__pycache__"))
-    (bundle.root / "launch.py").write_text("from launcher.main import main\n\nraise SystemExit(main())\n")
+    shutil.copytree(
+        Path(launcher.__file__).parent,
+        bundle.root / "launcher",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    (bundle.root / "launch.py").write_text(
+        "from launcher.main import main\n\nraise SystemExit(main())\n"
+    )
     bundle.seal()
     return [sys.executable, str(bundle.root / "launch.py")]
 
 
 def test_foreground_stops_on_sigterm(bundle: Bundle) -> None:
     command = as_copied(bundle)
-    shown = subprocess.Popen([*command, "up", "--foreground"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+    shown = subprocess.Popen(
+        [*command, "up", "--foreground"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
     assert shown.stdout is not None
     assert "ready" in shown.stdout.readline()
     pid = bundle.state()["servers"][0]["pid"]
@@ -186,7 +230,9 @@ def test_foreground_stops_on_sigterm(bundle: Bundle) -> None:
     assert not bundle.up
 
 
-def test_foreground_ends_when_a_server_dies(make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreground_ends_when_a_server_dies(
+    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle("--behave", "die-later")
     assert bundle.run("up", "--foreground") == 1
     assert "the oven went out" in capsys.readouterr().err
@@ -194,9 +240,13 @@ def test_foreground_ends_when_a_server_dies(make_bundle: Callable[..., Bundle], 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_launcher_ended_while_it_waits(make_bundle: Callable[..., Bundle], number: signal.Signals) -> None:
+def test_launcher_ended_while_it_waits(
+    make_bundle: Callable[..., Bundle], number: signal.Signals
+) -> None:
     bundle = make_bundle("--behave", "hang")
-    waiting = subprocess.Popen([*as_copied(bundle), "up"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    waiting = subprocess.Popen(
+        [*as_copied(bundle), "up"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert waiting.stderr is not None
     line = next(line for line in waiting.stderr if line.startswith("started server-0"))
     pid = int(line.split("pid ")[1].split(",")[0])
@@ -209,7 +259,9 @@ def test_launcher_ended_while_it_waits(make_bundle: Callable[..., Bundle], numbe
         assert waiting.returncode == 130
     else:
         assert bundle.run("status") == 1
-        assert bundle.run("down") == 0  # the state was written before health, so nothing is left behind
+        assert (
+            bundle.run("down") == 0
+        )  # the state was written before health, so nothing is left behind
     stat = procs.read_stat(pid)
     assert stat is None or stat.state == "Z"
     assert not bundle.up

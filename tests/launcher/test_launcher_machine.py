@@ -12,13 +12,29 @@ from recipe_core.launcher.machine import Device, parse_amd_smi, parse_nvidia_smi
 
 H100 = "NVIDIA H100 80GB HBM3, 81559\n" * 8
 ROCM_SMI = {
-    "card1": {"Card Series": "AMD Instinct MI300X", "Card Model": "0x74a1", "VRAM Total Memory (B)": "206141652992"},
-    "card0": {"Card series": "0x74a1", "Card model": "AMD Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"},
+    "card1": {
+        "Card Series": "AMD Instinct MI300X",
+        "Card Model": "0x74a1",
+        "VRAM Total Memory (B)": "206141652992",
+    },
+    "card0": {
+        "Card series": "0x74a1",
+        "Card model": "AMD Instinct MI300X OAM",
+        "VRAM Total Memory (B)": "206141652992",
+    },
     "system": {"Driver version": "6.10.5"},
 }
 AMD_SMI = [
-    {"gpu": 0, "asic": {"market_name": "AMD Instinct MI350X"}, "vram": {"type": "HBM3E", "size": {"value": 294896, "unit": "MB"}}},
-    {"gpu": 1, "asic": {"market_name": "AMD Instinct MI350X"}, "vram": {"type": "HBM3E", "size": "N/A"}},
+    {
+        "gpu": 0,
+        "asic": {"market_name": "AMD Instinct MI350X"},
+        "vram": {"type": "HBM3E", "size": {"value": 294896, "unit": "MB"}},
+    },
+    {
+        "gpu": 1,
+        "asic": {"market_name": "AMD Instinct MI350X"},
+        "vram": {"type": "HBM3E", "size": "N/A"},
+    },
 ]
 
 
@@ -35,13 +51,19 @@ def test_nvidia_smi_unified_memory_and_nothing() -> None:
 
 def test_rocm_smi_sorts_and_finds_the_name() -> None:
     devices = parse_rocm_smi("WARNING: something\n" + json.dumps(ROCM_SMI))
-    assert devices == [Device(0, "AMD Instinct MI300X OAM", 206141652992), Device(1, "AMD Instinct MI300X", 206141652992)]
+    assert devices == [
+        Device(0, "AMD Instinct MI300X OAM", 206141652992),
+        Device(1, "AMD Instinct MI300X", 206141652992),
+    ]
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_amd_smi(wrapped: bool) -> None:
     devices = parse_amd_smi(json.dumps({"gpu_data": AMD_SMI} if wrapped else AMD_SMI))
-    assert devices == [Device(0, "AMD Instinct MI350X", 294896 << 20), Device(1, "AMD Instinct MI350X", None)]
+    assert devices == [
+        Device(0, "AMD Instinct MI350X", 294896 << 20),
+        Device(1, "AMD Instinct MI350X", None),
+    ]
 
 
 def test_kfd_lists_only_nodes_with_simds(tmp_path: Path) -> None:
@@ -71,7 +93,12 @@ def tool(folder: Path, name: str, text: str, code: int = 0) -> None:
 
 def test_detect_through_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    tool(tmp_path, "nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9)
+    tool(
+        tmp_path,
+        "nvidia-smi",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        9,
+    )
     found = machine.detect()
     assert found.runtime == "cpu"
     assert "couldn't communicate" in found.notes[0]
@@ -84,15 +111,28 @@ def test_detect_through_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("value", "left"), [("", []), (" ", []), ("-1", []), ("1, 0", [0, 1]), ("0,9,1", [0]), ("GPU-8a2f", [0, 1]), ("-1,0", [])]
+    ("value", "left"),
+    [
+        ("", []),
+        (" ", []),
+        ("-1", []),
+        ("1, 0", [0, 1]),
+        ("0,9,1", [0]),
+        ("GPU-8a2f", [0, 1]),
+        ("-1,0", []),
+    ],
 )
-def test_visible_devices_as_the_runtimes_read_them(value: str, left: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_devices_as_the_runtimes_read_them(
+    value: str, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     devices = [Device(0, "NVIDIA H200", None), Device(1, "NVIDIA H200", None)]
     assert [device.index for device in machine.visible(devices, "CUDA_VISIBLE_DEVICES")] == left
 
 
-def test_hidden_devices_leave_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_devices_leave_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     tool(tmp_path, "nvidia-smi", H100.strip())

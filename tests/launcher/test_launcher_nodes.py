@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe_core.bundle import write_bundle
+from recipe_core.bundle.write import write_bundle
 from recipe_core.launcher.plan import load_plan, unknown_nodes
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
@@ -22,7 +22,9 @@ def test_pools_of_one_node_find_each_other(tmp_path: Path) -> None:
     plan = load_plan(bundle_of_pools(tmp_path, 1), port=9000)
     router = plan.processes[0]
     assert unknown_nodes(plan) == []
-    assert [word for word in router.argv if word.startswith("http")] == [f"http://127.0.0.1:{9001 + n}" for n in range(4)]
+    assert [word for word in router.argv if word.startswith("http")] == [
+        f"http://127.0.0.1:{9001 + n}" for n in range(4)
+    ]
 
 
 def test_pools_over_nodes_need_every_address(tmp_path: Path) -> None:

@@ -18,7 +18,11 @@ from recipe_core.launcher.plan import load_plan
 from .conftest import Bundle
 
 CPU = Machine("cpu", (), "EPYC", 2, 8 << 30, 4 << 30)
-H100 = replace(CPU, runtime="cuda", devices=tuple(Device(index, "NVIDIA H100 80GB HBM3", 81559 << 20) for index in range(2)))
+H100 = replace(
+    CPU,
+    runtime="cuda",
+    devices=tuple(Device(index, "NVIDIA H100 80GB HBM3", 81559 << 20) for index in range(2)),
+)
 NEEDS = {
     "runtime": "cuda",
     "device": "h100-sxm",
@@ -30,7 +34,9 @@ NEEDS = {
 }
 
 
-def checks(bundle: Bundle, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:
+def checks(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, dict[str, dict[str, str]]]:
     capsys.readouterr()
     code = bundle.run("--json", "preflight", *words)
     return code, {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
@@ -63,22 +69,46 @@ def test_tampered_missing_and_added(bundle: Bundle, capsys: pytest.CaptureFixtur
 
 INSTINCT = {"profile": "mi300x", "runtime": "rocm", "names": ["AMD Instinct MI300X"]}
 HOPPER = {"profile": "h100-sxm", "runtime": "cuda", "names": ["NVIDIA H100 80GB HBM3"]}
-VARIANTS = [{"name": "instinct", "kinds": [INSTINCT], "at_least": 2, "at_most": 8}, {"name": "single", "kinds": [HOPPER], "at_most": 1}]
-MI300X = replace(CPU, runtime="rocm", devices=tuple(Device(index, "AMD Instinct MI300X", 206141652992) for index in range(8)))
+VARIANTS = [
+    {"name": "instinct", "kinds": [INSTINCT], "at_least": 2, "at_most": 8},
+    {"name": "single", "kinds": [HOPPER], "at_most": 1},
+]
+MI300X = replace(
+    CPU,
+    runtime="rocm",
+    devices=tuple(Device(index, "AMD Instinct MI300X", 206141652992) for index in range(8)),
+)
 
 
 @pytest.mark.parametrize(
     ("machine", "detail", "hint"),
     [
         (H100, None, None),  # the recipe's own
-        (MI300X, "for mi300x:8 the recipe has the variant instinct", "--hardware mi300x:8 -o OTHER.zip"),
-        (replace(MI300X, devices=MI300X.devices[:1]), "none of the recipe's variants (instinct, single)", "recipe plan"),
-        (replace(H100, devices=H100.devices[:1]), "for h100-sxm:1 the recipe has the variant single", "--hardware h100-sxm:1"),
+        (
+            MI300X,
+            "for mi300x:8 the recipe has the variant instinct",
+            "--hardware mi300x:8 -o OTHER.zip",
+        ),
+        (
+            replace(MI300X, devices=MI300X.devices[:1]),
+            "none of the recipe's variants (instinct, single)",
+            "recipe plan",
+        ),
+        (
+            replace(H100, devices=H100.devices[:1]),
+            "for h100-sxm:1 the recipe has the variant single",
+            "--hardware h100-sxm:1",
+        ),
         (CPU, "none of the recipe's variants", "recipe plan"),
     ],
 )
 def test_another_machine_is_told_which_variant_is_for_it(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, machine: Machine, detail: Any, hint: Any
+    bundle: Bundle,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    detail: Any,
+    hint: Any,
 ) -> None:
     on(machine, monkeypatch, bundle)
     bundle.edit(lambda data: data.update(variants=VARIANTS))
@@ -98,12 +128,18 @@ def test_a_bundle_without_variants_says_nothing_of_them(
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b"])
-def test_manifest_with_paths_outside(bundle: Bundle, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    (bundle.root / "MANIFEST.json").write_text(json.dumps({"schema_version": 1, "files": {name: "0" * 64}}))
+def test_manifest_with_paths_outside(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (bundle.root / "MANIFEST.json").write_text(
+        json.dumps({"schema_version": 1, "files": {name: "0" * 64}})
+    )
     assert "outside the bundle" in checks(bundle, capsys)[1]["bundle"]["detail"]
 
 
-def test_wrong_runtime(bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_runtime(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     on(replace(CPU, notes=("nvidia-smi: driver not loaded",)), monkeypatch, bundle)
     code, found = checks(bundle, capsys)
     assert code == 1
@@ -139,15 +175,26 @@ def test_devices(
     assert text in check["detail"]
 
 
-def test_too_little_ram(bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_ram(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     on(CPU, monkeypatch, bundle, runtime="cpu", count=1, used_bytes=6 << 30)
     check = checks(bundle, capsys)[1]["memory"]
-    assert (check["status"], check["detail"]) == ("FAIL", "4.00 GiB available, 6.00 GiB planned to be used")
+    assert (check["status"], check["detail"]) == (
+        "FAIL",
+        "4.00 GiB available, 6.00 GiB planned to be used",
+    )
     assert "Free 2.00 GiB" in check["hint"]
 
 
-def test_missing_engine_names_the_command(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle.edit(lambda data: data["engine"].update(program="no-such-engine", install="pip install no-such-engine==1"))
+def test_missing_engine_names_the_command(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle.edit(
+        lambda data: data["engine"].update(
+            program="no-such-engine", install="pip install no-such-engine==1"
+        )
+    )
     code, found = checks(bundle, capsys)
     assert code == 1
     assert found["engine"]["hint"] == "Install it: pip install no-such-engine==1"
@@ -155,12 +202,16 @@ def test_missing_engine_names_the_command(bundle: Bundle, capsys: pytest.Capture
     assert "pip install no-such-engine==1" in capsys.readouterr().err
 
 
-def test_engine_versions_and_missing_modules(bundle: Bundle, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_engine_versions_and_missing_modules(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     script = tmp_path / "bin" / "pytest-like"
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    bundle.edit(lambda data: data["engine"].update(program=str(script), module="pytest", version="0.1"))
+    bundle.edit(
+        lambda data: data["engine"].update(program=str(script), module="pytest", version="0.1")
+    )
     check = checks(bundle, capsys)[1]["engine"]
     assert check["status"] == "warn"
     assert "the recipe is for 0.1" in check["detail"]
@@ -184,9 +235,18 @@ def test_interpreter_of_scripts(tmp_path: Path) -> None:
     assert not engine.same_version("0.33.0", "0.32.0")
 
 
-def test_models(bundle: Bundle, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--model" in checks(bundle, capsys, "--model", str(tmp_path / "none"))[1]["model"]["hint"]
-    assert "no config.json" in checks(bundle, capsys, "--model", str(tmp_path))[1]["model"]["detail"]
+def test_models(
+    bundle: Bundle,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (
+        "--model" in checks(bundle, capsys, "--model", str(tmp_path / "none"))[1]["model"]["hint"]
+    )
+    assert (
+        "no config.json" in checks(bundle, capsys, "--model", str(tmp_path))[1]["model"]["detail"]
+    )
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     assert "downloads it" in checks(bundle, capsys, "--model", "owner/name")[1]["model"]["detail"]
@@ -197,26 +257,45 @@ def test_models(bundle: Bundle, capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 def test_foreign_host(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not an address of this machine" in checks(bundle, capsys, "--host", "192.0.2.1")[1]["port"]["detail"]
+    assert (
+        "not an address of this machine"
+        in checks(bundle, capsys, "--host", "192.0.2.1")[1]["port"]["detail"]
+    )
 
 
 def test_devices_of_several_servers(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle.edit(lambda data: data.update(needs=NEEDS, processes=_two(data["processes"][0])))
     plan = load_plan(bundle.root)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    visible = [supervisor.process_environment(plan, process, "m")["CUDA_VISIBLE_DEVICES"] for process in plan.processes]
+    visible = [
+        supervisor.process_environment(plan, process, "m")["CUDA_VISIBLE_DEVICES"]
+        for process in plan.processes
+    ]
     assert visible == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert supervisor.process_environment(plan, plan.processes[1], "m")["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert (
+        supervisor.process_environment(plan, plan.processes[1], "m")["CUDA_VISIBLE_DEVICES"]
+        == "6,7"
+    )
 
 
 def _two(process: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**process, "name": f"server-{index}", "port_offset": index, "devices": [2 * index, 2 * index + 1]} for index in range(2)]
+    return [
+        {
+            **process,
+            "name": f"server-{index}",
+            "port_offset": index,
+            "devices": [2 * index, 2 * index + 1],
+        }
+        for index in range(2)
+    ]
 
 
 def test_placeholders(bundle: Bundle, tmp_path: Path) -> None:
     def change(data: dict[str, Any]) -> None:
-        data["processes"][0].update(argv=["x", "${host}:${port}", "${other}", "${root}/engine.yaml"], port_offset=3)
+        data["processes"][0].update(
+            argv=["x", "${host}:${port}", "${other}", "${root}/engine.yaml"], port_offset=3
+        )
         data["api"]["body"] = {"a": ["${model}", 1]}
 
     bundle.edit(change)
@@ -254,7 +333,9 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("engine", None, "launch.json.engine: expected an object"),
     ],
 )
-def test_bad_launch_json(bundle: Bundle, capsys: pytest.CaptureFixture[str], path: str, value: object, text: str) -> None:
+def test_bad_launch_json(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], path: str, value: object, text: str
+) -> None:
     bundle.edit(_set(path, value))
     assert bundle.run("preflight") == 2
     error = capsys.readouterr().err
@@ -275,14 +356,18 @@ def test_bad_launch_json(bundle: Bundle, capsys: pytest.CaptureFixture[str], pat
         (["up", "--timeout", "soon"], "not a number"),
     ],
 )
-def test_bad_command_lines(bundle: Bundle, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
+def test_bad_command_lines(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
     assert bundle.run(*words) == 2
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
 
 
-def test_no_bundle_and_not_json(bundle: Bundle, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_no_bundle_and_not_json(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert bundle.run("--json", "status", "--port", "1") in (0, 1)
     capsys.readouterr()
     (bundle.root / "launch.json").write_text("{")

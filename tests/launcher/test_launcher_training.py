@@ -21,11 +21,25 @@ Make = Callable[..., Bundle]
 
 
 def training_json(port: int, model: Path, steps: int, fails_at: int, nodes: int) -> dict[str, Any]:
-    data = launch_json(port, model) | {"kind": "training", "workload": {"kind": "training"}, "health": ""}
+    data = launch_json(port, model) | {
+        "kind": "training",
+        "workload": {"kind": "training"},
+        "health": "",
+    }
     data["api"] = {"path": "", "model": "", "body": {}}
-    words = [sys.executable, str(FAKE), "${run}", str(steps), str(fails_at), "--master-addr", "${head}"]
+    words = [
+        sys.executable,
+        str(FAKE),
+        "${run}",
+        str(steps),
+        str(fails_at),
+        "--master-addr",
+        "${head}",
+    ]
     process = {"argv": words, "env": {}, "port_offset": 0, "devices": [0, 1], "role": "trainer"}
-    data["processes"] = [{"name": f"trainer-{node}", "node": node, **process} for node in range(nodes)]
+    data["processes"] = [
+        {"name": f"trainer-{node}", "node": node, **process} for node in range(nodes)
+    ]
     return data
 
 
@@ -33,13 +47,28 @@ def training_json(port: int, model: Path, steps: int, fails_at: int, nodes: int)
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Bundle] = []
 
-    def bundle(steps: int = 12, fails_at: int = 0, nodes: int = 1, *, record: bool = True) -> Bundle:
+    def bundle(
+        steps: int = 12, fails_at: int = 0, nodes: int = 1, *, record: bool = True
+    ) -> Bundle:
         root = tmp_path / "bundle"
         root.mkdir()
         found = Bundle(root, free_port())
-        (root / "launch.json").write_text(json.dumps(training_json(found.port, tmp_path, steps, fails_at, nodes)))
-        training = {"step_s": 0.04, "tokens_per_s": 500.0, "tokens_per_s_per_gpu": 250.0, "mfu": 0.4, "peak_memory_bytes": 1 << 30}
-        expected = {"schema_version": 1, "run": {"steps": steps}, "training": training, "bands": {"step_s": [0.01, 0.05]}}
+        (root / "launch.json").write_text(
+            json.dumps(training_json(found.port, tmp_path, steps, fails_at, nodes))
+        )
+        training = {
+            "step_s": 0.04,
+            "tokens_per_s": 500.0,
+            "tokens_per_s_per_gpu": 250.0,
+            "mfu": 0.4,
+            "peak_memory_bytes": 1 << 30,
+        }
+        expected = {
+            "schema_version": 1,
+            "run": {"steps": steps},
+            "training": training,
+            "bands": {"step_s": [0.01, 0.05]},
+        }
         (root / "expected.json").write_text(json.dumps(expected))
         if record:
             (root / "train.json").write_text("{}")
@@ -49,7 +78,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     yield bundle
     for each in made:
-        each.run("down", *(["--node", "0"] if "node-0" in str(list(each.root.glob("run/*"))) else []))
+        each.run(
+            "down", *(["--node", "0"] if "node-0" in str(list(each.root.glob("run/*"))) else [])
+        )
 
 
 def status(bundle: Bundle, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -58,7 +89,9 @@ def status(bundle: Bundle, capsys: pytest.CaptureFixture[str], *words: str) -> d
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_up_returns_after_the_first_step_and_the_run_ends_by_itself(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_returns_after_the_first_step_and_the_run_ends_by_itself(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make(40)
     assert bundle.run("up") == 0
     assert "up: step " in capsys.readouterr().out
@@ -75,11 +108,15 @@ def test_foreground_follows_every_step(make: Make, capsys: pytest.CaptureFixture
     bundle = make(5)
     assert bundle.run("up", "--foreground") == 0
     told = capsys.readouterr().err
-    assert [f"step {n} of 5: loss {5 / n:.4f}, 1,000.0/s" in told for n in range(1, 6)] == [True] * 5
+    assert [f"step {n} of 5: loss {5 / n:.4f}, 1,000.0/s" in told for n in range(1, 6)] == [
+        True
+    ] * 5
     assert not bundle.up
 
 
-def test_a_run_that_dies_shows_the_end_of_its_log(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_dies_shows_the_end_of_its_log(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make(20, fails_at=3)
     assert bundle.run("up", "--foreground") == 1
     told = capsys.readouterr().err
@@ -87,18 +124,24 @@ def test_a_run_that_dies_shows_the_end_of_its_log(make: Make, capsys: pytest.Cap
     assert "the loss is not a number" in told
 
 
-def test_down_with_a_checkpoint_and_up_again_goes_on(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_with_a_checkpoint_and_up_again_goes_on(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make(200)
     bundle.run("up")
     assert bundle.run("down", "--checkpoint") == 0
     stopped = status(bundle, capsys)
     assert stopped["state"] == "down"
-    assert stopped["checkpoint"] == str(bundle.root / "run" / "checkpoints" / f"step-{stopped['step']}")
+    assert stopped["checkpoint"] == str(
+        bundle.root / "run" / "checkpoints" / f"step-{stopped['step']}"
+    )
     assert bundle.run("up") == 0
     assert status(bundle, capsys)["step"] > stopped["step"]
 
 
-def test_bench_compares_steps_with_the_prediction(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_compares_steps_with_the_prediction(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make(500)
     assert bundle.run("bench", "--steps", "6") == 0
     data = json.loads((bundle.root / "run" / "measurement.json").read_text())
@@ -117,7 +160,9 @@ def test_bench_compares_steps_with_the_prediction(make: Make, capsys: pytest.Cap
     assert list((bundle.root / "run" / "checkpoints").iterdir())
 
 
-def test_bench_of_a_framework_without_a_record_says_so(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_of_a_framework_without_a_record_says_so(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert make(5, record=False).run("bench") == 1
     assert "fake writes no record that this launcher reads" in capsys.readouterr().err
 
@@ -137,14 +182,18 @@ def test_another_text_reaches_the_trainer(make: Make, tmp_path: Path) -> None:
         (["status"], "which one this is was not said"),
     ],
 )
-def test_what_is_missing_on_several_nodes_is_one_error(make: Make, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_what_is_missing_on_several_nodes_is_one_error(
+    make: Make, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     assert make(nodes=2).run(*words) == 2
     told = capsys.readouterr().err
     assert said in told
     assert "Traceback" not in told
 
 
-def test_each_node_starts_its_own_processes_and_knows_the_first(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_node_starts_its_own_processes_and_knows_the_first(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make(300, nodes=2)
     assert bundle.run("up", "--node", "1", "--head", "127.0.0.1") == 0
     found = status(bundle, capsys, "--node", "1")
@@ -156,9 +205,16 @@ def test_each_node_starts_its_own_processes_and_knows_the_first(make: Make, caps
     assert not (bundle.root / "run" / "node-1" / "state.json").exists()
 
 
-def test_a_worker_of_a_server_is_started_without_being_asked(tmp_path: Path, make_bundle: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_of_a_server_is_started_without_being_asked(
+    tmp_path: Path, make_bundle: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = make_bundle()
-    sleeper = {"argv": [sys.executable, "-c", "import time; time.sleep(60)"], "env": {}, "port_offset": 0, "devices": [0]}
+    sleeper = {
+        "argv": [sys.executable, "-c", "import time; time.sleep(60)"],
+        "env": {},
+        "port_offset": 0,
+        "devices": [0],
+    }
 
     def spread(data: dict[str, Any]) -> None:
         data["processes"] += [{"name": "worker-1", "node": 1, "role": "worker", **sleeper}]
@@ -177,7 +233,10 @@ def test_users_ask_the_router_and_not_the_pools_behind_it(make_bundle: Make) -> 
     def pools(data: dict[str, Any]) -> None:
         first = data["processes"][0]
         named = [("prefill", "prefill", 1), ("decode", "decode", 2), ("router", "router", 0)]
-        data["processes"] = [first | {"name": name, "role": role, "port_offset": offset} for name, role, offset in named]
+        data["processes"] = [
+            first | {"name": name, "role": role, "port_offset": offset}
+            for name, role, offset in named
+        ]
 
     bundle.edit(pools)
     plan = load_plan(bundle.root)
@@ -185,7 +244,9 @@ def test_users_ask_the_router_and_not_the_pools_behind_it(make_bundle: Make) -> 
     assert [process.name for process in plan.entrances] == ["router"]
 
 
-def test_a_node_that_does_not_know_the_first_fails_preflight(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_does_not_know_the_first_fails_preflight(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert make(nodes=2).run("preflight", "--node", "1", "--head", "no-such-host.invalid") == 1
     assert "'no-such-host.invalid' is unknown" in capsys.readouterr().out
 
@@ -193,4 +254,7 @@ def test_a_node_that_does_not_know_the_first_fails_preflight(make: Make, capsys:
 def test_a_row_cut_short_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss,mfu\n1,5.0,\n2,4.0\n3,nan,0.5\n")
-    assert [(step.number, step.get("loss"), step.get("mfu")) for step in read_steps(path)] == [(1, 5.0, None), (3, None, 0.5)]
+    assert [(step.number, step.get("loss"), step.get("mfu")) for step in read_steps(path)] == [
+        (1, 5.0, None),
+        (3, None, 0.5),
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.resources import root
+from recipe_core.base.resources import root
 
 PAGES = {
     "model.py": "What do you want to run?",
@@ -50,4 +50,7 @@ def figure(app: AppTest, key: str) -> dict[str, Any]:
 
 
 def query_of(app: AppTest) -> dict[str, str]:
-    return {name: value[0] if isinstance(value, list) else value for name, value in app.query_params.items()}
+    return {
+        name: value[0] if isinstance(value, list) else value
+        for name, value in app.query_params.items()
+    }

@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from recipe_core.resources import root
-from recipe_core.serve import FOLDERS, Later, folders_allowed
+from recipe_core.base.resources import root
+from recipe_core.doors.serve import FOLDERS, Later, folders_allowed
 
 LOAD = """
 import importlib.util, sys
@@ -30,11 +30,15 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(root("app.py").parent), os.environ.get("PYTHONPATH", "")])
     argv = [sys.executable, "-c", LOAD + script, str(root("app.py"))]
     environment = os.environ | {"PYTHONPATH": path}
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=root("app.py").parent, timeout=60)
+    return subprocess.run(
+        argv, capture_output=True, text=True, env=environment, cwd=root("app.py").parent, timeout=60
+    )
 
 
 @pytest.mark.parametrize(("value", "allowed"), [(None, False), ("0", False), ("1", True)])
-def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.MonkeyPatch, value: str | None, allowed: bool) -> None:
+def test_folders_are_read_only_where_the_starter_says_so(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, allowed: bool
+) -> None:
     monkeypatch.delenv(FOLDERS, raising=False)
     if value is not None:
         monkeypatch.setenv(FOLDERS, value)
@@ -42,7 +46,7 @@ def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.Mon
 
 
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
-    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.api', 'recipe_core.board'} & set(sys.modules)))"
+    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.doors.api', 'recipe_core.search.boards'} & set(sys.modules)))"
     assert run(script).stdout.strip() == "[]"
 
 
@@ -69,7 +73,7 @@ def test_one_thread_imports_at_a_time() -> None:
     answer = run("""
 import threading
 def there():
-    return sorted({'recipe_core.api', 'recipe_core.mcp', 'recipe_core.board'} & set(sys.modules))
+    return sorted({'recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.boards'} & set(sys.modules))
 threads = [threading.Thread(target=target) for target in (module.load_pages, module.make_api, module.make_mcp)]
 with module.importing:
     [thread.start() for thread in threads]
@@ -78,7 +82,10 @@ with module.importing:
 [thread.join() for thread in threads]
 print(there())
 """)
-    assert answer.stdout.splitlines() == ["[]", "['recipe_core.api', 'recipe_core.board', 'recipe_core.mcp']"], answer.stderr
+    assert answer.stdout.splitlines() == [
+        "[]",
+        "['recipe_core.doors.api', 'recipe_core.search.boards', 'recipe_core.doors.mcp']",
+    ], answer.stderr
 
 
 def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed() -> None:

@@ -27,13 +27,20 @@ TRAINING_VIEWS = {
     "Arithmetic": [],
     "Why not?": [],
 }
-PIPELINED = {"workload.kind": "training", "workload.tokens": "1e10", "model": LLAMA_70B, "hardware.nodes": "4"}
+PIPELINED = {
+    "workload.kind": "training",
+    "workload.tokens": "1e10",
+    "model": LLAMA_70B,
+    "hardware.nodes": "4",
+}
 
 
 def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
     app = opened("compare.py", model=LLAMA_70B, **{"hardware.per_node": "1"})
     assert "GiB too much" in app.error[0].value
-    assert len(figure(app, "memory")["layout"]["shapes"]) == 2  # usable and capacity, drawn especially now
+    assert (
+        len(figure(app, "memory")["layout"]["shapes"]) == 2
+    )  # usable and capacity, drawn especially now
     app.button(key="remedy-0").click().run()
     assert app.success
     assert not app.error
@@ -47,7 +54,9 @@ def test_a_limit_that_refuses_all_can_be_loosened_by_a_click() -> None:
 
 
 def test_two_limits_that_refuse_all_are_loosened_together() -> None:
-    app = opened("compare.py", **{"objective.limits.tpot_ms": "0.5", "objective.limits.ttft_ms": "5"})
+    app = opened(
+        "compare.py", **{"objective.limits.tpot_ms": "0.5", "objective.limits.ttft_ms": "5"}
+    )
     assert "Over a limit" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
     app.button(key="remedy-0").click().run()
     assert app.success
@@ -61,7 +70,9 @@ def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
     assert "Pinned" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
     assert "prompts on" in said(app)
     app.button(key=f"take-{key}").click().run()
-    assert query_of(app)["candidate.prefill.tp"] == key.split(".pre")[1].split(".")[1].removeprefix("tp")
+    assert query_of(app)["candidate.prefill.tp"] == key.split(".pre")[1].split(".")[1].removeprefix(
+        "tp"
+    )
     assert app.selectbox(key="_split").value == key
     assert "prompts on" in app.table[0].value.to_string()
     assert not app.warning
@@ -101,7 +112,9 @@ def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() ->
 
 @pytest.mark.parametrize("name", SERVING_VIEWS)
 def test_every_view_of_a_serving_split_draws(name: str) -> None:
-    app = view(opened("compare.py", model=LLAMA_70B, pins=f"{TP8},vllm.bf16.bf16.tp4.pp1.dp2.ep1"), name)
+    app = view(
+        opened("compare.py", model=LLAMA_70B, pins=f"{TP8},vllm.bf16.bf16.tp4.pp1.dp2.ep1"), name
+    )
     for key in SERVING_VIEWS[name]:
         assert figure(app, key)["data"]
     if name == "Arithmetic":
@@ -120,7 +133,9 @@ def test_every_view_of_a_training_split_draws(name: str) -> None:
 
 
 def test_a_view_of_a_pinned_split_is_chosen() -> None:
-    app = view(opened("compare.py", model=LLAMA_70B, pins="vllm.bf16.bf16.tp4.pp1.dp2.ep1"), "Arithmetic")
+    app = view(
+        opened("compare.py", model=LLAMA_70B, pins="vllm.bf16.bf16.tp4.pp1.dp2.ep1"), "Arithmetic"
+    )
     best = app.table[0].value.to_string()
     app.selectbox(key="focus").select("vllm.bf16.bf16.tp4.pp1.dp2.ep1").run()
     assert app.table[0].value.to_string() != best
@@ -143,20 +158,32 @@ def test_a_split_that_cannot_be_started_says_why() -> None:
 
 
 def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
-    app = view(opened("compare.py", **{"workload.kind": "training", "hardware.nodes": "2"}), "Pipeline")
+    app = view(
+        opened("compare.py", **{"workload.kind": "training", "hardware.nodes": "2"}), "Pipeline"
+    )
     assert "The best that has one: " in said(app)
     assert figure(app, "pipeline")["data"]
 
 
 def test_where_no_price_is_known_the_cost_view_says_so() -> None:
-    app = view(opened("compare.py", model="Qwen/Qwen3-0.6B", **{"hardware.device": "cpu", "hardware.per_node": "1"}), "Cost")
+    app = view(
+        opened(
+            "compare.py",
+            model="Qwen/Qwen3-0.6B",
+            **{"hardware.device": "cpu", "hardware.per_node": "1"},
+        ),
+        "Cost",
+    )
     assert "No price of these devices is known" in said(app)
 
 
 def test_the_axes_of_the_tradeoff_are_chosen() -> None:
     app = opened("compare.py")
     app.selectbox(key="axis-across-serving").select("interactivity").run()
-    assert figure(app, "frontier")["layout"]["xaxis"]["title"]["text"] == "Tokens/s that one user sees (tok/s)"
+    assert (
+        figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
+        == "Tokens/s that one user sees (tok/s)"
+    )
 
 
 def test_the_columns_of_the_table_are_chosen() -> None:
@@ -168,7 +195,9 @@ def test_the_columns_of_the_table_are_chosen() -> None:
 
 
 def test_what_would_let_a_refused_split_run_is_one_click() -> None:
-    app = view(opened("compare.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"}), "Why not?")
+    app = view(
+        opened("compare.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"}), "Why not?"
+    )
     keys = app.dataframe[1].value["key"].tolist()
     why = app.dataframe[1].value["why"].tolist()
     row = next(n for n, said_ in enumerate(why) if said_.startswith("time per output token"))

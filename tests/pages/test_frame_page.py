@@ -20,23 +20,60 @@ def test_every_page_asks_its_question_and_gives_a_verdict(page: str) -> None:
     "query",
     [
         {"model": "deepseek-ai/DeepSeek-V3", "hardware.device": "mi300x"},
-        {"model": "Qwen/Qwen3-30B-A3B", "options.weight_dtypes": "auto,fp8", "workload.mode": "open"},
+        {
+            "model": "Qwen/Qwen3-30B-A3B",
+            "options.weight_dtypes": "auto,fp8",
+            "workload.mode": "open",
+        },
         {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": "1"},
         {"model": LLAMA_70B, "hardware.per_node": "1"},
         {"workload.mode": "static", "hardware.usd_per_device_hour": "2.5", "pins": TP8},
         {"workload.mode": "offline", "objective.limits.usd_per_hour": "0.01"},
         {"model": "nobody/nothing"},
         {"hardware.nodes": "100000"},
-        {"options.hardware": '[{"device":"mi300x","per_node":8}]', "objective.limits.tpot_ms": "40"},
-        {"options.engines": "vllm,sglang", "options.kv_dtypes": "auto,fp8", "objective.orientation": "balanced"},
+        {
+            "options.hardware": '[{"device":"mi300x","per_node":8}]',
+            "objective.limits.tpot_ms": "40",
+        },
+        {
+            "options.engines": "vllm,sglang",
+            "options.kv_dtypes": "auto,fp8",
+            "objective.orientation": "balanced",
+        },
         {"workload.kind": "training", "workload.tokens": "1e10"},
-        {"workload.kind": "training", "hardware.nodes": "2", "candidate.engine": "megatron", "objective.limits.gpus": "8"},
-        {"workload.kind": "training", "model": LLAMA_70B, "workload.method": "lora", "objective.optimize": "cost"},
+        {
+            "workload.kind": "training",
+            "hardware.nodes": "2",
+            "candidate.engine": "megatron",
+            "objective.limits.gpus": "8",
+        },
+        {
+            "workload.kind": "training",
+            "model": LLAMA_70B,
+            "workload.method": "lora",
+            "objective.optimize": "cost",
+        },
         {"workload.kind": "training", "model": LLAMA_70B, "hardware.per_node": "1"},
-        {"workload.kind": "training", "hardware.device": "cpu", "hardware.per_node": "1", "model": "Qwen/Qwen3-0.6B"},
+        {
+            "workload.kind": "training",
+            "hardware.device": "cpu",
+            "hardware.per_node": "1",
+            "model": "Qwen/Qwen3-0.6B",
+        },
     ],
     ids=[
-        *("mla", "moe-open", "cpu", "too-small", "static-pinned", "limit", "unknown-model", "too-many", "clusters", "engines"),
+        *(
+            "mla",
+            "moe-open",
+            "cpu",
+            "too-small",
+            "static-pinned",
+            "limit",
+            "unknown-model",
+            "too-many",
+            "clusters",
+            "engines",
+        ),
         *("train", "train-limit", "train-lora", "train-too-small", "train-cpu"),
     ],
 )
@@ -57,7 +94,14 @@ def test_next_and_back_keep_the_choice() -> None:
 
 
 def test_a_bad_link_is_repaired_and_named() -> None:
-    app = opened(**{"hardware.device": "h100-smx", "workload.input_tokens": "-5", "hardware.nodes": "2", "pins": "tp8"})
+    app = opened(
+        **{
+            "hardware.device": "h100-smx",
+            "workload.input_tokens": "-5",
+            "hardware.nodes": "2",
+            "pins": "tp8",
+        }
+    )
     warning = app.warning[0].value.replace("\\", "")
     assert "Did you mean 'h100-sxm'" in warning
     assert "workload.input_tokens=-5" in warning

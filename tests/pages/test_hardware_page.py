@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recipe_core.serve import FOLDERS
+from recipe_core.doors.serve import FOLDERS
 from tests.pages.opening import opened, query_of, said
 
 
@@ -84,7 +84,9 @@ sources:
 
 def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm", "hardware.per_node": "4"})
-    app.file_uploader(key="profile").set_value(("mine.yaml", OURS.encode(), "application/yaml")).run()
+    app.file_uploader(key="profile").set_value(
+        ("mine.yaml", OURS.encode(), "application/yaml")
+    ).run()
     assert not app.exception
     assert app.get_by_key("_hardware.device").value == "my-h100"
     words = said(app)

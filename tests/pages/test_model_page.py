@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipe_core.doors.serve import FOLDERS
 from recipe_core.model.catalog import catalog_entry
-from recipe_core.serve import FOLDERS
 from tests.pages.opening import LLAMA_70B, opened, query_of
 
 
@@ -25,7 +25,12 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "config.json").write_text(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
     app = opened(model=str(tmp_path))
     assert app.metric[0].value == "596 M"
-    assert opened(model=str(tmp_path / "missing")).error[0].value.replace("\\", "").startswith("model: there is no config.json")
+    assert (
+        opened(model=str(tmp_path / "missing"))
+        .error[0]
+        .value.replace("\\", "")
+        .startswith("model: there is no config.json")
+    )
 
 
 def test_a_config_in_the_link_is_a_model() -> None:
@@ -35,7 +40,9 @@ def test_a_config_in_the_link_is_a_model() -> None:
 
 
 def test_serving_turns_into_training_and_back() -> None:
-    app = opened("model.py", model=LLAMA_70B, **{"hardware.nodes": "4", "objective.limits.tpot_ms": "40"})
+    app = opened(
+        "model.py", model=LLAMA_70B, **{"hardware.nodes": "4", "objective.limits.tpot_ms": "40"}
+    )
     kept = {"v": "1", "model": LLAMA_70B, "hardware.nodes": "4"}
     app.get_by_key("_workload.kind").set_value("training").run()
     assert query_of(app) == kept | {"workload.kind": "training", "workload.tokens": "10000000000"}
@@ -64,7 +71,9 @@ def test_a_checkpoint_in_another_format_is_one_click() -> None:
 
 def test_a_pasted_config_is_a_model_and_a_bad_one_is_refused() -> None:
     app = opened()
-    app.text_area(key="paste").set_value(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config | {"junk": [1] * 1000})).run()
+    app.text_area(key="paste").set_value(
+        json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config | {"junk": [1] * 1000})
+    ).run()
     assert app.metric[0].value == "596 M"
     assert "junk" not in query_of(app)["model"]
     app.text_area(key="paste").set_value("not a config").run()
@@ -75,8 +84,14 @@ def test_a_pasted_config_is_a_model_and_a_bad_one_is_refused() -> None:
 def test_an_uploaded_config_is_a_model_and_weights_are_refused() -> None:
     app = opened()
     app.file_uploader(key="upload").set_value(
-        ("config.json", json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config).encode(), "application/json")
+        (
+            "config.json",
+            json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config).encode(),
+            "application/json",
+        )
     ).run()
     assert app.metric[0].value == "596 M"
-    app.file_uploader(key="upload").set_value(("model.json", b"PK\x03\x04", "application/json")).run()
+    app.file_uploader(key="upload").set_value(
+        ("model.json", b"PK\x03\x04", "application/json")
+    ).run()
     assert "weights are never read" in app.error[0].value

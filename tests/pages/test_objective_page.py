@@ -53,7 +53,10 @@ def test_an_aim_is_an_orientation_or_a_goal() -> None:
 
 
 def test_adapters_have_a_rank_and_an_alpha() -> None:
-    app = opened("objective.py", **{"workload.kind": "training", "workload.method": "lora", "workload.lora_rank": "32"})
+    app = opened(
+        "objective.py",
+        **{"workload.kind": "training", "workload.method": "lora", "workload.lora_rank": "32"},
+    )
     app.number_input(key="_workload.lora_alpha").set_value(16.0).run()
     assert query_of(app)["workload.lora_alpha"] == "16"
     app.number_input(key="_workload.lora_alpha").set_value(None).run()

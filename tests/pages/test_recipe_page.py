@@ -11,9 +11,22 @@ from tests.pages.opening import LLAMA_70B, PAGES, TP8, opened, query_of, said
 
 TWO_NODES = {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.nodes": "2"}
 TRAINING = {"workload.kind": "training", "workload.tokens": "1e9"}
-POOLS = {"model": LLAMA_70B, "candidate.engine": "vllm", "candidate.tp": "4", "candidate.pp": "1", "candidate.dp": "1"}
+POOLS = {
+    "model": LLAMA_70B,
+    "candidate.engine": "vllm",
+    "candidate.tp": "4",
+    "candidate.pp": "1",
+    "candidate.dp": "1",
+}
 POOLS |= {"candidate.prefill.tp": "4"}
-TABS = ["Start it", "Files", "Why each option", "Other engines", "Where it cannot run", "Other doors"]
+TABS = [
+    "Start it",
+    "Files",
+    "Why each option",
+    "Other engines",
+    "Where it cannot run",
+    "Other doors",
+]
 
 
 def shown(app: AppTest, tab: str) -> AppTest:
@@ -41,21 +54,40 @@ def test_the_recipe_can_be_another_split() -> None:
 
 
 def test_a_chosen_split_that_no_longer_fits_is_said() -> None:
-    chosen = {"engine": "vllm", "weight_dtype": "bf16", "kv_dtype": "bf16", "tp": "8", "pp": "1", "dp": "1", "ep": "1"}
-    app = opened("recipe.py", **{f"candidate.{name}": value for name, value in chosen.items()}, **{"hardware.per_node": "4"})
+    chosen = {
+        "engine": "vllm",
+        "weight_dtype": "bf16",
+        "kv_dtype": "bf16",
+        "tp": "8",
+        "pp": "1",
+        "dp": "1",
+        "ep": "1",
+    }
+    app = opened(
+        "recipe.py",
+        **{f"candidate.{name}": value for name, value in chosen.items()},
+        **{"hardware.per_node": "4"},
+    )
     assert "does not fit any more" in app.warning[0].value
     assert app.get_by_key("download")
 
 
 def test_a_split_that_cannot_be_started_is_refused_in_words_with_what_helps() -> None:
     split = {"engine": "tgi", "tp": "4", "pp": "1", "dp": "1", "prefill.tp": "4"}
-    app = opened("recipe.py", model=LLAMA_70B, **{f"candidate.{name}": value for name, value in split.items()})
+    app = opened(
+        "recipe.py",
+        model=LLAMA_70B,
+        **{f"candidate.{name}": value for name, value in split.items()},
+    )
     assert "cannot be built" in app.error[0].value
     assert "The same split on another engine" in [header.value for header in app.header]
     assert app.button(key="use-vllm")
 
 
-@pytest.mark.parametrize("query", [{}, TWO_NODES, {"hardware.device": "mi300x"}, TRAINING | {"hardware.nodes": "2"}, POOLS])
+@pytest.mark.parametrize(
+    "query",
+    [{}, TWO_NODES, {"hardware.device": "mi300x"}, TRAINING | {"hardware.nodes": "2"}, POOLS],
+)
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab_of_every_kind_of_recipe_draws(query: dict[str, str], tab: str) -> None:
     app = shown(opened("recipe.py", **query), tab)
@@ -131,7 +163,11 @@ def test_files_are_found_by_what_they_hold() -> None:
 
 
 def test_every_option_says_who_set_it() -> None:
-    rows = shown(opened("recipe.py", **{"hardware.device": "mi300x"}), "Why each option").dataframe[0].value
+    rows = (
+        shown(opened("recipe.py", **{"hardware.device": "mi300x"}), "Why each option")
+        .dataframe[0]
+        .value
+    )
     found = dict(zip(rows["Option"], rows["Set by"], strict=True))
     assert found["--tensor-parallel-size"] == "objective"
     assert found["VLLM_ROCM_USE_AITER"] == "architecture"

@@ -15,11 +15,16 @@ from typing import Any
 
 import pytest
 
-from recipe_core.resources import PACKAGE
+from recipe_core.base.resources import PACKAGE
 
-MISSING = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+MISSING = [
+    name
+    for name in ("torch", "transformers", "safetensors")
+    if importlib.util.find_spec(name) is None
+]
 needs_torch = pytest.mark.skipif(
-    bool(MISSING), reason=f"NOT TESTED: training, because {', '.join(MISSING)} is missing; pip install '.[torch]'"
+    bool(MISSING),
+    reason=f"NOT TESTED: training, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
 )
 CONFIG = {
     "model_type": "llama",
@@ -32,7 +37,9 @@ CONFIG = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
-TRAIN_PY = "from trainer.main import main\n\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
+TRAIN_PY = (
+    "from trainer.main import main\n\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
+)
 
 
 def settings(**parts: Any) -> dict[str, Any]:
@@ -57,16 +64,26 @@ class Job:
     def __init__(self, root: Path, **parts: Any) -> None:
         self.root, self.run_folder = root, root / "run"
         root.mkdir(exist_ok=True)
-        (root / "text.txt").write_text("".join(f"Bread number {n} needs {n % 7} eggs and {n % 5} hours.\n" for n in range(400)))
+        (root / "text.txt").write_text(
+            "".join(f"Bread number {n} needs {n % 7} eggs and {n % 5} hours.\n" for n in range(400))
+        )
         (root / "train.py").write_text(TRAIN_PY)
-        shutil.copytree(PACKAGE / "trainer", root / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            PACKAGE / "trainer", root / "trainer", ignore=shutil.ignore_patterns("__pycache__")
+        )
         self.write(**parts)
 
     def write(self, **parts: Any) -> None:
         (self.root / "train.json").write_text(json.dumps(settings(**parts)))
 
     def run(self, processes: int, *words: str) -> subprocess.CompletedProcess[str]:
-        launch = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", str(processes), "--master-port", str(free_port())]
+        launch = [
+            str(Path(sys.executable).parent / "torchrun"),
+            "--nproc-per-node",
+            str(processes),
+            "--master-port",
+            str(free_port()),
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [*launch, "train.py", "--config", "train.json", *words],

@@ -34,7 +34,12 @@ def write(folder: Path, value: Any) -> Path:
 
 
 def test_settings_are_read_with_their_types(tmp_path: Path) -> None:
-    found = load_settings(write(tmp_path, settings(split={"tp": 2, "schedule": "gpipe"}, figures={"peak_flops_per_s": 1})))
+    found = load_settings(
+        write(
+            tmp_path,
+            settings(split={"tp": 2, "schedule": "gpipe"}, figures={"peak_flops_per_s": 1}),
+        )
+    )
     assert found.split == Split(tp=2, schedule="gpipe")
     assert found.data == ("text.txt",)
     assert found.figures.peak_flops_per_s == 1.0
@@ -69,7 +74,9 @@ def test_degrees_follow_the_plan_and_an_elastic_run_follows_the_devices() -> Non
     assert (fewer.replicate, fewer.shard, fewer.micro_batches) == (1, 4, 8)
     with pytest.raises(TrainError, match=r"tp\(2\) × pp\(2\) × dp\(8\) = 32 ≠ 16"):
         degrees(split, batch, 16, elastic=False)
-    with pytest.raises(TrainError, match=r"global_batch\(64\) is not divisible by dp\(3\) × micro_batch\(2\) = 6"):
+    with pytest.raises(
+        TrainError, match=r"global_batch\(64\) is not divisible by dp\(3\) × micro_batch\(2\) = 6"
+    ):
         degrees(split, batch, 12, elastic=True)
 
 
@@ -78,14 +85,26 @@ def test_chunks_hold_every_layer_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tied", "ends"), [(False, [("embed_tokens",), ("norm", "lm_head")]), (True, [("embed_tokens", "norm", "lm_head")])]
+    ("tied", "ends"),
+    [
+        (False, [("embed_tokens",), ("norm", "lm_head")]),
+        (True, [("embed_tokens", "norm", "lm_head")]),
+    ],
 )
 def test_units_are_torchtitans(tmp_path: Path, tied: bool, ends: list[tuple[str, ...]]) -> None:
     """Embedding, layers, then norm and head, which stay whole; one table for both ends is one unit."""
-    chosen = load_settings(write(tmp_path, settings(model={"config": CONFIG | {"tie_word_embeddings": tied}, "tokenizer": "data"})))
+    chosen = load_settings(
+        write(
+            tmp_path,
+            settings(model={"config": CONFIG | {"tie_word_embeddings": tied}, "tokenizer": "data"}),
+        )
+    )
     part = Part(build(read_config(chosen, None), chosen), 0, 1)
     names = {module: name.rpartition(".")[2] for name, module in part.named_modules()}
-    units = [(tuple(names[module] for module in unit), reshards) for unit, reshards in gathered_units(part, reshard=True)]
+    units = [
+        (tuple(names[module] for module in unit), reshards)
+        for unit, reshards in gathered_units(part, reshard=True)
+    ]
     layers = [((str(index),), True) for index in range(4)]
     assert units == [*((unit, True) for unit in ends[:-1]), *layers, (ends[-1], False)]
 
@@ -93,8 +112,8 @@ def test_units_are_torchtitans(tmp_path: Path, tied: bool, ends: list[tuple[str,
 def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_path: Path) -> None:
     import torch
 
-    from recipe_core.request import PlanRequest
-    from recipe_core.training.plan import chosen_training
+    from recipe_core.request.schema import PlanRequest
+    from recipe_core.search.training_search import chosen_training
 
     chosen = load_settings(write(tmp_path, settings(lora={"rank": 4, "alpha": 8})))
     part = Part(build(read_config(chosen, None), chosen), 0, 1)
@@ -102,13 +121,26 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_pa
     assert chosen.lora is not None
     adapt(part, chosen.lora)
     split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 1, "micro_batch": 1}
-    work = {"kind": "training", "method": "lora", "lora_rank": 4, "sequence_length": 32, "global_batch": 1}
-    asked = {"model": CONFIG, "hardware": {"device": "cpu", "per_node": 1}, "workload": work, "candidate": split}
+    work = {
+        "kind": "training",
+        "method": "lora",
+        "lora_rank": 4,
+        "sequence_length": 32,
+        "global_batch": 1,
+    }
+    asked = {
+        "model": CONFIG,
+        "hardware": {"device": "cpu", "per_node": 1},
+        "workload": work,
+        "candidate": split,
+    }
     estimated = chosen_training(PlanRequest.parse(asked))[0].memory.parts["optimizer"][0, 0] / 8
     learning = [parameter for _, parameter in part.learning()]
     assert sum(parameter.numel() for parameter in learning) == estimated
     assert {parameter.dtype for parameter in learning} == {torch.float32}
-    assert {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad} == {torch.bfloat16}
+    assert {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad} == {
+        torch.bfloat16
+    }
 
 
 def token_file(folder: Path, count: int) -> Path:
@@ -122,14 +154,23 @@ def token_file(folder: Path, count: int) -> Path:
 def test_sequences_of_a_step_do_not_depend_on_the_number_of_replicas(tmp_path: Path) -> None:
     path = token_file(tmp_path, 8 * 20 + 1)
     alone = Sequences(path, 8, 4, seed=3).batch(6, 0, 1, 2)
-    shared = [pair for rank in range(2) for pair in Sequences(path, 8, 4, seed=3).batch(6, rank, 2, 1)]
+    shared = [
+        pair for rank in range(2) for pair in Sequences(path, 8, 4, seed=3).batch(6, rank, 2, 1)
+    ]
     assert [pair[0].tolist() for pair in alone] == [pair[0].tolist() for pair in shared]
     assert all((pair[1] - pair[0] == 1).all() for pair in alone)
 
 
 def test_every_sequence_comes_once_each_time_around(tmp_path: Path) -> None:
     found = Sequences(token_file(tmp_path, 8 * 20 + 1), 8, 4, seed=3)
-    rounds = [[int(pair[0][0, 0]) // 8 for step in range(r * 5, r * 5 + 5) for pair in found.batch(step, 0, 1, 4)] for r in range(2)]
+    rounds = [
+        [
+            int(pair[0][0, 0]) // 8
+            for step in range(r * 5, r * 5 + 5)
+            for pair in found.batch(step, 0, 1, 4)
+        ]
+        for r in range(2)
+    ]
     assert [sorted(each) for each in rounds] == [list(range(20))] * 2
     assert rounds[0] != rounds[1]
     with pytest.raises(TrainError, match="the texts have 5 tokens"):
@@ -172,7 +213,9 @@ def test_metrics_go_on_after_the_step_that_is_resumed(tmp_path: Path) -> None:
     again = Metrics(tmp_path, "tiny", 2)
     again.write(row(3))
     assert [each["step"] for each in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]
-    assert 'recipe_training_tokens_total{run="tiny"} 192\n' in (tmp_path / "metrics.prom").read_text()
+    assert (
+        'recipe_training_tokens_total{run="tiny"} 192\n' in (tmp_path / "metrics.prom").read_text()
+    )
 
 
 def test_prometheus_text_escapes_the_name_and_leaves_unknown_values_out() -> None:

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.torchrun, needs_torch]
     ],
     ids=["fsdp", "tensor-parallel", "pipeline"],
 )
-def test_a_split_run_has_the_losses_of_a_whole_one(whole: Job, tmp_path: Path, split: dict[str, Any], more: dict[str, Any]) -> None:
+def test_a_split_run_has_the_losses_of_a_whole_one(
+    whole: Job, tmp_path: Path, split: dict[str, Any], more: dict[str, Any]
+) -> None:
     job = Job(tmp_path / "job", split=split, **more)
     done = job.run(2)
     assert done.returncode == 0, done.stderr
@@ -30,7 +32,9 @@ def test_a_split_run_has_the_losses_of_a_whole_one(whole: Job, tmp_path: Path, s
     assert whole.losses()[-1] < whole.losses()[0] - 0.3
 
 
-def test_a_stopped_run_goes_on_with_the_same_losses_on_another_number_of_devices(whole: Job, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_with_the_same_losses_on_another_number_of_devices(
+    whole: Job, tmp_path: Path
+) -> None:
     job = Job(tmp_path / "job", split={"dp": 2, "shard": 2, "zero_stage": 2}, elastic=True)
     job.run_folder.mkdir()
     (job.run_folder / "stop").touch()
@@ -54,13 +58,20 @@ def test_the_model_that_comes_out_is_one_that_transformers_loads(whole: Job) -> 
     ids = tokenizer("Bread number 12 needs 5 eggs and 2 hours.\n", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         loss = float(model(input_ids=ids, labels=ids).loss)
-    assert loss == pytest.approx(whole.losses()[-1], abs=0.7)  # an untrained model's is ln 512 = 6.2
+    assert loss == pytest.approx(
+        whole.losses()[-1], abs=0.7
+    )  # an untrained model's is ln 512 = 6.2
     assert model.config.vocab_size == CONFIG["vocab_size"]
     assert sorted(path.name for path in (whole.run_folder / "checkpoints").iterdir()) == ["step-4"]
 
 
 def test_fine_tuning_starts_where_the_weights_are(whole: Job, tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", model={"weights": "pretrained", "tokenizer": "model"}, split={"tp": 2}, steps=1)
+    job = Job(
+        tmp_path / "job",
+        model={"weights": "pretrained", "tokenizer": "model"},
+        split={"tp": 2},
+        steps=1,
+    )
     done = job.run(2, "--model", str(whole.run_folder / "model"))
     assert done.returncode == 0, done.stderr
     assert job.losses()[0] < whole.losses()[-1] + 0.1
@@ -73,7 +84,10 @@ def test_what_a_person_must_change_is_one_line(tmp_path: Path) -> None:
     assert "train: tp(2) × pp(1) × dp(2) = 4 ≠ 1 processes. Start 4 processes." in done.stderr
 
 
-LORA: dict[str, Any] = {"model": {"weights": "pretrained", "tokenizer": "model"}, "lora": {"rank": 4, "alpha": 8}}
+LORA: dict[str, Any] = {
+    "model": {"weights": "pretrained", "tokenizer": "model"},
+    "lora": {"rank": 4, "alpha": 8},
+}
 
 
 def adapted(root: Path, base: Job, processes: int, **parts: Any) -> Job:
@@ -110,11 +124,15 @@ def test_adapters_come_out_alone_and_merged(whole: Job, adapters: Job) -> None:
     import torch
     from safetensors.torch import load_file
 
-    base, merged = (load_file(job.run_folder / "model" / "model.safetensors") for job in (whole, adapters))
+    base, merged = (
+        load_file(job.run_folder / "model" / "model.safetensors") for job in (whole, adapters)
+    )
     thin = load_file(adapters.run_folder / "adapter" / "adapter_model.safetensors")
     config = json.loads((adapters.run_folder / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
-    assert set(config["target_modules"]) == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert set(config["target_modules"]) == {
+        f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")
+    }
     changed = 0
     for name, weight in base.items():
         layer = f"base_model.model.{name.removesuffix('.weight')}"
@@ -127,14 +145,26 @@ def test_adapters_come_out_alone_and_merged(whole: Job, adapters: Job) -> None:
     assert (changed, thin) == (4 * 7, {})
 
 
-def test_checkpoints_of_adapters_hold_nothing_else_and_are_gone_on_from(whole: Job, adapters: Job, tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", split={"dp": 2, "shard": 2, "zero_stage": 3}, recompute="full", elastic=True, **LORA)
+def test_checkpoints_of_adapters_hold_nothing_else_and_are_gone_on_from(
+    whole: Job, adapters: Job, tmp_path: Path
+) -> None:
+    job = Job(
+        tmp_path / "job",
+        split={"dp": 2, "shard": 2, "zero_stage": 3},
+        recompute="full",
+        elastic=True,
+        **LORA,
+    )
     words = ("--model", str(whole.run_folder / "model"))
     job.run_folder.mkdir()
     (job.run_folder / "stop").touch()
     assert "stopped after step 1 of 4" in job.run(2, *words).stderr
-    size = sum(file.stat().st_size for file in (job.run_folder / "checkpoints" / "step-1").iterdir())
-    assert size < 0.5 * sum(file.stat().st_size for file in (whole.run_folder / "checkpoints" / "step-4").iterdir())
+    size = sum(
+        file.stat().st_size for file in (job.run_folder / "checkpoints" / "step-1").iterdir()
+    )
+    assert size < 0.5 * sum(
+        file.stat().st_size for file in (whole.run_folder / "checkpoints" / "step-4").iterdir()
+    )
     done = job.run(1, *words)
     assert "going on after step 1" in done.stderr
     assert job.losses() == pytest.approx(adapters.losses(), abs=2e-5)

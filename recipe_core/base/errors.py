@@ -1,0 +1,100 @@
+"""Every error a user can cause.
+
+RecipeError                 base: message = what, the value, the limit, the remedy
+├── InputError              the request is wrong: names the field and the fix (exit code 2)
+│   ├── ModelError          a config.json that cannot be read as a decoder-only language model
+│   └── HardwareError       an unknown device, fabric or offer, or a malformed profile
+├── NoAnswer                the request is fine and the answer is "no" (exit code 1)
+└── BundleError             a bundle that is damaged, foreign or dangerous (exit code 1)
+
+An infeasible split is data (``reasons``), not an exception.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class RecipeError(Exception):
+    """Base of all errors this project raises on purpose.
+
+    ``message`` says what is wrong with which value, ``hint`` what to do, ``field`` where it is in the request.
+    """
+
+    code = "error"
+    exit_code = 2
+
+    def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = f"{self.field}: " if self.field else ""
+        fix = f" {self.hint}" if self.hint else ""
+        return f"{where}{self.message}{fix}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as every door prints it: ``{"error": {"code", "field", "message", "hint"}}``."""
+        return {
+            "error": {
+                "code": self.code,
+                "field": self.field,
+                "message": self.message,
+                "hint": self.hint,
+            }
+        }
+
+
+class InputError(RecipeError):
+    """The request cannot be understood or asks for something unknown."""
+
+    code = "input"
+
+
+class ModelError(InputError):
+    """A model that is unknown or whose configuration cannot be modelled."""
+
+    code = "model"
+
+
+class HardwareError(InputError):
+    """A device, fabric or offer that is unknown, or a malformed profile."""
+
+    code = "hardware"
+
+
+class NoAnswer(RecipeError):  # noqa: N818 - an answer, not a fault
+    """The question was understood and the answer is no: nothing fits, a check failed."""
+
+    code = "no-answer"
+    exit_code = 1
+
+
+class BundleError(RecipeError):
+    """A bundle that is damaged, foreign or dangerous; nothing of it was used."""
+
+    code = "bundle"
+    exit_code = 1
+
+
+def unknown(what: str, value: object, known: Sequence[str]) -> tuple[str, str]:
+    """Message and hint for a name that is not in ``known``: the closest names first, else the first few."""
+    by_fold = {name.casefold(): name for name in known}
+    close = [
+        by_fold[m]
+        for m in difflib.get_close_matches(str(value).casefold(), list(by_fold), n=3, cutoff=0.5)
+    ]
+    hint = (
+        f"Did you mean {_either(close)}?"
+        if close
+        else f"Known: {', '.join(list(known)[:12])}{', …' if len(known) > 12 else ''}."
+    )
+    return f"unknown {what} {value!r}.", hint
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(repr(name) for name in names)

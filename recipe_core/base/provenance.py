@@ -1,0 +1,61 @@
+"""Where a number comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
+Remark = Annotated[str, Field(max_length=1000)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Source(_Data):
+    """Where a figure was read: a document with its address and date, or the command that measured it."""
+
+    title: Annotated[str, Field(min_length=1, max_length=500)]
+    url: Annotated[str, Field(pattern=r"^https?://[^\s<>()\"'\\]+$", max_length=1000)] | None = None
+    date: Annotated[str, Field(max_length=40)] | None = None
+    command: Remark | None = None
+
+
+class Quantity(_Data):
+    """One number with its provenance; ``source`` is a key of the file's ``sources``."""
+
+    value: Positive
+    source: str
+    status: Status
+    note: Remark | None = None
+
+
+class Sourced(_Data):
+    """A data file whose figures name entries of its own ``sources``."""
+
+    schema_version: Literal[1]
+    sources: Annotated[dict[Annotated[str, Field(max_length=64)], Source], Field(max_length=64)]
+
+    @model_validator(mode="after")
+    def _sources_exist(self) -> Sourced:
+        unlisted = sorted(set(_cited(self)) - set(self.sources))
+        if unlisted:
+            raise ValueError(f"source {unlisted[0]!r} is not listed under sources")
+        return self
+
+
+def _cited(value: object) -> list[str]:
+    """The ``source`` of every figure in ``value``, at any depth."""
+    if isinstance(value, dict):
+        return [found for item in value.values() for found in _cited(item)]
+    if isinstance(value, tuple):
+        return [found for item in value for found in _cited(item)]
+    if not isinstance(value, BaseModel):
+        return []
+    source = getattr(value, "source", None)
+    own = [source] if isinstance(source, str) else []
+    return own + [found for _, item in value for found in _cited(item)]

@@ -1,0 +1,77 @@
+"""An estimate's figures as rows of text: the terminal, the bundle's README and the pages show the same ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.units import duration, gib, per_second, rate, usd
+
+SERVING = {
+    "ttft_s": ("Time to first token", duration),
+    "tpot_s": ("Time per output token", duration),
+    "request_latency_s": ("Request latency", duration),
+    "output_tokens_per_s": ("Output tokens per second", rate),
+}
+TRAINING = {
+    "step_s": ("Time of a step", duration),
+    "tokens_per_s_per_gpu": ("Tokens per second and device", rate),
+    "flops_per_s_per_gpu": (
+        "Model FLOP per second and device",
+        lambda value: per_second(value, "FLOP"),
+    ),
+    "peak_memory_bytes": ("Memory of the fullest device", gib),
+}
+MEMORY = {
+    "weights_bytes": "Weights",
+    "kv_needed_bytes": "KV cache needed",
+    "activations_bytes": "Activations",
+    "runtime_bytes": "Runtime",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """One figure with its band and what it rests on."""
+
+    label: str
+    value: str
+    low: str
+    high: str
+    basis: str
+
+
+def serving_rows(estimate: dict[str, Any]) -> list[TextRow]:
+    """Latency and throughput of a feasible estimate."""
+    return _rows(estimate, "serving", SERVING)
+
+
+def training_rows(estimate: dict[str, Any]) -> list[TextRow]:
+    """Step time, rates and memory of a feasible training estimate."""
+    return _rows(estimate, "training", TRAINING)
+
+
+def _rows(estimate: dict[str, Any], part: str, shown: dict[str, tuple[str, Any]]) -> list[TextRow]:
+    """The figures that have a band."""
+    values, bands, basis = estimate[part], estimate["bands"], estimate["basis"]
+    return [
+        TextRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
+        for key, (label, show) in shown.items()
+        if key in bands
+    ]
+
+
+def memory_rows(estimate: dict[str, Any]) -> list[tuple[str, str]]:
+    """Parts of a device's memory, then their total and what the engine may use."""
+    memory = estimate["memory"]
+    parts = [(label, gib(memory[key])) for key, label in MEMORY.items()]
+    return [*parts, ("Total", gib(memory["total_bytes"])), ("Usable", gib(memory["usable_bytes"]))]
+
+
+def cost_text(estimate: dict[str, Any]) -> str | None:
+    """Cost per hour and per million output tokens with the price's basis, or None when no price is known."""
+    cost = estimate["cost"]
+    if cost["usd_per_hour"] is None:
+        return None
+    per_million = usd(cost["usd_per_million_output_tokens"])
+    return f"{usd(cost['usd_per_hour'])} per hour, {per_million} per million output tokens ({estimate['basis']['usd_per_hour']})"

@@ -1,0 +1,67 @@
+"""``MANIFEST.json``: the SHA-256 of every other file of a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import BundleError, InputError
+
+MANIFEST = "MANIFEST.json"
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_CHANGED = "The bundle was changed; build it again or get it from its author."
+
+
+class Manifest(BaseModel):
+    """The recipe's name and digest, and files by path."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    recipe: str
+    recipe_digest: Sha256
+    files: Annotated[dict[str, Sha256], Field(min_length=1)]
+
+    @classmethod
+    def of(cls, name: str, digest: str, files: Mapping[str, bytes]) -> Manifest:
+        """The manifest of files."""
+        listed = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(files.items())}
+        return cls(recipe=name, recipe_digest=digest, files=listed)
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """A manifest from JSON; raises BundleError when it is none."""
+        try:
+            return cls.model_validate(_values(text))
+        except InputError as error:
+            raise BundleError(error.message, hint="Build the bundle again.") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(step) for step in first["loc"])
+            raise BundleError(
+                f"{MANIFEST}: {where}: {first['msg']}.", hint="Build the bundle again."
+            ) from None
+
+    def verify(self, files: Mapping[str, bytes]) -> None:
+        """Raise BundleError for the first file that is missing, added or changed."""
+        found = set(files)
+        for what, names in (
+            ("is missing", set(self.files) - found),
+            ("is not in the manifest", found - set(self.files)),
+        ):
+            if names:
+                raise BundleError(f"{min(names)} {what}.", hint=_CHANGED)
+        for name in sorted(found):
+            if hashlib.sha256(files[name]).hexdigest() != self.files[name]:
+                raise BundleError(f"{name} differs from its digest in the manifest.", hint=_CHANGED)
+
+
+def _values(text: str) -> Any:
+    value = parse_json(text, MANIFEST)
+    if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
+        raise InputError(f"{MANIFEST} lists no files.")
+    return value

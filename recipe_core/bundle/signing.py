@@ -1,0 +1,143 @@
+"""Signatures of bundles: ed25519 over the manifest, which holds the digest of every other file. Keys are the user's own PEM files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.documents import parse_json, to_json
+from recipe_core.base.errors import BundleError, InputError
+
+SIGNATURE = "SIGNATURE"
+_PREFIX = b"recipe-builder bundle manifest, version 1\n"  # a signature of this is a signature of nothing else
+_MISSING = "signatures need the package cryptography."
+_INSTALL = "Install it: pip install 'recipe-builder[sign]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Whose key signed a bundle; ``trusted``: whether it is the key that the reader named."""
+
+    fingerprint: str
+    trusted: bool
+
+
+def new_key() -> tuple[bytes, bytes]:
+    """A private and its public key, as PEM."""
+    serialization, ed25519 = _cryptography()
+    key = ed25519.Ed25519PrivateKey.generate()
+    pem, raw = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, key.public_key().public_bytes(pem, raw)
+
+
+def sign(manifest: bytes, private_pem: bytes) -> bytes:
+    """The file ``SIGNATURE`` of a manifest; raises InputError for what is no ed25519 private key without a password."""
+    serialization, ed25519 = _cryptography()
+    try:
+        key = serialization.load_pem_private_key(private_pem, password=None)
+    except TypeError:
+        raise InputError(
+            "the key is encrypted.",
+            field="sign",
+            hint="Decrypt it first: openssl pkey -in KEY.pem -out PLAIN.pem",
+        ) from None
+    except Exception as error:  # the library raises many kinds for what is not a key
+        raise InputError(
+            f"is no private key as PEM ({type(error).__name__}).",
+            field="sign",
+            hint="Make one: recipe keygen",
+        ) from None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise InputError("is no ed25519 key.", field="sign", hint="Make one: recipe keygen")
+    public = key.public_key().public_bytes(
+        serialization.Encoding.Raw, serialization.PublicFormat.Raw
+    )
+    text = {
+        "schema_version": 1,
+        "algorithm": "ed25519",
+        "public_key": _text(public),
+        "signature": _text(key.sign(_PREFIX + manifest)),
+    }
+    return to_json(text).encode()
+
+
+def check_signature(manifest: bytes, signature: bytes, public_pem: bytes | None = None) -> Signed:
+    """Whose signature it is.
+
+    Raises:
+        BundleError: when it is damaged, of another manifest, or by another key than ``public_pem``.
+        InputError: when that is no public key, or the package for signatures is missing.
+    """
+    _, ed25519 = _cryptography()
+    public, signed = _read(signature)
+    if public_pem is not None and _public(public_pem) != public:
+        raise BundleError(
+            f"the bundle is signed by another key ({fingerprint(public)}) than the one given ({fingerprint(_public(public_pem))}).",
+            hint="Do not use it unless you trust that key.",
+        )
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signed, _PREFIX + manifest)
+    except Exception:  # InvalidSignature, and what is no point of the curve
+        raise BundleError(
+            "the signature does not belong to this manifest.",
+            hint="The bundle was changed; get it from its author.",
+        ) from None
+    return Signed(fingerprint(public), trusted=public_pem is not None)
+
+
+def fingerprint(public: bytes) -> str:
+    """A public key in short."""
+    return f"ed25519:{hashlib.sha256(public).hexdigest()[:32]}"
+
+
+def _read(signature: bytes) -> tuple[bytes, bytes]:
+    try:
+        value = parse_json(signature.decode(), SIGNATURE)
+        if value["schema_version"] == 1 and value["algorithm"] == "ed25519":
+            return tuple(
+                base64.b64decode(value[name], validate=True) for name in ("public_key", "signature")
+            )  # type: ignore[return-value]
+    except (ValueError, KeyError, TypeError, InputError):
+        pass
+    raise BundleError(
+        f"{SIGNATURE} is not a signature that this version reads.",
+        hint="Get the bundle from its author.",
+    )
+
+
+def _public(pem: bytes) -> bytes:
+    serialization, ed25519 = _cryptography()
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except Exception as error:  # the library raises many kinds for what is not a key
+        raise InputError(
+            f"is no public key as PEM ({type(error).__name__}).",
+            field="public_key",
+            hint="Give the .pub.pem file.",
+        ) from None
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise InputError(
+            "is no ed25519 key.",
+            field="public_key",
+            hint="Give the .pub.pem file that recipe keygen wrote.",
+        )
+    raw: bytes = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return raw
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _cryptography() -> tuple[Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise InputError(_MISSING, field="signature", hint=_INSTALL) from None
+    return serialization, ed25519

@@ -1,0 +1,346 @@
+"""A training split's real model, stepped without data: what each pipeline stage holds at its peak and sends, beside the formulas.
+
+Stages are traced in processes of their own (`recipe_core.calibration.trace.step`): process groups and what a trace does to torch are global.
+Deep models are traced with a few layers at two depths and extended: in each phase of a step memory is linear in layers that are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.trace import need_torch
+from recipe_core.calibration.trace.text import ROLES
+from recipe_core.physics.training.collectives import fsdp_traffic
+from recipe_core.physics.training.memory import PARTS
+from recipe_core.physics.training.peak_memory import FP32_LOSS
+from recipe_core.physics.training.stages import stage_layers
+from recipe_core.space.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    SCHEDULES,
+    TrainingCases,
+    TrainingSetting,
+)
+
+if TYPE_CHECKING:
+    from recipe_core.physics.training.estimates import TrainingEstimates
+
+DEPTHS = (3, 4)
+"""Layers of a chunk at which a deeper one is traced: a first, a last, and one or two between."""
+MICRO_BATCHES = 16
+"""Most micro-batches of a pipeline that are traced: each is an operator of the schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One stage: bytes at its peak by role, the phase that is, and bytes sent by group and collective."""
+
+    phase: str
+    roles: dict[str, float]
+    sent: dict[str, dict[str, float]]
+
+    @property
+    def peak_bytes(self) -> float:
+        """All roles."""
+        return sum(self.roles.values())
+
+
+def trace_training(
+    estimates: TrainingEstimates, row: int, *, every_layer: bool = False
+) -> dict[str, Any]:
+    """What the real model of a row holds and sends, by pipeline stage, as plain JSON values.
+
+    stages: for each ``peak_bytes``, its parts by role, the ``phase`` they are alive in, ``sent_bytes`` by group and collective of a step.
+    differences: formula / trace − 1, of the peak without the allocator's reserve, of every stage, and of what each group exchanges.
+    ``every_layer``: do not extend.
+
+    Raises:
+        InputError: torch or transformers are missing, or the split is outside of what can be traced.
+    """
+    return trace_many([(estimates, row)], every_layer=every_layer)[0]
+
+
+def trace_many(
+    asked: Sequence[tuple[TrainingEstimates, int]], *, every_layer: bool = False
+) -> list[dict[str, Any]]:
+    """The same for several rows, in one process: most of a short trace is importing torch."""
+    need_torch()
+    jobs = [_Job(estimates, row, every_layer=every_layer) for estimates, row in asked]
+    started = time.perf_counter()
+    answers = iter(_run([task for job in jobs for task in job.tasks()]))
+    found = [job.read(answers) for job in jobs]
+    return [each | {"seconds": round(time.perf_counter() - started, 2)} for each in found]
+
+
+def _run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe_core.calibration.trace.step"],
+        input=json.dumps(tasks),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["no message"]
+        raise InputError(
+            f"the trace ended with {done.returncode}: {said[-1][:200]}", field="trace", hint=_HINT
+        )
+    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    return answers
+
+
+_HINT = "The estimate itself does not need --trace."
+
+
+class _Job:
+    """A row: the tasks it takes, and what their answers say."""
+
+    def __init__(self, estimates: TrainingEstimates, row: int, *, every_layer: bool) -> None:
+        self.estimates, self.row = estimates, row
+        self.setting, self.cases = estimates.setting, estimates.cases.take([row])
+        _must_be_traceable(estimates, row)
+        self.pp, self.v = int(self.cases.pp[0]), int(self.cases.virtual_stages[0])
+        counts = stage_layers(self.setting, self.cases)[0][0] / self.v
+        self.layers = [int(count) for count in counts]
+        even = len(self.setting.model.kinds) == 1 and not every_layer
+        self.depths = [DEPTHS if even and count > DEPTHS[-1] else (count,) for count in self.layers]
+        m = int(self.cases.micro_batches[0])
+        self.micro_batches = (
+            m if self.pp > 1 else min(m, 2)
+        )  # without a pipeline the second is like all that follow
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        """One for each stage and depth."""
+        for stage in range(self.pp):
+            for depth in self.depths[stage]:
+                yield self._task(stage, depth)
+
+    def _task(self, stage: int, depth: int) -> dict[str, Any]:
+        c, framework = self.cases, self.setting.framework
+        chunks = [stage + k * self.pp for k in range(self.v)]
+        starts = np.cumsum([0, *(self.layers * self.v)])
+        whole = int(c.shard[0]) if c.zero_stage[0] else 1
+        return {
+            "config": dict(self.setting.model.config),
+            "layers": [list(range(int(starts[k]), int(starts[k]) + depth)) for k in chunks],
+            "chunks": chunks,
+            "stages": self.pp * self.v,
+            "pp": self.pp,
+            "replicate": int(c.dp[0]) // whole,
+            "shard": whole,
+            "tp": int(c.tp[0]),
+            "sequence_parallel": bool(c.sequence_parallel[0]) and int(c.tp[0]) > 1,
+            "reshard": int(c.zero_stage[0]) != 2,
+            "recompute": RECOMPUTE[c.recompute[0]],
+            "schedule": SCHEDULES[c.schedule[0]],
+            "micro_batch": int(c.micro_batch[0]),
+            "micro_batches": self.micro_batches,
+            "sequence": int(c.sequence_length[0]),
+            "fused_norm": framework.fused_norm,
+            "fused_gate": framework.fused_gate,
+            "fused_loss": framework.loss_bytes.value < FP32_LOSS,
+            "fused_optimizer": framework.states.step == 0,
+        }
+
+    def read(self, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        """The trace from the answers to this job's tasks."""
+        stages = [
+            self._stage(stage, [next(answers) for _ in self.depths[stage]])
+            for stage in range(self.pp)
+        ]
+        fullest = max(range(self.pp), key=lambda stage: stages[stage].peak_bytes)
+        return {
+            "peak_bytes": stages[fullest].peak_bytes,
+            "fullest_stage": fullest,
+            "stages": [_stage_view(each) for each in stages],
+            "devices": int(self.cases.devices[0]),
+            "layers": [count * self.v for count in self.layers],
+            "layers_traced": [max(depths) * self.v for depths in self.depths],
+            "micro_batches_traced": self.micro_batches,
+            "method": self._method(),
+            "differences": self._differences(stages),
+        }
+
+    def _stage(self, stage: int, found: list[dict[str, Any]]) -> Traced:
+        for each in found:
+            if "error" in each:
+                name = self.setting.model.name
+                raise InputError(
+                    f"transformers cannot step {name}, stage {stage}: {each['error']}",
+                    field="trace",
+                    hint=_HINT,
+                )
+        depths, layers = self.depths[stage], self.layers[stage]
+        common = set.intersection(*(set(each["peaks"]) for each in found))
+        phases = {
+            phase: _extended([each["peaks"][phase] for each in found], depths, layers)
+            for phase in common
+        }
+        phase = max(phases, key=lambda name: sum(phases[name].values()))
+        repeats = float(self.cases.micro_batches[0]) / self.micro_batches
+        groups = found[-1]["sent"]
+        sent = {
+            group: _extended([each["sent"].get(group, {}) for each in found], depths, layers)
+            for group in groups
+        }
+        return Traced(
+            phase,
+            phases[phase],
+            {
+                group: {kind: n * repeats for kind, n in kinds.items()}
+                for group, kinds in sent.items()
+            },
+        )
+
+    def _differences(self, stages: list[Traced]) -> dict[str, float]:
+        memory = self.estimates.memory
+        without = np.asarray(sum(memory.parts[name] for name in PARTS if name != "reserve"))[
+            self.row
+        ]
+        formula = [float(without[stage]) for stage in range(self.pp)]
+        peaks = [each.peak_bytes for each in stages]
+        out = {"peak_memory": max(formula) / max(peaks) - 1}
+        if self.pp > 1:
+            out |= {
+                f"peak_memory_stage_{i}": f / t - 1
+                for i, (f, t) in enumerate(zip(formula, peaks, strict=True))
+            }
+        traffic = fsdp_traffic(self.setting, self.cases)
+        for group in traffic:
+            traced = sum(ring_bytes(each.sent.get(group, {})) for each in stages)
+            if traced > 0:
+                out[f"{group}_traffic"] = float(traffic[group][0, : self.pp].sum()) / traced - 1
+        return out
+
+    def _method(self) -> str:
+        """What was really run, in sentences."""
+        framework = self.setting.framework
+        says = [
+            "The second step of the real transformers model under torch's FSDP2, tensor parallelism and pipelines, in a fake process "
+            f"group of {int(self.cases.devices[0])}: fp32 shards, bf16 compute, AdamW."
+        ]
+        depths = next((each for each in self.depths if len(each) > 1), None)
+        if depths:
+            says.append(
+                f"Traced with {depths[0]} and {depths[1]} layers a chunk and extended: phases of a step are linear in equal layers."
+            )
+        if framework.fused_norm:
+            says.append("RMS norms keep what a fused kernel keeps.")
+        if framework.fused_gate:
+            says.append("A gate's activation and its product with up are one kernel.")
+        if framework.loss_bytes.value < FP32_LOSS:
+            says.append("The loss is one compiled kernel.")
+        says.append(
+            "Attention is the flash operator's. Left out: the allocator's reserve, workspaces, rope scaling."
+        )
+        return " ".join(says)
+
+
+def ring_bytes(kinds: dict[str, float]) -> float:
+    """Bytes of collectives as `traffic` counts them: an all-reduce twice."""
+    return sum(n * (2 if kind == "all_reduce" else 1) for kind, n in kinds.items())
+
+
+def _extended(
+    found: list[dict[str, float]], depths: Sequence[int], layers: int
+) -> dict[str, float]:
+    """Bytes by name at ``layers``, on the line through two depths; as they are where one depth is all there is."""
+    if len(depths) == 1:
+        return {name: float(n) for name, n in found[0].items()}
+    low, high = found
+    share = (layers - depths[0]) / (depths[1] - depths[0])
+    return {
+        name: low.get(name, 0) + share * (high.get(name, 0) - low.get(name, 0))
+        for name in {**low, **high}
+    }
+
+
+def _stage_view(stage: Traced) -> dict[str, Any]:
+    parts = {f"{role}_bytes": float(stage.roles.get(role, 0.0)) for role in ROLES}
+    return (
+        {"peak_bytes": stage.peak_bytes, "phase": stage.phase} | parts | {"sent_bytes": stage.sent}
+    )
+
+
+def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
+    """Refuse what the trace has no counterpart of, naming it."""
+    broken = [
+        refusal.say(row)
+        for refusal in estimates.refusals
+        if refusal.broken[row] and refusal.code != "memory"
+    ]
+    if broken:
+        raise InputError(
+            f"the split cannot run: {broken[0]}.", field="trace", hint="Trace a split that can."
+        )
+    for field, odd, traced in _limits(estimates.setting, estimates.cases.take([row])):
+        if odd is not None:
+            raise InputError(
+                f"{field} {odd} cannot be traced; traced are {traced}.", field="trace", hint=_HINT
+            )
+
+
+def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
+    """Field, its value where that is outside of the trace, and what is inside."""
+    c = {
+        name: int(getattr(cases, name)[0])
+        for name in (
+            "cp",
+            "ep",
+            "zero_stage",
+            "schedule",
+            "offload",
+            "recompute_layers",
+            "sync_step",
+            "fused_loss",
+        )
+    }
+    m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
+    piped = int(cases.pp[0]) > 1
+    yield (
+        "engine",
+        setting.engine if setting.framework.sharding != "fsdp" else None,
+        "frameworks on FSDP: torchtitan, torch, accelerate",
+    )
+    yield (
+        "method",
+        setting.method if setting.frozen or setting.method == "dpo" else None,
+        "pretrain and finetune",
+    )
+    yield "precision", setting.precision if setting.precision != "bf16" else None, "bf16"
+    yield (
+        "optimizer",
+        setting.optimizer_name if setting.optimizer_name != "adamw" else None,
+        "adamw",
+    )
+    yield "attention", None if setting.flash else "eager", "flash"
+    yield "fused_loss", "true" if c["fused_loss"] else None, "losses of whole logits"
+    yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
+    yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
+    yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"
+    yield "recompute_layers", c["recompute_layers"] or None, "all layers recomputed alike"
+    yield (
+        "gradient_sync",
+        "step" if c["sync_step"] and m > 1 else None,
+        "gradients scattered after every micro-batch",
+    )
+    yield "zero_stage", 1 if c["zero_stage"] == 1 else None, "0, 2 and 3, which FSDP has"
+    yield (
+        "schedule",
+        schedule if piped and schedule.startswith("zb") else None,
+        "1f1b, gpipe and interleaved",
+    )
+    yield (
+        "micro_batches",
+        m if piped and m > MICRO_BATCHES else None,
+        f"pipelines of up to {MICRO_BATCHES}",
+    )

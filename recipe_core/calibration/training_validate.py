@@ -1,0 +1,214 @@
+"""Hold training estimates against measured runs: errors by figure and source, and which measured runs are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.units import GIB
+from recipe_core.calibration.validate import aligned, errors
+from recipe_core.engines.frameworks import training_data
+from recipe_core.measured.serving_runs import SHOWN
+from recipe_core.measured.training_runs import TrainingRun
+from recipe_core.physics.training.fits import memory_rule
+from recipe_core.physics.training.memory import Memory, memory
+from recipe_core.physics.training.schedule import step_parts
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.training_problem import (
+    one_case,
+    resolve_training,
+    setting_key,
+    training_setting,
+)
+from recipe_core.space.training import TrainingCases, TrainingSetting, stack_cases
+from recipe_core.space.training_rules import rules
+
+TIME, MEMORY = "step_s", "peak_memory_gib"
+TRAINING_BY = ("device", "model", "source", "engine")
+COLUMNS = (
+    "id",
+    "source",
+    "device",
+    "model",
+    "engine",
+    "figure",
+    "measured",
+    "estimated",
+    "low",
+    "high",
+)
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that share a setting: their positions in the list, and their cases."""
+
+    setting: TrainingSetting
+    cases: TrainingCases
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class TrainingComparison:
+    """Runs held against their estimates.
+
+    ``figures``: a row a measured figure, with ``measured``, ``estimated``, ``low`` and ``high`` (the band), ``ratio`` (estimated over
+    measured) and ``error`` (|ratio - 1|); seconds of a step (also where tokens per second were measured), and GiB. A run that is refused
+    has them too. ``refused``: runs that an estimate calls impossible, with the reason; ``unstated`` counts those refused for memory whose
+    source does not say what was recomputed. ``not_covered`` counts the reasons of runs that cannot be asked for.
+    """
+
+    runs: int
+    figures: pd.DataFrame
+    not_covered: Counter[str]
+    refused: tuple[tuple[TrainingRun, str], ...]
+    unstated: int
+
+
+def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
+    """Runs as few groups of cases, and why others cannot be asked for."""
+    found: dict[str, list[tuple[int, TrainingSetting, TrainingCases]]] = {}
+    wrong: Counter[str] = Counter()
+    for n, run in enumerate(runs):
+        try:
+            asked = resolve_training(PlanRequest.parse(run.request()))
+            case, setting = one_case(asked), training_setting(asked)
+        except RecipeError as error:
+            wrong[error.message] += 1
+            continue
+        if case is None:
+            raise InputError(f"{run.id} states no split.", field="table")
+        found.setdefault(setting_key(asked, setting), []).append((n, setting, case))
+    groups = [
+        RunGroup(m[0][1], stack_cases([c for _, _, c in m]), np.array([n for n, _, _ in m]))
+        for m in found.values()
+    ]
+    return groups, wrong
+
+
+def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
+    """Estimate all runs at once and put each estimate beside what was measured."""
+    groups, wrong = grouped(runs)
+    rows: list[tuple[Any, ...]] = []
+    refused: list[tuple[TrainingRun, str]] = []
+    unstated = 0
+    for group in groups:
+        mem, parts = memory(group.setting, group.cases), step_parts(group.setting, group.cases)
+        seconds = np.sum(list(parts.values()), axis=0)
+        broken = [*rules(group.setting, group.cases), memory_rule(group.setting, mem)]
+        for i, n in enumerate(map(int, group.rows)):
+            run = runs[n]
+            rows += _figures(run, float(seconds[i]), memory_gib(run, mem, i, group.setting))
+            reasons = [rule for rule in broken if rule.broken[i]]
+            if reasons and run.recompute is None and all(rule.code == "memory" for rule in reasons):
+                unstated += 1
+            elif reasons:
+                refused.append((run, reasons[0].say(i)))
+    figures = pd.DataFrame(rows, columns=list(COLUMNS))
+    ratio = figures.estimated / figures.measured
+    return TrainingComparison(
+        len(runs),
+        figures.assign(ratio=ratio, error=(ratio - 1).abs()),
+        wrong,
+        tuple(refused),
+        unstated,
+    )
+
+
+def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) -> float:
+    """GiB of the rank that the run's source looked at, as it looked."""
+    if run.memory_of == "first":
+        return float(mem.stages_of(i)[0]) / GIB
+    outside = setting.figures.context_bytes.value if run.memory_of == "driver" else 0.0
+    return (float(mem.peak_bytes[i]) + outside) / GIB
+
+
+def _figures(run: TrainingRun, step_s: float, peak_gib: float) -> list[tuple[Any, ...]]:
+    named = (run.id, run.source, run.device, run.model, run.engine)
+    found = (
+        (TIME, TIME, run.measured_step_s, step_s),
+        (MEMORY, "peak_memory_bytes", run.peak_memory_gib, peak_gib),
+    )
+    bands = training_data().bands
+    return [
+        (
+            *named,
+            figure,
+            measured,
+            estimated,
+            estimated * bands[band].low,
+            estimated * bands[band].high,
+        )
+        for figure, band, measured, estimated in found
+        if measured is not None
+    ]
+
+
+def training_sections(
+    comparison: TrainingComparison, by: str | None = None
+) -> dict[str, pd.DataFrame]:
+    """The tables of an answer by name: ``figures``, ``sources``, and ``by_<column>`` where asked for."""
+    figures = comparison.figures
+    out = {"figures": errors(figures, ["figure"]), "sources": errors(figures, ["figure", "source"])}
+    if by is not None:
+        if by not in TRAINING_BY:
+            raise InputError(
+                f"{by!r} is not a column to group by.",
+                field="by",
+                hint=f"Known: {', '.join(TRAINING_BY)}.",
+            )
+        out[f"by_{by}"] = errors(figures, ["figure", by])
+    return out
+
+
+def training_validation_view(
+    comparison: TrainingComparison, by: str | None = None
+) -> dict[str, Any]:
+    """The answer as JSON values; errors and shares are fractions."""
+    return {
+        "runs": comparison.runs,
+        "estimated": int(comparison.figures.id.nunique()),
+        "not_covered": [
+            {"reason": reason, "runs": n} for reason, n in comparison.not_covered.most_common()
+        ],
+        "refused": [
+            {"id": run.id, "what": run.title, "reason": reason}
+            for run, reason in comparison.refused
+        ],
+        "refused_recomputation_unstated": comparison.unstated,
+        **{
+            name: table.to_dict(orient="records")
+            for name, table in training_sections(comparison, by).items()
+        },
+    }
+
+
+def training_validation_text(comparison: TrainingComparison, by: str | None = None) -> str:
+    """The answer as text."""
+    figures = comparison.figures
+    counts = [
+        f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
+    ]
+    lines = [f"{comparison.runs:,} runs, {figures.id.nunique():,} estimated: {', '.join(counts)}"]
+    lines += [
+        f"not covered: {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)
+    ]
+    lines.append(
+        f"refused though measured: {len(comparison.refused):,}, and {comparison.unstated:,} that do not say what they recomputed"
+    )
+    lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
+    parts = ["\n".join(lines)]
+    titles = {"figures": "By figure", "sources": "By source"}
+    for name, table in training_sections(comparison, by).items():
+        parts.append(f"{titles.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
+    parts.append(
+        "Errors are |estimated / measured - 1| of the seconds of a step (also where tokens per second were measured) and of GiB.\n"
+        "A cell is a source × device × model; in band is the share of measurements inside the estimate's low-high."
+    )
+    return "\n\n".join(parts)

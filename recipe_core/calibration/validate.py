@@ -1,0 +1,304 @@
+"""Hold estimates against measured runs: errors by figure, and how often the better of two splits is known."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.hardware.cluster import device
+from recipe_core.measured.serving_runs import FIGURES, SHOWN, SPLIT, Run
+from recipe_core.search.batch import estimate_many
+
+CELL = ("source", "device", "model")
+BY = ("device", "model", "source", "engine")
+# The quantity of an estimate that a figure measures, and how many of its units one SI unit is.
+QUANTITIES = {
+    "ttft_ms": ("ttft_s", 1e3),
+    "tpot_ms": ("tpot_s", 1e3),
+    "request_latency_ms": ("request_latency_s", 1e3),
+}
+QUANTITIES |= dict.fromkeys(
+    ("output_tokens_per_s", "total_tokens_per_s"), ("output_tokens_per_s", 1.0)
+)
+RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
+MARGIN = 0.10
+TIE = 0.01
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs held against their estimates.
+
+    ``figures`` has a row a measured figure of the runs that were estimated: the columns of ``Run``, and ``vendor``, ``figure``,
+    ``measured``, ``estimated``, ``low`` and ``high`` (the band), ``ratio`` (estimated / measured) and ``error`` (|ratio - 1|).
+    ``not_covered`` counts the reasons of runs without an answer; ``refused`` are runs that an estimate calls impossible, with the first
+    reason.
+    """
+
+    runs: int
+    figures: pd.DataFrame
+    not_covered: Counter[str]
+    refused: tuple[tuple[Run, str], ...]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Estimate all runs at once and put each estimate beside what was measured."""
+    answers = estimate_many(run.request() for run in runs)
+    not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
+    refused = tuple(
+        (run, answer["reasons"][0])
+        for run, answer in zip(runs, answers, strict=True)
+        if answer.get("feasible") is False
+    )
+    rows = [row for run, answer in zip(runs, answers, strict=True) for row in _figures(run, answer)]
+    figures = pd.DataFrame(
+        rows, columns=[*_KEPT, "vendor", "figure", "measured", "estimated", "low", "high"]
+    )
+    ratio = figures.estimated / figures.measured
+    return Comparison(
+        len(runs), figures.assign(ratio=ratio, error=(ratio - 1).abs()), not_covered, refused
+    )
+
+
+_KEPT = [name for name in Run.model_fields if name not in FIGURES]
+
+
+def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
+    """What was measured in a run, each figure with its estimate and band in the same unit; nothing for one without an answer."""
+    served = answer.get("serving", {})
+    for figure, (quantity, scale) in QUANTITIES.items():
+        measured, estimated = getattr(run, figure), served.get(quantity) or 0.0
+        if measured is None or not 0 < estimated < math.inf:
+            continue
+        if figure == "total_tokens_per_s":
+            scale = (run.input_tokens + run.output_tokens) / run.output_tokens
+        low, high = answer["bands"].get(quantity, (math.nan, math.nan))
+        kept = [getattr(run, name) for name in _KEPT]
+        yield (
+            *kept,
+            device(run.device).vendor,
+            figure,
+            measured,
+            estimated * scale,
+            low * scale,
+            high * scale,
+        )
+
+
+def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Errors of groups of figures.
+
+    Columns: ``n``; ``median``, ``mean`` and ``p90`` of |estimated / measured - 1|; ``bias``, the median of estimated / measured;
+    ``inside``, the share of measurements inside the band; ``cells`` and ``cell_mean``, the number of source × device × model cells
+    and the mean of the cells' medians, where a large source counts no more than a small one.
+    """
+    keys = list(by)
+    inside = figures.measured.between(figures.low, figures.high)
+    grouped = figures.assign(inside=inside).groupby(keys, sort=True)
+    out = grouped.agg(
+        n=("error", "size"),
+        median=("error", "median"),
+        mean=("error", "mean"),
+        p90=("error", lambda error: error.quantile(0.9)),
+        bias=("ratio", "median"),
+        inside=("inside", "mean"),
+    )
+    cells = figures.groupby(list(dict.fromkeys([*keys, *CELL]))).error.median().groupby(level=keys)
+    return out.assign(cells=cells.size(), cell_mean=cells.mean()).reset_index()
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which runs are compared as splits of one problem, beside having all else in common."""
+
+    title: str
+    same_devices: bool
+    same_version: bool
+
+
+PAIRINGS = (
+    Pairing("same GPUs, same version", True, True),
+    Pairing("same GPUs, any version", True, False),
+    Pairing("any number of GPUs, same version", False, True),
+)
+
+
+def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
+    """Pairs of runs that differ only in split and, by more than ``MARGIN``, in a measured figure.
+
+    Both have the source, model, device, engine, dtypes, lengths and load in common, and as ``pairing`` says the number of devices
+    and the engine's version. The better of two splits has the higher throughput per device or the shorter time. Columns:
+    ``source``, ``vendor``, ``figure``; ``measured`` and ``estimated``, the log of the measured better one over the other; ``right``,
+    whether the estimate puts it first, too, and ``tied``, whether the estimates differ by less than ``TIE`` (right or not).
+    """
+    rows = figures[figures.figure.isin(RANKED)]
+    rows = rows.assign(devices=rows.nodes * rows.per_node)
+    rate = rows.figure.eq("output_tokens_per_s")
+    for name in ("measured", "estimated"):
+        rows[name] = np.where(rate, np.log(rows[name] / rows.devices), -np.log(rows[name]))
+    keys = [
+        *CELL,
+        "engine",
+        "weight_dtype",
+        "kv_dtype",
+        "mode",
+        "input_tokens",
+        "output_tokens",
+        "load",
+        "figure",
+    ]
+    keys += ["devices"] * pairing.same_devices + ["version"] * pairing.same_version
+    found = [_pairs_of(group) for _, group in rows.groupby(keys, dropna=False) if len(group) > 1]
+    empty = pd.DataFrame(
+        columns=["source", "vendor", "figure", "measured", "estimated", "right", "tied"]
+    )
+    out = (
+        pd.concat([empty, *(part for part in found if len(part))], ignore_index=True)
+        if any(map(len, found))
+        else empty
+    )
+    return out.astype({"right": bool, "tied": bool})
+
+
+def _pairs_of(group: pd.DataFrame) -> pd.DataFrame:
+    first, second = np.triu_indices(len(group), 1)
+    splits = group[list(SPLIT)].to_numpy()
+    gaps = {
+        name: group[name].to_numpy()[first] - group[name].to_numpy()[second]
+        for name in ("measured", "estimated")
+    }
+    kept = (splits[first] != splits[second]).any(axis=1) & (
+        np.abs(gaps["measured"]) > math.log1p(MARGIN)
+    )
+    sign = np.sign(gaps["measured"][kept])
+    measured, estimated = gaps["measured"][kept] * sign, gaps["estimated"][kept] * sign
+    named = {name: group[name].iloc[0] for name in ("source", "vendor", "figure")}
+    verdict = {"right": estimated > 0, "tied": np.abs(estimated) < TIE}
+    return pd.DataFrame(
+        named | {"measured": measured, "estimated": estimated} | verdict, index=range(len(sign))
+    )
+
+
+def ranking(figures: pd.DataFrame) -> pd.DataFrame:
+    """How often the estimate knows the better of two splits: ``pairs``, and the shares ``right`` and ``tied``, by pairing and figure."""
+    rows: list[tuple[str, str, int, float, float]] = []
+    for pairing in PAIRINGS:
+        found = pairs(figures, pairing)
+        parts = [*found.groupby("figure"), ("all", found)] if len(found) else []
+        rows += [
+            (pairing.title, str(figure), len(part), part.right.mean(), part.tied.mean())
+            for figure, part in parts
+        ]
+    return pd.DataFrame(rows, columns=["compared", "figure", "pairs", "right", "tied"])
+
+
+def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
+    """The tables of an answer by name: ``figures``, ``vendors``, ``by_<column>`` where asked for, and ``ranking``."""
+    figures = comparison.figures
+    out = {
+        "figures": errors(figures, ["mode", "figure"]),
+        "vendors": errors(figures, ["vendor", "mode", "figure"]),
+    }
+    if by is not None:
+        if by not in BY:
+            message, hint = unknown("column", by, BY)
+            raise InputError(message, field="by", hint=hint)
+        out[f"by_{by}"] = errors(figures, [by, "mode", "figure"])
+    return out | {"ranking": ranking(figures)}
+
+
+def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, Any]:
+    """The answer as JSON values; errors and shares are fractions."""
+    return {
+        "runs": comparison.runs,
+        "estimated": int(comparison.figures.id.nunique()),
+        "not_covered": [
+            {"reason": reason, "runs": n} for reason, n in comparison.not_covered.most_common()
+        ],
+        "refused": [
+            {"id": run.id, "what": run.title, "reason": reason}
+            for run, reason in comparison.refused
+        ],
+        **{
+            name: table.to_dict(orient="records")
+            for name, table in sections(comparison, by).items()
+        },
+    }
+
+
+TITLES = {
+    "figures": "By figure",
+    "vendors": "By vendor",
+    "ranking": "Of two splits whose figures differ by more than 10 %, the better one",
+}
+HEADINGS = {
+    "bias": "est/meas",
+    "inside": "in band",
+    "cell_mean": "mean of cells",
+    "right": "rightly first",
+    "tied": "estimates tie",
+}
+
+
+def validation_text(comparison: Comparison, by: str | None = None) -> str:
+    """The answer as text."""
+    parts = [summary(comparison)]
+    for name, table in sections(comparison, by).items():
+        parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
+    parts.append(
+        "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is the share of measurements\n"
+        "inside the estimate's low-high. Two splits of different numbers of GPUs are compared by throughput per GPU."
+    )
+    return "\n\n".join(parts)
+
+
+def summary(comparison: Comparison) -> str:
+    """How many runs were held against what, and why others were not."""
+    figures = comparison.figures
+    counts = [
+        f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
+    ]
+    lines = [f"{comparison.runs:,} runs, {figures.id.nunique():,} estimated: {', '.join(counts)}"]
+    lines.append(f"not covered: {comparison.not_covered.total():,}")
+    lines += [f"  {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)]
+    lines.append(f"refused though measured: {len(comparison.refused):,}")
+    lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
+    return "\n".join(lines)
+
+
+_SHOW: dict[str, Callable[[Any], str]] = dict.fromkeys(
+    ("median", "mean", "p90", "cell_mean"), "{:.1%}".format
+)
+_SHOW |= dict.fromkeys(("inside", "right", "tied"), "{:.0%}".format) | dict.fromkeys(
+    ("n", "cells", "pairs"), "{:,}".format
+)
+_SHOW |= {"bias": "{:.2f}".format}
+
+
+def formatted(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of ``sections`` as words, with the headings a person reads."""
+    names = [str(name) for name in table]
+    return pd.DataFrame(
+        {HEADINGS.get(name, name): table[name].map(_SHOW.get(name, str)) for name in names}
+    )
+
+
+def aligned(table: pd.DataFrame) -> str:
+    """Columns side by side: words to the left, numbers to the right."""
+    if table.empty:
+        return "  none"
+    words, columns = formatted(table), []
+    for heading, name in zip(words, table, strict=True):
+        cells = [str(heading), *words[heading]]
+        width = max(map(len, cells))
+        columns.append(
+            [cell.rjust(width) if name in _SHOW else cell.ljust(width) for cell in cells]
+        )
+    return "\n".join("  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True))

@@ -1,6 +1,0 @@
-"""The command line: parse, ask, print. Exit codes: 0 ok, 1 the answer is "no", 2 bad input."""
-
-from recipe_core.cli import catalog, planning, checking, recipes, launching  # isort: skip  # the order of `recipe --help`
-from recipe_core.cli.app import app, main
-
-__all__ = ["app", "catalog", "checking", "launching", "main", "planning", "recipes"]

@@ -1,0 +1,209 @@
+"""Verdicts: on requests, bundles and commands, and on the estimates themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from recipe_core.base.documents import to_json
+from recipe_core.base.errors import InputError
+from recipe_core.doors.cli.app import (
+    Json,
+    app,
+    emit,
+    own_device,
+    read_key,
+    read_lines,
+    read_request,
+    working,
+)
+
+
+@app.command()
+def check(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[REQUEST|BUNDLE|FILE]",
+            help="A request, a bundle, a .jsonl, or a file of commands.",
+        ),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command", help='An engine\'s command line, e.g. "vllm serve …", or a list of words.'
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Files of commands: .sh, .txt, .md, .jsonl."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="The device of a command: NAME or NAME:COUNT.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Devices in a node.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes.")] = None,
+    input_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Requests in flight.")] = None,
+    optimize: Annotated[
+        str | None,
+        typer.Option(help="What a better command is better at: throughput, latency, cost …"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model, where the command names a folder or leaves it open."),
+    ] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="The share of drafted tokens that is accepted.")
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(metavar="KEY.pub.pem", help="The key that must have signed a bundle."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A verdict, the reasons, and a better split: on a request, a bundle, or engines' command lines."""
+    if sum(each is not None for each in (what, command, folder)) != 1:
+        raise InputError("give either a request or bundle, or --command, or --dir.", field="check")
+    ground = {
+        "hardware": hardware,
+        "gpus": gpus,
+        "nodes": nodes,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "concurrency": concurrency,
+        "optimize": optimize,
+        "model": model,
+        "acceptance": acceptance,
+    }
+    ground = {name: value for name, value in ground.items() if value is not None} | own_device(
+        hardware, gpus
+    )
+    if command is not None:
+        _check_command(command, ground, as_json)
+    elif folder is not None:
+        _check_folder(folder, ground)
+    elif str(what).endswith(".jsonl"):
+        _check_lines(Path(str(what)), ground)
+    elif str(what).endswith((".sh", ".bash", ".txt", ".md")):
+        _check_folder(Path(str(what)), ground)
+    elif Path(str(what)).is_dir() or str(what).endswith(".zip"):
+        _check_bundle(Path(str(what)), public_key, as_json)
+    else:
+        _check_request(str(what), as_json)
+
+
+def _check_request(source: str, as_json: bool) -> NoReturn:
+    from recipe_core.present.terminal import check_text
+    from recipe_core.request.schema import PlanRequest
+    from recipe_core.search.verdict import check_request
+
+    answer = check_request(PlanRequest.parse(read_request(source), files=True))
+    emit(answer) if as_json else typer.echo(check_text(answer))
+    raise typer.Exit(0 if answer["ok"] else 1)
+
+
+def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoReturn:
+    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.judge import check_command
+    from recipe_core.present.command_text import verdict_text
+
+    if "hardware" not in ground:
+        raise InputError(
+            "--command needs the device it runs on.",
+            field="hardware",
+            hint="For example --hardware h100-sxm --gpus 8.",
+        )
+    answer = check_command(command, Ground.of(**ground))
+    emit(answer) if as_json else typer.echo(verdict_text(answer))
+    if "error" in answer:
+        error = InputError(
+            answer["error"]["message"], field=answer["error"]["field"], hint=answer["error"]["hint"]
+        )
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2)
+    raise typer.Exit(0 if answer["ok"] else 1)
+
+
+def _check_folder(folder: Path, ground: dict[str, Any]) -> None:
+    from recipe_core.commands.files import check_items, read_items
+
+    items = list(read_items(folder))
+    with working(f"Judging the commands of {len(items):,} places …"):
+        answers = list(check_items(items, ground))
+    for answer in answers:
+        typer.echo(to_json(answer, indent=None))
+
+
+def _check_lines(path: Path, ground: dict[str, Any]) -> None:
+    from recipe_core.commands.files import check_values
+
+    values = read_lines(path)
+    with working(f"Judging {len(values):,} lines …"):
+        answers = list(check_values(values, ground, files=True))
+    for answer in answers:
+        typer.echo(to_json(answer, indent=None))
+
+
+def _check_bundle(path: Path, public_key: Path | None, as_json: bool) -> None:
+    from recipe_core.bundle.verify import check_bundle
+
+    answer = check_bundle(path, read_key(public_key, "public_key"))
+    if as_json:
+        emit(answer)
+        return
+    typer.echo(f"ok: {answer['recipe']}, {answer['files']} files, every digest matches")
+    if signed := answer["signed"]:
+        typer.echo(
+            f"signed by {signed['key']}, {'the key given' if signed['trusted'] else 'which was not held against a key of yours'}"
+        )
+    for said in (*answer["warnings"], *answer["machine"]):
+        typer.echo(f"note: {said}")
+
+
+@app.command()
+def validate(
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TABLE]", help="Measured runs as CSV; without it, the shipped ones."
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Also by device, model, source or engine.")
+    ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="Training runs, instead of serving's.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """How far estimates are from measured runs: published ones, or a table of your own."""
+    if training:
+        _validate_training(table, by, as_json)
+        return
+    from recipe_core.calibration.validate import compare, validation_text, validation_view
+    from recipe_core.measured.serving_runs import published_runs, read_runs
+
+    runs = published_runs() if table is None else read_runs(table)
+    with working(f"Estimating {len(runs):,} runs …"):
+        found = compare(runs)
+    emit(validation_view(found, by)) if as_json else typer.echo(validation_text(found, by))
+
+
+def _validate_training(table: Path | None, by: str | None, as_json: bool) -> None:
+    from recipe_core.calibration.training_validate import (
+        compare_training,
+        training_validation_text,
+        training_validation_view,
+    )
+    from recipe_core.measured.training_runs import published_training_runs, read_training_runs
+
+    runs = published_training_runs() if table is None else read_training_runs(table)
+    with working(f"Estimating {len(runs):,} runs …"):
+        found = compare_training(runs)
+    emit(training_validation_view(found, by)) if as_json else typer.echo(
+        training_validation_text(found, by)
+    )

@@ -1,0 +1,157 @@
+"""Start the web builder, the API and MCP on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from recipe_core.base.errors import InputError
+from recipe_core.base.resources import root
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FOLDERS = "RECIPE_BUILDER_FOLDERS"
+PAGES = (
+    "board",
+    "commands.judge",
+    "fixes",
+    "hardware.detect",
+    "hardware.uploaded",
+    "listing",
+    "model.uploaded",
+    "model.variants",
+    "owning",
+    "recipe.parameters",
+    "report",
+    "same_split",
+    "slos",
+    "snippets",
+    "starting",
+    "targets.form",
+    "views",
+)
+"""All that any page imports is one of these modules, or what they import: no page brings in one of its own."""
+importing = threading.RLock()
+"""Held while modules are imported. Two threads that enter a package by different doors wait for each other, and Python ends that by
+handing one of them a half-made module: https://github.com/python/cpython/issues/83065."""
+
+
+def folders_allowed() -> bool:
+    """Whether requests may name models by a path on this machine.
+
+    Only when the variable says so; ``recipe serve`` sets it while nobody else can reach the server. However else the app is started
+    (another ASGI server, a proxy in front), it cannot know who is asking, so it reads no paths.
+    """
+    return os.environ.get(FOLDERS) == "1"
+
+
+class Later:
+    """An ASGI app that is made, and its lifespan begun, when it is first asked: the first page does not wait for it."""
+
+    def __init__(self, make: Callable[[], Starlette]) -> None:
+        self._make, self._lock = make, asyncio.Lock()
+        self._app: Starlette | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does."""
+        async with self._lock:
+            if self._app is None:
+                self._app = await self._begun()
+        await self._app(scope, receive, send)
+
+    async def _begun(self) -> Starlette:
+        app, ready = await run_in_threadpool(self._make), asyncio.Event()
+
+        async def live() -> None:
+            try:
+                async with app.router.lifespan_context(app):
+                    ready.set()
+                    await self._over.wait()
+            finally:
+                ready.set()
+
+        life = asyncio.create_task(live())  # of its own: what begins in one task has to end in it
+        await ready.wait()
+        if life.done():  # it could not begin
+            life.result()
+        self._life = life
+        return app
+
+    async def close(self) -> None:
+        """End the app's lifespan, where it has begun."""
+        self._over.set()
+        if self._life:
+            await self._life
+
+
+def load_pages() -> None:
+    """Import what pages are made of. A server does so while the first browser still loads its own part, which takes as long."""
+    with importing:
+        for name in PAGES:
+            importlib.import_module(f"recipe_core.{name}")
+
+
+def serve(host: str, port: int) -> None:
+    """Run the builder until it is stopped.
+
+    Raises:
+        InputError: when the address cannot be listened on.
+    """
+    _check_free(host, port)
+    path = root("app.py")
+    spec = importlib.util.spec_from_file_location("recipe_builder_app", path)
+    if spec is None or spec.loader is None:  # a broken installation
+        raise InputError(f"{path} is missing.", hint="Install the package again.")
+    os.environ.setdefault(FOLDERS, "1" if host in LOOPBACK else "0")
+    sys.argv = [str(path)]
+    module = importlib.util.module_from_spec(spec)
+    settings = _flat(
+        tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
+    )
+    spec.loader.exec_module(module)
+    sys.stdout.write(
+        f"Recipe Builder: http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}\n"
+    )  # noqa: S104
+    sys.stdout.flush()
+    module.app.run(config=settings | {"server.address": host, "server.port": port})
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}.",
+            field="port",
+            hint="Choose another with --port.",
+        ) from None
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A TOML document as dotted option names."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
+    return out

@@ -1,0 +1,170 @@
+"""Training frameworks as data: what they keep, what they exchange, and the fitted numbers of the step's time."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.provenance import Source, Status
+from recipe_core.hardware.profile import Device
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Number(_Data):
+    """One figure with its provenance; zero is allowed."""
+
+    value: Amount
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class States(_Data):
+    """Bytes a parameter: kept, its gradient, a 16-bit gradient before it is added to that, a separate master copy, gathered, reduced.
+
+    ``step``: what the optimizer makes of it for the time of its step (torch's AdamW: a root, unless it is fused).
+    """
+
+    parameter: Amount
+    gradient: Amount
+    transient: Amount
+    master: Amount
+    gathered: Amount
+    reduced: Amount
+    step: Amount = 0.0
+    source: str
+
+
+class Framework(_Data):
+    """What one framework does.
+
+    ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8 bits, where they differ. ``sharding``:
+    ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces
+    gradients once a step. ``stages``: how layers are dealt to a pipeline (module `stages`). ``fused_in_8_bit``: products in 8 bits
+    bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32 norms, gathered inputs nor gradients before
+    they are added. ``casts_by_operator``: no kernel scales and casts what goes into them at once. ``fused_gate``: a gate's activation
+    and its product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make logits, loss and their
+    gradients piece by piece. ``gathered_input_bytes``: what tensor parallelism adds to each value of the hidden state that a layer
+    keeps. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside products).
+    ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic. ``selective_keeps`` and
+    ``selective_recomputes``: shares of a layer's activations and of its forward pass.
+    """
+
+    title: str
+    states: States
+    states_fp16: States | None = None
+    states_fp8: States | None = None
+    sharding: Literal["fsdp", "optimizer"]
+    stages: Literal["even", "cost"] = "even"
+    fused_norm: bool
+    fused_gate: bool
+    loss_in_pieces: bool
+    fused_in_8_bit: bool
+    casts_by_operator: bool
+    gathered_input_bytes: Number
+    elementwise_passes: Number
+    launch_s: Number
+    tensor_exposed: Number
+    data_overlap: Number
+    loss_bytes: Number
+    selective_keeps: Number
+    selective_recomputes: Number
+
+
+class Optimizer(_Data):
+    """Bytes of state a parameter; of embedding and head where they differ; and what the step computes."""
+
+    state_bytes: Amount
+    vocabulary_bytes: Amount | None = None
+    rows_and_columns: bool = False
+    orthogonalizes: bool = False
+    source: str
+    note: str | None = None
+
+
+class Calibration(_Data):
+    """Fitted and assumed numbers that all frameworks share.
+
+    ``sustained`` by generation (an architecture without its last digit), else by runtime. ``tight``: share of the memory that a run may be
+    estimated to need too much and still be accepted, as tight.
+    """
+
+    sustained: dict[str, Number]
+    sustained_fp8: dict[str, Number]
+    quantize_passes: Number
+    quantize_passes_by_operator: Number
+    step_s: Number
+    pipeline_exposed: Number
+    straggler: Number
+    attention_slowdown: Number
+    ring_slowdown: Number
+    fragmentation: Number
+    context_bytes: Number
+    reserve_bytes: Number
+    imbalance: Number
+    host_link_bytes_per_s: Number
+    host_memory_bytes_per_s: Number
+    nvme_bytes_per_s: Number
+    tight: Number
+
+    def pace(self, device: Device, dtype: str) -> float:
+        """Rate of products in training, of what the device's roofline says of the same products alone."""
+        known = self.sustained_fp8 if dtype == "fp8" else self.sustained
+        return known.get(device.architecture[:-1], known[device.runtime]).value
+
+
+class RunFigures(_Data):
+    """Defaults of a whole run: failures, storage, restarts, power."""
+
+    device_mtbf_s: Number
+    storage_bytes_per_s_per_node: Number
+    restart_s: Number
+    host_copy_bytes_per_s: Number
+    loader_tokens_per_s: Number
+    joules_share: Number
+
+
+class Band(_Data):
+    """p10 and p90 of measured / estimated over the runs that the figures were fitted to."""
+
+    low: Amount
+    high: Amount
+
+
+class TrainingData(_Data):
+    """``frameworks.yaml``."""
+
+    schema_version: Literal[1]
+    sources: dict[str, Source]
+    frameworks: dict[str, Framework]
+    optimizers: dict[str, Optimizer]
+    run: RunFigures
+    figures: Calibration
+    bands: dict[str, Band]
+
+
+@cache
+def training_data() -> TrainingData:
+    """The data this version ships."""
+    return TrainingData.model_validate(
+        read_document(Path(__file__).with_name("training") / "frameworks.yaml")
+    )
+
+
+def framework(name: str) -> Framework:
+    """A framework by its name; raises InputError naming those there are."""
+    known = training_data().frameworks
+    if name not in known:
+        message, hint = unknown("training engine", name, list(known))
+        raise InputError(message, field="candidate.engine", hint=hint)
+    return known[name]

@@ -1,0 +1,204 @@
+"""An engine's command-line options at one version, as data: ``options/<engine>-<version>.yaml``.
+
+Tables of vLLM and SGLang are written by ``scripts/engine_options.py`` from the engines' own parsers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError, unknown
+
+FOLDER = Path(__file__).with_name("options")
+Meaning = Literal[
+    "model",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "cp",
+    "all_experts",
+    "attention_dp",
+    "attention_dp_switch",
+    "nodes",
+    "dtype",
+    "quantization",
+    "kv_dtype",
+    "max_context",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "memory_fraction",
+    "block_size",
+    "eager",
+    "chunked_prefill",
+    "balanced_experts",
+    "config",
+    "speculative",
+    "draft_tokens",
+    "draft_method",
+    "draft_model",
+    "cache_size",
+    "runtime",
+]
+"""What options say about a candidate. ``cache_size``: how much cache there is, for engines that are told; ``runtime``: CPU or GPU."""
+
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "json": (dict, list),
+    "switch": (bool,),
+}
+_FILLED = re.compile(r"\$\{\w+\}.*")  # filled at launch, whatever the type
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Option(_Data):
+    """One option: its ``flag``, what it is ``also`` called, and the values it takes.
+
+    ``choices`` are all values there are; ``words`` are taken besides those of the type ("auto" of a number); ``keys`` are those of a
+    JSON object. ``many``: one value or more follow; ``repeated``: the flag may be given again; ``optional``: there may be none.
+    ``scaled``: a number may end in k, M … or K;
+    ``folded``: choices may be written in capitals or with dashes. ``negated``: a switch that ``--no-…`` turns off. ``deprecated``: this
+    version still takes it and says not to use it.
+    """
+
+    flag: str
+    also: tuple[str, ...] = ()
+    type: Literal["int", "float", "str", "json", "switch"]
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    many: bool = False
+    repeated: bool = False
+    optional: bool = False
+    scaled: bool = False
+    folded: bool = False
+    negated: bool = False
+    deprecated: bool = False
+
+    @property
+    def name(self) -> str:
+        """The flag as a name: ``--tp-size`` is ``tp_size``."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every flag that sets this option."""
+        return (self.flag, *self.also, *((f"--no-{self.flag[2:]}",) if self.negated else ()))
+
+    @property
+    def takes(self) -> str:
+        """What it takes, for a message."""
+        if self.choices:
+            return ", ".join(self.choices)
+        return " or ".join(
+            [{"json": "JSON", "switch": "no value"}.get(self.type, self.type), *self.words]
+        )
+
+
+class OptionTable(_Data):
+    """Every option of one engine at one version, by flag.
+
+    ``means``: what options say about a candidate, of an engine whose commands are not read (of the others their grammar says it).
+    """
+
+    schema_version: Literal[1]
+    engine: str
+    version: str
+    options: dict[str, Option]
+    means: dict[str, Meaning] = {}
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _flags(cls, value: Any) -> Any:
+        """A row is keyed by its flag and need not repeat it."""
+        return {flag: {"flag": flag, **row} for flag, row in value.items()}
+
+    @cached_property
+    def by_name(self) -> dict[str, Option]:
+        """Options by name."""
+        return {option.name: option for option in self.options.values()}
+
+    @cached_property
+    def by_spelling(self) -> dict[str, Option]:
+        """Options by every flag that sets them."""
+        return {flag: option for option in self.options.values() for flag in option.spellings}
+
+    def argv(self, values: dict[str, Any]) -> list[str]:
+        """Options by name as separate argv words, in the order given.
+
+        Raises:
+            InputError: for an option this version does not have, or a value of the wrong type.
+        """
+        return [word for name, value in values.items() for word in self._words(name, value)]
+
+    def _words(self, name: str, value: Any) -> list[str]:
+        option = self.by_name.get(name)
+        if option is None:
+            message, hint = unknown(
+                f"{self.engine} {self.version} option", name, list(self.by_name)
+            )
+            raise InputError(message, field="options", hint=hint)
+        if option.type == "switch":
+            if not isinstance(value, bool):
+                raise InputError(
+                    f"{option.flag} takes true or false, not {value!r}.", field=f"options.{name}"
+                )
+            return [option.flag] if value else []
+        values = value if option.many and isinstance(value, list | tuple) else [value]
+        for each in values:
+            self._check(option, each)
+        return [
+            option.flag,
+            *(
+                json.dumps(each, separators=(",", ":")) if option.type == "json" else str(each)
+                for each in values
+            ),
+        ]
+
+    @staticmethod
+    def _check(option: Option, value: Any) -> None:
+        if isinstance(value, str) and _FILLED.fullmatch(value):
+            return
+        typed = isinstance(value, _PYTHON[option.type]) and (
+            option.type == "switch" or not isinstance(value, bool)
+        )
+        if not (
+            value in option.words
+            or (typed and (not option.choices or str(value) in option.choices))
+        ):
+            raise InputError(
+                f"{option.flag} takes {option.takes}, not {value!r}.",
+                field=f"options.{option.name}",
+            )
+        if option.keys and isinstance(value, dict):
+            for key in sorted(value.keys() - set(option.keys)):
+                message, hint = unknown(f"key of {option.flag}", key, option.keys)
+                raise InputError(message, field=f"options.{option.name}", hint=hint)
+
+
+@cache
+def option_table(engine: str, version: str) -> OptionTable:
+    """The table of an engine at a version, without options where none is shipped.
+
+    Raises:
+        InputError: when the file is malformed.
+    """
+    path = FOLDER / f"{engine}-{version}.yaml"
+    if not path.is_file():
+        return OptionTable(schema_version=1, engine=engine, version=version, options={})
+    try:
+        return OptionTable.model_validate(read_document(path))
+    except ValidationError as error:
+        raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None

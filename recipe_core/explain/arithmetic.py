@@ -1,0 +1,324 @@
+"""The arithmetic behind a split's figures: each as a formula, and the formula with the numbers of this request in it.
+
+Lines are made from the same parts that the estimate adds up, so that a line's numbers give its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
+from recipe_core.base.text_rows import MEMORY
+from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
+from recipe_core.model.spec import CompressedAttention
+from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, state_bytes
+from recipe_core.physics.serving.memory import stage_columns
+from recipe_core.physics.serving.weights import layer_weight_bytes, stage_layers, vocabulary_bytes
+from recipe_core.search.measures import days
+from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.training_board import TrainingBoard
+from recipe_core.space.serving import Cases, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure: what it is, how it is made, the same with numbers, and what comes out."""
+
+    name: str
+    formula: str
+    numbers: str
+    value: str
+
+
+def gib(value_bytes: float) -> str:
+    """Three digits also of little, so that a line can be checked."""
+    return f"{significant(value_bytes / GIB)} GiB"
+
+
+def _long(seconds: float) -> str:
+    """Seconds, hours or days."""
+    return duration(seconds) if seconds < 3600 else days(seconds)
+
+
+def arithmetic(board: ServingBoard, row: int) -> dict[str, list[Line]]:
+    """Memory, time, throughput and cost of a serving split; those that need a split that runs only for one."""
+    estimate = board.estimate(row)
+    if "memory" not in estimate or not np.isfinite(estimate["memory"]["total_bytes"]):
+        return {}
+    out = {"Memory of the fullest device": _memory_lines(board, row, estimate)}
+    if estimate["feasible"]:
+        out["Time"] = _time_lines(board, estimate)
+        out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
+    return out
+
+
+def _memory_lines(board: ServingBoard, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+    block, i = board.table.at(row)
+    m, one = estimate["memory"], block.cases.take([i])
+    found, k = block.memory(i)
+    sequences = float(found.kv_needed_bytes[k] / max(float(found.sequence_bytes[k]), 1.0))
+    start, end = _fullest_stage(block.setting, one, sequences)
+    parts = " + ".join(gib(m[name]) for name in MEMORY)
+    return [
+        Line(
+            "Weights",
+            "layers + embedding + head",
+            _weights(block.setting, one, start, end),
+            gib(m["weights_bytes"]),
+        ),
+        Line(
+            "Cache of one request",
+            "layers · tokens · bytes",
+            _cache(block.setting, one, start, end),
+            gib(float(found.sequence_bytes[k])),
+        ),
+        Line(
+            "KV cache needed",
+            "requests of a replica · cache of one",
+            f"{significant(sequences)} × {gib(float(found.sequence_bytes[k]))}",
+            gib(m["kv_needed_bytes"]),
+        ),
+        Line("Total", "weights + cache + activations + runtime", parts, gib(m["total_bytes"])),
+        Line(
+            "Usable",
+            "memory fraction · capacity",
+            f"{m['usable_bytes'] / m['capacity_bytes']:.3g} × {gib(m['capacity_bytes'])}",
+            gib(m["usable_bytes"]),
+        ),
+    ]
+
+
+def _fullest_stage(setting: Setting, one: Cases, sequences: float) -> tuple[int, int]:
+    """First and past-the-last layer of the stage that holds most."""
+    stages = min(int(one.pp[0]), len(setting.model.layers))
+    totals = [
+        float(column["total_bytes"][0])
+        for column in stage_columns(setting, one, stages, np.array([sequences]))
+    ]
+    return stage_layers(len(setting.model.layers), stages)[int(np.argmax(totals))]
+
+
+def _kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
+    """Kinds of layers in a stage with how many there are."""
+    order = setting.model.order[start:end]
+    return [(kind, order.count(kind)) for kind in dict.fromkeys(order)]
+
+
+def _weights(setting: Setting, one: Cases, start: int, end: int) -> str:
+    model, table = setting.model, gib(float(vocabulary_bytes(setting, one)[0]))
+    terms = [
+        f"{count} × {gib(float(layer_weight_bytes(setting, model.kinds[kind][0], one)[0]))}"
+        for kind, count in _kinds(setting, start, end)
+    ]
+    first, last = start == 0, end == len(model.layers)
+    terms += [table] * (1 if first and last and model.tied_embeddings else first + last)
+    return " + ".join(terms)
+
+
+def _cache(setting: Setting, one: Cases, start: int, end: int) -> str:
+    """Layers × tokens they keep × bytes a token, and states that do not grow; packed caches are more than a product."""
+    context = np.minimum(one.input_tokens + one.output_tokens, one.max_context)
+    terms: list[str] = []
+    for kind, count in _kinds(setting, start, end):
+        layer = setting.model.kinds[kind][0]
+        if isinstance(layer.attention, CompressedAttention):
+            return "blocks that pack the caches of several layers"
+        each, state = (
+            float(kv_token_bytes(setting, layer.attention, one.tp)[0] / one.cp[0]),
+            float(state_bytes(setting, layer.attention, one.tp)[0]),
+        )
+        terms += (
+            [
+                f"{count} × {cached_tokens(layer, context, one.block_tokens)[0]:,.0f} × {significant(each)} B"
+            ]
+            if each
+            else []
+        )
+        terms += [f"{count} × {significant(state / 1e6)} MB of state"] if state else []
+    return " + ".join(terms) or "no layer keeps a cache"
+
+
+def _sum(parts: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    """Parts of a time, largest first, with their names."""
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return " + ".join(
+        f"{duration(seconds)} {labels.get(name, name).lower()}" for name, seconds in ordered
+    )
+
+
+def _time_lines(board: ServingBoard, estimate: Mapping[str, Any]) -> list[Line]:
+    s, parts, w = estimate["serving"], estimate["breakdown_s"], board.table.found.workload
+    return [
+        Line(
+            "Time per output token",
+            "sum of the parts of a step",
+            _sum(parts["decode"], CAUSES),
+            duration(s["tpot_s"]),
+        ),
+        Line(
+            "Time to first token",
+            "sum of the parts",
+            _sum(parts["prefill"], CAUSES),
+            duration(s["ttft_s"]),
+        ),
+        Line(
+            "Request latency",
+            "first token + (output tokens - 1) · time per token",
+            f"{duration(s['ttft_s'])} + {w.output_tokens - 1:,} × {duration(s['tpot_s'])}",
+            duration(s["request_latency_s"]),
+        ),
+    ]
+
+
+def _rate_lines(board: ServingBoard, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+    s, cost, energy = estimate["serving"], estimate["cost"], estimate["energy"]
+    w, gpus = board.table.found.workload, int(board.raw("gpus")[row])
+    out = s["output_tokens_per_s"]
+    lines = []
+    if w.mode == "closed":
+        load = float(board.columns["load"][row])
+        numbers = f"{load:,.0f} × {w.output_tokens:,} ÷ {duration(s['request_latency_s'])}"
+        lines.append(
+            Line(
+                "Output",
+                "requests in flight · output tokens ÷ latency (Little's law)",
+                numbers,
+                rate(out),
+            )
+        )
+    lines.append(
+        Line(
+            "Output per device",
+            "output ÷ devices",
+            f"{rate(out)} ÷ {gpus}",
+            rate(s["output_tokens_per_s_per_gpu"]),
+        )
+    )
+    if cost["usd_per_hour"] is not None:
+        price = cost["usd_per_hour"] / gpus
+        lines.append(
+            Line(
+                "Cost per hour",
+                "devices · price of a device hour",
+                f"{gpus} × {usd(price)}",
+                usd(cost["usd_per_hour"]),
+            )
+        )
+        numbers = f"{usd(cost['usd_per_hour'])} ÷ (3,600 s × {rate(out)}) × 1,000,000"
+        made = usd(cost["usd_per_million_output_tokens"])
+        lines.append(
+            Line(
+                "Cost per million output tokens",
+                "cost per hour ÷ tokens per hour · 1e6",
+                numbers,
+                made,
+            )
+        )
+    numbers = f"{significant(energy['watts'])} W ÷ {rate(out)}"
+    lines.append(
+        Line(
+            "Energy per output token",
+            "power ÷ output",
+            numbers,
+            f"{significant(energy['joules_per_token'])} J",
+        )
+    )
+    return lines
+
+
+def training_arithmetic(board: TrainingBoard, row: int) -> dict[str, list[Line]]:
+    """Memory of the fullest stage, a step, and the run of a training split."""
+    estimate = board.estimate(row)
+    if "memory" not in estimate:
+        return {}
+    m = estimate["memory"]
+    parts = {name: m[f"{name}_bytes"] for name in TRAINING_MEMORY if m[f"{name}_bytes"] > 0}
+    total = " + ".join(
+        f"{gib(value)} {TRAINING_MEMORY[name].lower()}" for name, value in parts.items()
+    )
+    out = {
+        "Memory of the fullest stage": [
+            Line("Peak", "sum of the parts", total, gib(m["total_bytes"]))
+        ]
+    }
+    if estimate["feasible"]:
+        out["Time of a step"] = _step_lines(board, row, estimate)
+        out["The run"] = _run_lines(board, estimate)
+    return out
+
+
+def _step_lines(board: TrainingBoard, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+    t, w, gpus = estimate["training"], board.table.asked.workload, int(board.raw("gpus")[row])
+    tokens = w.global_batch * w.sequence_length
+    flops = t["flops_per_s_per_gpu"] / t["tokens_per_s_per_gpu"]
+    peak = t["flops_per_s_per_gpu"] / t["mfu"]
+    made = f"{significant(flops / 1e9)} GFLOP × {rate(t['tokens_per_s_per_gpu'])} ÷ {per_second(peak, 'FLOP')}"
+    return [
+        Line(
+            "Step",
+            "sum of the parts",
+            _sum(estimate["breakdown_s"]["step"], TRAINING_CAUSES),
+            duration(t["step_s"]),
+        ),
+        Line(
+            "Tokens of a step",
+            "sequences · length",
+            f"{w.global_batch:,} × {w.sequence_length:,}",
+            f"{tokens:,}",
+        ),
+        Line(
+            "Tokens per device",
+            "tokens of a step ÷ step ÷ devices",
+            f"{tokens:,} ÷ {duration(t['step_s'])} ÷ {gpus}",
+            rate(t["tokens_per_s_per_gpu"]),
+        ),
+        Line("MFU", "model flops of a token · tokens per device ÷ peak", made, f"{t['mfu']:.1%}"),
+    ]
+
+
+def _run_lines(board: TrainingBoard, estimate: Mapping[str, Any]) -> list[Line]:
+    run, cost, t, w = (
+        estimate["run"],
+        estimate["cost"],
+        estimate["training"],
+        board.table.asked.workload,
+    )
+    every, write, mtbf = (
+        _long(run[name]) for name in ("checkpoint_interval_s", "checkpoint_s", "mtbf_s")
+    )
+    lines = [
+        Line(
+            "Checkpoint every",
+            "√(2 · time to write · time between failures)",
+            f"√(2 × {write} × {mtbf})",
+            every,
+        ),
+        Line(
+            "Goodput",
+            "share of the time that ends up in the model",
+            f"writes of {write} every {every}, a failure in {mtbf}",
+            f"{run['goodput']:.2%}",
+        ),
+    ]
+    if run["wall_s"] is None or w.tokens is None:
+        return lines
+    tokens = f"{w.tokens:,.0f} ÷ {w.global_batch * w.sequence_length:,}"
+    lines.append(
+        Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run['steps']:,.0f}")
+    )
+    numbers = f"{run['steps']:,.0f} × {duration(t['step_s'])} ÷ {run['goodput']:.2%}"
+    lines.append(Line("Time to finish", "steps · step ÷ goodput", numbers, _long(run["wall_s"])))
+    if cost["usd"] is not None:
+        lines.append(
+            Line(
+                "Cost of the run",
+                "cost per hour · hours",
+                f"{usd(cost['usd_per_hour'])} × {significant(run['wall_s'] / 3600)} h",
+                usd(cost["usd"]),
+            )
+        )
+    return lines

@@ -1,0 +1,82 @@
+"""One split under other loads and prices: what changes when more requests come, when devices idle, when there are more of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float
+from recipe_core.physics.serving.cost import SECONDS_PER_HOUR
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.training_board import TrainingBoard
+
+LOADS_DRAWN = 13
+SPAN = 16.0
+"""A load is followed from a 16th of the request's to sixteen times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCurve:
+    """A split over its load; ``runs`` where it can serve it. Times in seconds, throughput of the deployment."""
+
+    load: Float
+    tpot_s: Float
+    ttft_s: Float
+    output_tokens_per_s: Float
+    per_gpu: Float
+    runs: Bool
+
+
+def load_curve(board: ServingBoard, row: int) -> LoadCurve:
+    """The estimate of a row's split under loads around the request's, in one call."""
+    block, i = board.table.at(row)
+    here = float(block.cases.load[i])
+    loads = here * np.geomspace(1 / SPAN, SPAN, LOADS_DRAWN)
+    if block.setting.mode != "open":
+        loads = np.unique(np.maximum(np.round(loads), 1.0))
+    cases = block.cases.take(np.full(len(loads), i))
+    found = estimate(block.setting, replace(cases, load=loads))
+    s = found.serving
+    return LoadCurve(
+        loads,
+        s.tpot_s,
+        s.ttft_s,
+        s.output_tokens_per_s,
+        s.output_tokens_per_s / cases.devices,
+        found.feasible,
+    )
+
+
+def usd_per_million_by_use(usd_per_hour: float, tokens_per_s: float, use: Float) -> Float:
+    """Cost per million tokens when the deployment is busy for a share ``use`` of the hours that are paid for.
+
+    ``usd_per_hour / (3600 · tokens_per_s · use) · 1e6``. Left out: what is answered at less than full load is answered faster.
+    """
+    out: Float = usd_per_hour / (SECONDS_PER_HOUR * tokens_per_s * use) * 1e6
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The best split on each number of devices: tokens/s as estimated, and as it were if they grew with the devices."""
+
+    gpus: Float
+    tokens_per_s: Float
+    ideal_tokens_per_s: Float
+    rows: tuple[int, ...]
+
+
+def scaling(board: TrainingBoard) -> Scaling:
+    """The best feasible split of each number of devices in the plan, by tokens/s."""
+    gpus, rate, feasible = board.raw("gpus"), board.raw("output"), board.feasible
+    best = {
+        int(n): int(np.flatnonzero(same)[np.argmax(rate[same])])
+        for n in np.unique(gpus[feasible])
+        if (same := feasible & (gpus == n)).any()
+    }
+    rows = tuple(best.values())
+    counts, rates = gpus[list(rows)], rate[list(rows)]
+    ideal = counts * (rates[0] / counts[0]) if rows else counts
+    return Scaling(counts, rates, ideal, rows)

@@ -1,0 +1,30 @@
+"""Files of ``hw_profiles/``, read and validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import HardwareError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read(path: Path, schema: type[Model]) -> Model:
+    """A file as its schema; raises HardwareError naming what is wrong."""
+    try:
+        return schema.model_validate(read_document(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise HardwareError(
+            f"{path.name}: {where}: {first['msg']}.", field="hardware", hint="Correct the profile."
+        ) from None
+
+
+def named(folder: Path) -> dict[str, Path]:
+    """The YAML files of a folder by name, sorted."""
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

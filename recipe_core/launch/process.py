@@ -1,0 +1,184 @@
+"""What an engine module is given, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from recipe_core.base.errors import InputError
+from recipe_core.space.serving import Setting
+
+DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Speculative decoding: ``tokens`` drafted a step by ``method``; how many are accepted is the estimate's matter.
+
+    ``model``: the checkpoint of an eagle draft.
+    """
+
+    tokens: int
+    acceptance: float
+    method: Literal["mtp", "eagle", "ngram"]
+    model: str | None = None
+
+    @property
+    def checkpoint(self) -> str:
+        """What an eagle draft is loaded from; raises InputError where none is named."""
+        if self.model is None:
+            raise InputError(
+                "an eagle draft is a checkpoint of its own.",
+                field="workload.speculative.model",
+                hint="Name it: model.",
+            )
+        return self.model
+
+    @property
+    def eagle(self) -> Literal["eagle", "eagle3"]:
+        """Which kind of eagle it is; checkpoints say it by name."""
+        return (
+            "eagle3"
+            if "eagle3" in self.checkpoint.casefold().replace("-", "").replace("_", "")
+            else "eagle"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How one pool is cut, and how often it is there (``replicas``)."""
+
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    replicas: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices of one replica."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A chosen split with the engine's limits; nothing is left to choose.
+
+    ``replicas``: whole copies of it, beside the dp of its own. ``prefill``: the pool that computes prompts, where there is one; the other
+    degrees are then those of the pool that decodes. Both take mappings too, as a plan describes them.
+    """
+
+    engine: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    weight_dtype: str
+    kv_dtype: str
+    max_batched_tokens: int
+    max_num_seqs: int
+    memory_fraction: float
+    block_size: int
+    cp: int = 1
+    replicas: int = 1
+    prefill: Split | None = None
+    speculative: Draft | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("prefill", Split), ("speculative", Draft)):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, kind(**value))
+
+    @property
+    def split(self) -> Split:
+        """The pool that answers (or decodes)."""
+        return Split(self.tp, self.pp, self.dp, self.ep, self.replicas)
+
+    @property
+    def devices(self) -> int:
+        """Devices used, those of every replica and pool."""
+        return sum(pool.devices * pool.replicas for pool in (self.split, self.prefill) if pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A candidate on its setting.
+
+    ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a replica's cache must hold for the
+    load that was estimated (for engines that are told a size rather than a share of the device). ``engine_options`` are the user's own,
+    by name, and ``environment`` its variables.
+    """
+
+    setting: Setting
+    candidate: Candidate
+    max_context: int
+    cache_tokens: int
+    served_name: str
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def activation_dtype(self) -> str:
+        """The 16- or 32-bit format that activations have."""
+        return self.setting.activation_dtype
+
+    @property
+    def activation_word(self) -> str:
+        """The format that activations have, as torch names it."""
+        return DTYPE_WORDS[self.activation_dtype]
+
+
+Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
+"""``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and ``decode``: pools behind a ``router``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: argv words, environment, device indices within its ``node``.
+
+    Words and environment may hold, filled at launch: ``${model}``; ``${host}`` (to listen on) and ``${port}`` (of this process);
+    ``${head}`` (the address of the first node of its group), ``${node0}``, ``${node1}`` … (addresses of nodes) and ``${port0}``,
+    ``${port1}`` … (the bundle's port plus so much: those of other processes, by their offset); ``${root}`` (the bundle) and ``${run}``
+    (its run folder).
+    ``group``: processes of one group are one engine spread over nodes (all but the first are workers); groups are replicas or pools.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    port_offset: int
+    devices: tuple[int, ...]
+    node: int = 0
+    role: Role = "server"
+    group: int = 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether it answers requests of its own (and has a health path)."""
+        return self.role not in ("worker", "trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All processes of a deployment and how to ask them. ``options`` are the engine's own, by name, as the recipe records them.
+
+    ``files``: what the engine reads from the bundle, by path below ``${root}`` (a file of options, a model repository). A training run
+    has no ``health`` path and no API.
+    """
+
+    processes: tuple[Process, ...]
+    options: dict[str, Any]
+    health: str
+    startup_timeout_s: int
+    api_path: str
+    api_model: str
+    api_body: dict[str, Any] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    kind: Literal["serving", "training"] = "serving"
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that processes run on."""
+        return 1 + max(process.node for process in self.processes)

@@ -1,0 +1,65 @@
+"""From placed groups to processes: names, ports, devices, and the router before pools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from recipe_core.launch.process import Process
+from recipe_core.launch.serving.groups import Group
+
+HEAD = "${head}"
+MASTER_PORT = 29501
+"""Where the ranks of an engine over several nodes meet; such engines share no node."""
+
+Words = Callable[[Group, int], Sequence[str]]
+Environment = Callable[[Group, int], dict[str, str]]
+
+
+def _only_first(_: Group) -> bool:
+    return False
+
+
+def processes(
+    groups: Sequence[Group],
+    words: Words,
+    env: Environment,
+    *,
+    first_port: int = 0,
+    everywhere: Callable[[Group], bool] = _only_first,
+) -> list[Process]:
+    """One process a group and node; ``words`` and ``env`` say those of a group's node by its rank in the group.
+
+    Ports count up from ``first_port`` over the groups; a worker has its group's. ``everywhere``: whether all nodes of a group answer.
+    """
+    out: list[Process] = []
+    seen: Counter[str] = Counter()
+    for group in groups:
+        name = f"{group.role}-{seen[group.role]}"
+        seen[group.role] += 1
+        for rank, place in enumerate(group.places):
+            out.append(
+                Process(
+                    name=f"{name}-node{rank}" if rank else name,
+                    argv=tuple(words(group, rank)),
+                    env=env(group, rank),
+                    port_offset=first_port + group.number,
+                    devices=place.devices,
+                    node=place.node,
+                    role="worker" if rank and not everywhere(group) else group.role,
+                    group=group.number,
+                )
+            )
+    return out
+
+
+def router(
+    argv: Sequence[str], groups: Sequence[Group], env: dict[str, str] | None = None
+) -> Process:
+    """The process that requests go to where pools answer; it uses no device."""
+    return Process("router", tuple(argv), env or {}, 0, (), 0, "router", len(groups))
+
+
+def url(group: Group, first_port: int = 1) -> str:
+    """Where a group answers, as another process reaches it."""
+    return f"http://${{node{group.places[0].node}}}:${{port{first_port + group.number}}}"

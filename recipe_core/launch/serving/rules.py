@@ -1,0 +1,100 @@
+"""What a vendor, an architecture or a network asks of an engine, as data: ``rules.yaml``, each rule with its source."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError
+from recipe_core.base.provenance import Sourced, Status
+from recipe_core.engines.options import FOLDER
+from recipe_core.hardware.profile import Runtime, Vendor
+from recipe_core.launch.process import Deployment
+
+
+class When(BaseModel):
+    """Where a rule holds: everything that is stated must be so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engines: tuple[str, ...] = ()
+    vendors: tuple[Vendor, ...] = ()
+    runtimes: tuple[Runtime, ...] = ()
+    architectures: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    weight_dtypes: tuple[str, ...] = ()
+    rack_scale: bool | None = None
+    several_nodes: bool | None = None
+    several_devices: bool | None = None
+    pools: bool | None = None
+
+    def holds(self, deployment: Deployment) -> bool:
+        """Whether a deployment is such a one."""
+        setting, candidate = deployment.setting, deployment.candidate
+        device, cluster = setting.cluster.device, setting.cluster
+        among = (
+            (self.engines, setting.engine.wraps or setting.engine.name),
+            (self.vendors, device.vendor),
+            (self.runtimes, device.runtime),
+            (self.architectures, device.architecture),
+            (self.networks, cluster.network.name),
+            (self.weight_dtypes, candidate.weight_dtype),
+        )
+        equal = (
+            (self.rack_scale, cluster.rack_scale),
+            (self.several_nodes, candidate.devices > cluster.per_node),
+            (self.several_devices, candidate.devices > 1),
+            (self.pools, candidate.prefill is not None),
+        )
+        return all(not some or one in some for some, one in among) and all(
+            wanted is None or wanted == so for wanted, so in equal
+        )
+
+
+class Rule(BaseModel):
+    """Environment and options of an engine's processes where ``when`` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    when: When
+    env: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class RuleFile(Sourced):
+    """``rules.yaml``: rules in order; later ones go before earlier ones."""
+
+    rules: tuple[Rule, ...]
+
+
+@cache
+def rule_file() -> RuleFile:
+    """Every rule; raises InputError when the file is malformed."""
+    try:
+        return RuleFile.model_validate(read_document(FOLDER / "rules.yaml"))
+    except ValidationError as error:
+        raise InputError(f"rules.yaml is malformed: {error}.", field="engines") from None
+
+
+def rules_for(deployment: Deployment) -> list[Rule]:
+    """The rules that hold for a deployment."""
+    return [rule for rule in rule_file().rules if rule.when.holds(deployment)]
+
+
+def environment(deployment: Deployment) -> dict[str, str]:
+    """Variables by the rules, then the user's own."""
+    return {
+        name: value for rule in rules_for(deployment) for name, value in rule.env.items()
+    } | dict(deployment.environment)
+
+
+def options(deployment: Deployment) -> dict[str, Any]:
+    """Options by the rules."""
+    return {name: value for rule in rules_for(deployment) for name, value in rule.options.items()}

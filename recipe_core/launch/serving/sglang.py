@@ -1,0 +1,147 @@
+"""SGLang: ``sglang serve`` on CUDA and ROCm, over nodes by ranks, with pools behind its router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.engines.options import option_table
+from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.groups import Group, groups
+from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, processes, router, url
+from recipe_core.launch.user_options import check_options
+
+STARTUP_TIMEOUT_S = 1800
+ROUTER = ("sglang-router", "0.3.2")
+BOOTSTRAP_PORT = 8998
+_CACHE_WORDS = {"fp8": "fp8_e4m3", "bf16": "bf16"}
+
+
+def launch(deployment: Deployment) -> Launch:
+    """Servers for the split.
+
+    Replicas within a node are SGLang's own data parallelism behind one address; further replicas are servers of their own, because that
+    does not span nodes. Data-parallel attention (shared experts) is one server, whose tp counts all of its ranks.
+    """
+    setting = deployment.setting
+    placed = groups(deployment)
+    options = stated(deployment, placed[-1])
+    own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
+    pools = deployment.candidate.prefill is not None
+    started = processes(
+        placed,
+        lambda group, rank: (
+            "sglang",
+            "serve",
+            *setting.engine.argv(_of_node(deployment, group, rank) | own),
+        ),
+        lambda group, rank: rules.environment(deployment),
+        first_port=int(pools),
+    )
+    if pools:
+        started.insert(0, router(_router(placed), placed))
+    return Launch(
+        processes=tuple(started),
+        options=options | own,
+        health="/health",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path="/v1/completions",
+        api_model=deployment.served_name,
+        api_body={"ignore_eos": True, "temperature": 0},
+        requires=("sglang-router", "nixl") if pools else (),
+    )
+
+
+def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """Every option that the estimate depends on. Limits count all ranks of data-parallel attention together."""
+    candidate, split, engine = deployment.candidate, group.split, deployment.setting.engine
+    within = split.dp if split.ep > 1 else 1
+    options: dict[str, Any] = {
+        "model_path": "${model}",
+        "host": "${host}",
+        "port": "${port}",
+        "served_model_name": deployment.served_name,
+        "tp_size": split.tp * within,
+        "pp_size": split.pp,
+        "attn_dp_size" if within > 1 else "dp_size": split.dp,
+        "ep_size": split.ep,
+        "dtype": deployment.activation_word,
+        "kv_cache_dtype": _cache_word(deployment),
+        "context_length": deployment.max_context,
+        "max_running_requests": candidate.max_num_seqs * within,
+        "chunked_prefill_size": candidate.max_batched_tokens * within,
+        "mem_fraction_static": candidate.memory_fraction,
+        "enable_metrics": True,
+    }
+    if split.ep > 1:
+        options["moe_a2a_backend"] = "none"  # what the estimate counts
+    if candidate.cp > 1 and group.role != "prefill":
+        options["dcp_size"] = candidate.cp
+    if candidate.block_size != engine.memory.block_tokens:
+        options["page_size"] = candidate.block_size
+    if (
+        candidate.weight_dtype != deployment.setting.model.weight_dtype
+        and candidate.weight_dtype == "fp8"
+    ):
+        options["quantization"] = "fp8"
+    if group.role in ("prefill", "decode"):
+        options |= {"disaggregation_mode": group.role, "disaggregation_transfer_backend": "nixl"}
+    if group.role == "prefill":
+        options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
+    return options | _draft(deployment) | rules.options(deployment)
+
+
+def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
+    options = stated(deployment, group)
+    if group.nodes == 1:
+        return options
+    return options | {
+        "dist_init_addr": f"{HEAD}:{MASTER_PORT}",
+        "nnodes": group.nodes,
+        "node_rank": rank,
+    }
+
+
+def _draft(deployment: Deployment) -> dict[str, Any]:
+    """Options of a draft: a chain (top-k 1), so that a step verifies one token more than was drafted."""
+    draft = deployment.candidate.speculative
+    if draft is None:
+        return {}
+    steps = {
+        "speculative_num_steps": draft.tokens,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": draft.tokens + 1,
+    }
+    if draft.method == "ngram":  # a chain here too: it would look up a tree
+        breadth = {"speculative_ngram_min_bfs_breadth": 1, "speculative_ngram_max_bfs_breadth": 1}
+        return {"speculative_algorithm": "NGRAM"} | steps | breadth
+    if draft.method == "mtp":
+        return {"speculative_algorithm": "NEXTN"} | steps
+    return {
+        "speculative_algorithm": draft.eagle.upper(),
+        "speculative_draft_model_path": draft.checkpoint,
+    } | steps
+
+
+def _cache_word(deployment: Deployment) -> str:
+    """SGLang's name for the cache format: "auto" follows the activations."""
+    return _CACHE_WORDS.get(deployment.candidate.kv_dtype, "auto")
+
+
+def _router(placed: list[Group]) -> list[str]:
+    """The router's words: every prefill server with the port at which its caches are asked for, and every decode server."""
+    table = option_table(*ROUTER)
+    words = [
+        "python3",
+        "-m",
+        "sglang_router.launch_router",
+        *table.argv({"host": "${host}", "port": "${port}", "pd_disaggregation": True}),
+    ]
+    for group in placed:
+        asked = (
+            [url(group), str(BOOTSTRAP_PORT + group.number)]
+            if group.role == "prefill"
+            else url(group)
+        )
+        words += table.argv({group.role: asked})
+    return words

@@ -1,0 +1,204 @@
+"""TensorRT-LLM: ``trtllm-serve`` with a YAML file of what its command line does not take; MPI ranks over several nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipe_core.base.documents import to_json, to_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.engines.options import option_table
+from recipe_core.engines.spec import engine
+from recipe_core.launch.process import Deployment, Draft, Launch
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.groups import Group, groups
+from recipe_core.launch.serving.processes import processes, router, url
+from recipe_core.launch.user_options import check_options
+
+STARTUP_TIMEOUT_S = 1800
+CONFIG = "engine/tensorrt-llm.yaml"
+POOLS, FILLED, FILLED_POOLS = "engine/pools.json", "engine/render_template.py", "${run}/pools.yaml"
+FILLER = Path(__file__).with_name("render_template.py")
+SSH_PORT = "2222"
+REQUEST_TIMEOUT_S = 3600
+"""After which the server before the pools gives a request up; its default of 180 seconds cuts long answers off."""
+LARGEST_GRAPH = 512
+"""Sequences of the largest captured step; larger steps take long enough to be launched kernel by kernel."""
+_DECODING = {"mtp": "MTP", "eagle": "Eagle", "ngram": "NGram"}
+
+
+def launch(deployment: Deployment) -> Launch:
+    """Servers for the split; replicas are servers of their own, and pools stand behind ``trtllm-serve disaggregated``."""
+    setting, candidate = deployment.setting, deployment.candidate
+    placed = groups(deployment)
+    options, config = stated(deployment, placed[-1]), config_of(deployment, placed[-1])
+    own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
+    pools = candidate.prefill is not None
+    several = any(group.nodes > 1 for group in placed)
+    env = rules.environment(deployment) | (
+        {"OMPI_MCA_plm_rsh_args": f"-p {SSH_PORT}"} if several else {}
+    )
+    started = processes(
+        placed,
+        lambda group, rank: _words(
+            setting.engine.argv(stated(deployment, group) | own), group, rank
+        ),
+        lambda group, rank: dict(env),
+        first_port=int(pools),
+    )
+    files = {_config_path(group): to_yaml(config_of(deployment, group)) for group in placed}
+    if pools:
+        started.insert(0, router(_router(placed), placed))
+        files |= {FILLED: FILLER.read_text(encoding="utf-8"), POOLS: to_json(_pools(placed))}
+    return Launch(
+        processes=tuple(started),
+        options=options | config | own,
+        health="/health",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path="/v1/completions",
+        api_model="${model}",
+        api_body={"ignore_eos": True, "temperature": 0},
+        requires=("mpirun", "sshd") if several else (),
+        files=files,
+    )
+
+
+def _config_path(group: Group) -> str:
+    """The file of options of a server; pools differ in theirs."""
+    return CONFIG if group.role == "server" else f"engine/tensorrt-llm-{group.role}.yaml"
+
+
+def _pools(placed: list[Group]) -> dict[str, Any]:
+    """What the server before the pools reads, once it is filled: its own address, and those of the servers by what they do."""
+    named = {"context_servers": "prefill", "generation_servers": "decode"}
+    urls = {
+        part: [f"${_name(group)}" for group in placed if group.role == role]
+        for part, role in named.items()
+    }
+    return {"hostname": "$host", "port": "$port", "backend": "pytorch"} | {
+        part: {"num_instances": len(each), "urls": each} for part, each in urls.items()
+    }
+
+
+def _name(group: Group) -> str:
+    return f"{group.role}{group.number}"
+
+
+def _router(placed: list[Group]) -> list[str]:
+    """The server before the pools: its file is filled with addresses when it starts."""
+    known = {"host": "${host}", "port": "${port}"} | {
+        _name(group): url(group).removeprefix("http://") for group in placed
+    }
+    pairs = [f"{name}={value}" for name, value in known.items()]
+    table = option_table("tensorrt-llm-disaggregated", engine("tensorrt-llm").version)
+    words = table.argv({"c": FILLED_POOLS, "t": STARTUP_TIMEOUT_S, "r": REQUEST_TIMEOUT_S})
+    served = ["trtllm-serve", "disaggregated", *words]
+    return [
+        "python3",
+        f"${{root}}/{FILLED}",
+        f"${{root}}/{POOLS}",
+        FILLED_POOLS,
+        *pairs,
+        "--",
+        *served,
+    ]
+
+
+def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
+    """One process in a node; over nodes the first starts every rank by MPI, and the others wait for it as an SSH server."""
+    serve = ("trtllm-serve", "${model}", *argv)
+    if group.nodes == 1:
+        return serve
+    if rank:
+        return ("/usr/sbin/sshd", "-D", "-p", SSH_PORT)
+    slots = len(group.places[0].devices)
+    hosts = ",".join(f"${{node{place.node}}}:{slots}" for place in group.places)
+    return (
+        "mpirun",
+        "-np",
+        str(group.split.devices),
+        "-H",
+        hosts,
+        "--allow-run-as-root",
+        "trtllm-llmapi-launch",
+        *serve,
+    )
+
+
+def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """Options of the command line. Limits are those of a rank of data-parallel attention."""
+    candidate, split = deployment.candidate, group.split
+    options: dict[str, Any] = {
+        "host": "${host}",
+        "port": "${port}",
+        "backend": "pytorch",
+        "tensor_parallel_size": split.tp * (split.dp if split.ep > 1 else 1),
+        "pipeline_parallel_size": split.pp,
+        "moe_expert_parallel_size": split.ep,
+        "max_batch_size": candidate.max_num_seqs,
+        "max_num_tokens": candidate.max_batched_tokens,
+        "max_seq_len": deployment.max_context,
+        "free_gpu_memory_fraction": candidate.memory_fraction,
+        "enable_chunked_prefill": True,
+        "config": f"${{root}}/{_config_path(group)}",
+    }
+    return (
+        options
+        if deployment.setting.model.is_moe
+        else {k: v for k, v in options.items() if k != "moe_expert_parallel_size"}
+    )
+
+
+def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """The file of further options: what is kept how, which attention ranks there are, drafts, graphs, metrics.
+
+    Raises:
+        NoAnswer: for ranks of attention that share heads while others share requests: here every rank is one or the other.
+    """
+    candidate, split = deployment.candidate, group.split
+    attention_dp = split.ep > 1 and split.dp > 1
+    if attention_dp and split.tp > 1:
+        raise NoAnswer(
+            f"TensorRT-LLM cuts attention over all ranks or none; tp {split.tp} × dp {split.dp} is neither.",
+            field="candidate.tp",
+            hint=f"Use tp 1 with dp {split.devices // split.pp}, or dp 1.",
+        )
+    config: dict[str, Any] = {
+        "dtype": deployment.activation_word,
+        "enable_attention_dp": attention_dp,
+        "kv_cache_config": {
+            "dtype": "fp8" if candidate.kv_dtype == "fp8" else "auto",
+            "free_gpu_memory_fraction": candidate.memory_fraction,
+            "tokens_per_block": candidate.block_size,
+            "enable_block_reuse": True,
+        },
+        "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
+        "cuda_graph_config": {
+            "max_batch_size": min(candidate.max_num_seqs, LARGEST_GRAPH),
+            "enable_padding": True,
+        },
+        "return_perf_metrics": True,
+    }
+    if candidate.speculative is not None:
+        config["speculative_config"] = _draft(candidate.speculative)
+    if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt
+        config["cache_transceiver_config"] = {
+            "backend": "NIXL",
+            "max_tokens_in_buffer": deployment.max_context,
+        }
+    if group.role == "prefill":  # not supported by servers that compute prompts only
+        config["disable_overlap_scheduler"] = True
+    option_table("tensorrt-llm-config", engine("tensorrt-llm").version).argv(config)
+    return config
+
+
+def _draft(draft: Draft) -> dict[str, Any]:
+    out: dict[str, Any] = {"decoding_type": _DECODING[draft.method]}
+    if draft.method == "mtp":
+        return out | {"num_nextn_predict_layers": draft.tokens}
+    out["max_draft_len"] = draft.tokens
+    return out | (
+        {"speculative_model_dir": draft.checkpoint}
+        if draft.method == "eagle"
+        else {"max_matching_ngram_size": 2}
+    )

@@ -1,0 +1,72 @@
+"""Hugging Face Text Generation Inference: ``text-generation-launcher``, one node a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.launch.process import Deployment, Launch, Split
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.groups import groups
+from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.user_options import check_options
+
+STARTUP_TIMEOUT_S = 1800
+
+
+def launch(deployment: Deployment) -> Launch:
+    """One launcher a replica; it starts a process a shard."""
+    engine = deployment.setting.engine
+    placed = groups(deployment)
+    options = stated(deployment, placed[0].split)
+    own = check_options(deployment.engine_options, engine, engine.options, options)
+    argv = ("text-generation-launcher", *engine.argv(options | own))
+    # What is free after a full prefill becomes cache, times this variable: the share that the estimate divides by.
+    share = {"TGI_WIGGLE_ROOM": str(deployment.candidate.memory_fraction)}
+    environment = rules.environment(deployment) | share
+    started = processes(
+        placed,
+        lambda group, rank: argv,
+        lambda group, rank: dict(environment) | _apart(group.number),
+    )
+    return Launch(
+        processes=tuple(started),
+        options=options | own,
+        health="/health",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path="/v1/completions",
+        api_model="tgi",
+        api_body={"temperature": 0},
+    )
+
+
+def _apart(number: int) -> dict[str, str]:
+    """Replicas of a node meet on sockets and ports of their own."""
+    return {"MASTER_PORT": str(29500 + number), "SHARD_UDS_PATH": f"${{run}}/shard-{number}"}
+
+
+def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
+    """Every option that the estimate depends on."""
+    candidate, setting = deployment.candidate, deployment.setting
+    options: dict[str, Any] = {
+        "model_id": "${model}",
+        "hostname": "${host}",
+        "port": "${port}",
+        "sharded": "true" if split.tp > 1 else "false",
+        "num_shard": split.tp,
+        "max_total_tokens": deployment.max_context,
+        "max_input_tokens": deployment.max_context - 1,
+        "max_batch_prefill_tokens": candidate.max_batched_tokens,
+        "max_batch_size": candidate.max_num_seqs,
+        "max_concurrent_requests": 4 * candidate.max_num_seqs,
+        "cuda_memory_fraction": 1.0,
+    }
+    online = candidate.weight_dtype == "fp8" and setting.model.weight_dtype != "fp8"
+    if online:
+        options["quantize"] = "fp8"
+    elif (
+        setting.model.quantization is None
+    ):  # refused beside a quantisation, the checkpoint's own too
+        options["dtype"] = deployment.activation_word
+    if candidate.kv_dtype == "fp8":
+        options["kv_cache_dtype"] = "fp8_e4m3fn"
+    return options | rules.options(deployment)

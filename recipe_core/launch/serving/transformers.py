@@ -1,0 +1,65 @@
+"""The embedded engine: Hugging Face ``transformers serve`` on CUDA, ROCm or CPU, one device a server."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import PurePath
+from typing import Any
+
+from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.groups import groups
+from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.user_options import check_options
+
+STARTUP_TIMEOUT_S = 600
+_REQUIRES = ("torch", "openai", "fastapi", "uvicorn", "accelerate")
+# The server refuses fields it does not know, so "exactly as many tokens as asked" is said in its own words.
+_EXACT_LENGTH = json.dumps({"eos_token_id": -1, "do_sample": False})
+
+
+def launch(deployment: Deployment) -> Launch:
+    """One server a replica, on consecutive ports."""
+    options = _options(deployment)
+    engine = deployment.setting.engine
+    options |= check_options(deployment.engine_options, engine, engine.options, options)
+    argv = ("transformers", "serve", "${model}", *engine.argv(options))
+    environment = _environment(deployment)
+    placed = groups(deployment)
+    return Launch(
+        processes=tuple(
+            processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))
+        ),
+        options=options,
+        health="/health",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path="/v1/completions",
+        api_model="${model}",
+        api_body={"generation_config": _EXACT_LENGTH, "stream_options": None},
+        requires=_REQUIRES,
+    )
+
+
+def _options(deployment: Deployment) -> dict[str, Any]:
+    candidate = deployment.candidate
+    return {
+        "host": "${host}",
+        "port": "${port}",
+        "device": "cpu" if deployment.setting.cluster.device.runtime == "cpu" else "cuda",
+        "dtype": deployment.activation_word,
+        "continuous_batching": True,
+        "cb_block_size": candidate.block_size,
+        "cb_num_blocks": max(1, math.ceil(deployment.cache_tokens / candidate.block_size)),
+        "cb_max_batch_tokens": candidate.max_batched_tokens,
+    }
+
+
+def _environment(deployment: Deployment) -> dict[str, str]:
+    """A model folder needs no hub."""
+    out = (
+        {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"}
+        if PurePath(deployment.setting.model.name).is_absolute()
+        else {}
+    )
+    return out | rules.environment(deployment)

@@ -1,0 +1,104 @@
+"""Triton Inference Server: a model repository with the vLLM or the TensorRT-LLM backend, one node a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.base.documents import to_json, to_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.serving import rules, tensorrt_llm, vllm
+from recipe_core.launch.serving.groups import Group, groups
+from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.vllm_ranks import refuse_ways
+from recipe_core.launch.user_options import check_options, inner
+
+FOLDER = "engine/repository"
+LLMAPI = "/app/all_models/llmapi"  # in the container: the backend's model, which reads its options from LLM_CONFIG_PATH
+LLMAPI_OPTIONS = "engine/model.yaml"
+_INSTANCE = """backend: "vllm"
+instance_group [ { count: 1, kind: KIND_MODEL } ]
+"""
+
+
+def launch(deployment: Deployment) -> Launch:
+    """One server a replica, each with ports of its own. The model is named in the repository, not by the launcher."""
+    engine, candidate = deployment.setting.engine, deployment.candidate
+    if (candidate.split.ep > 1 and candidate.dp > 1) or candidate.prefill is not None:
+        raise NoAnswer(
+            f"{engine.title} runs one scheduler a server.",
+            field="candidate.dp",
+            hint="Use replicas (ep 1), or the engine without Triton.",
+        )
+    placed = groups(deployment)
+    own = check_options(
+        deployment.engine_options, engine, inner(engine).options, vllm.stated(deployment, placed[0])
+    )
+    refuse_ways(own, engine.title)
+    vllm_backend = engine.wraps == "vllm"
+    options = (
+        _vllm_options(deployment, placed[0]) | own
+        if vllm_backend
+        else _llmapi_options(deployment, placed[0])
+    )
+    files = _repository(deployment, options) if vllm_backend else {LLMAPI_OPTIONS: to_yaml(options)}
+    name = deployment.served_name if vllm_backend else "tensorrt_llm"
+    repository = f"${{root}}/{FOLDER}" if vllm_backend else LLMAPI
+    env = rules.environment(deployment) | (
+        {} if vllm_backend else {"LLM_CONFIG_PATH": f"${{root}}/{LLMAPI_OPTIONS}"}
+    )
+    started = processes(
+        placed,
+        lambda group, rank: _words(deployment, repository, group),
+        lambda group, rank: dict(env),
+    )
+    return Launch(
+        processes=tuple(started),
+        options=options,
+        health="/v2/health/ready",
+        startup_timeout_s=vllm.STARTUP_TIMEOUT_S,
+        api_path=f"/v2/models/{name}/generate",
+        api_model=name,
+        files=files,
+    )
+
+
+def _words(deployment: Deployment, repository: str, group: Group) -> tuple[str, ...]:
+    argv = deployment.setting.engine.argv(
+        {
+            "model_repository": repository,
+            "http_address": "${host}",
+            "http_port": "${port}",
+            "allow_grpc": "false",
+            "metrics_port": 8002 + group.number,
+            "backend_config": f"python,shm-region-prefix-name=server{group.number}",
+        }
+    )
+    return ("tritonserver", *argv)
+
+
+def _vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """The file that the vLLM backend hands to vLLM's engine."""
+    return {
+        "model": deployment.setting.model.name,
+        "served_model_name": [deployment.served_name],
+        **vllm.engine_arguments(deployment, group),
+        "disable_log_stats": False,
+    }
+
+
+def _repository(deployment: Deployment, options: dict[str, Any]) -> dict[str, str]:
+    folder = f"{FOLDER}/{deployment.served_name}"
+    return {f"{folder}/config.pbtxt": _INSTANCE, f"{folder}/1/model.json": to_json(options)}
+
+
+def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """The file that the TensorRT-LLM backend hands to its engine: options of the command line and of the file by one set of names."""
+    stated = tensorrt_llm.stated(deployment, group)
+    server = ("host", "port", "config", "free_gpu_memory_fraction")
+    return {
+        "model": deployment.setting.model.name,
+        **{name: value for name, value in stated.items() if name not in server},
+        **tensorrt_llm.config_of(deployment, group),
+        "triton_config": {"decoupled": True, "max_batch_size": 0},
+    }

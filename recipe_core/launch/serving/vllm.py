@@ -1,0 +1,168 @@
+"""vLLM: ``vllm serve`` on CUDA, ROCm and CPU, over nodes by its own multiprocessing or Ray, with pools behind ``vllm-router``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.engines.options import option_table
+from recipe_core.engines.spec import engine
+from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.groups import Group, groups
+from recipe_core.launch.serving.processes import processes, router, url
+from recipe_core.launch.serving.vllm_ranks import Way, way_of
+from recipe_core.launch.user_options import check_options
+
+STARTUP_TIMEOUT_S = 1800
+ROUTER = ("vllm-router", "0.1.17")
+SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
+
+
+def launch(deployment: Deployment) -> Launch:
+    """Servers for the split.
+
+    Replicas of a dense model within a node, and data-parallel attention with shared experts, are vLLM's own data parallelism behind one
+    address. Replicas of a mixture of experts are separate servers: under vLLM's data parallelism their experts would be cut over all
+    replicas, which is another split than the one estimated. Replicas that fill a node each are separate servers too.
+
+    The user's options may name another balancer or Ray (``vllm_ranks``).
+    """
+    setting = deployment.setting
+    placed = groups(deployment)
+    asked = check_options(
+        deployment.engine_options,
+        setting.engine,
+        engine("vllm").options,
+        stated(deployment, placed[0]),
+    )
+    way, own = way_of(asked)
+    placed = way.cut(placed)
+    pools = deployment.candidate.prefill is not None
+    started = processes(
+        placed,
+        lambda group, rank: way.words(group, rank, _words(deployment, group, rank, way, own)),
+        lambda group, rank: (
+            rules.environment(deployment)
+            | way.environment(group, rank)
+            | (side_channel(group, rank) if pools else {})
+        ),
+        first_port=int(pools),
+        everywhere=way.answers,
+    )
+    if pools:
+        started.insert(0, router(_router(placed), placed))
+    return Launch(
+        processes=tuple(started),
+        options=stated(deployment, placed[-1]) | asked,
+        health="/health",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path="/v1/completions",
+        api_model=deployment.served_name,
+        api_body={"ignore_eos": True, "temperature": 0},
+        requires=(*(("vllm-router", "nixl") if pools else ()), *(("ray",) if way.ray else ())),
+        files=way.files(placed),
+    )
+
+
+def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """Every option that the estimate depends on, stated even where it is the default.
+
+    The default block size is not stated: attention backends demand different ones (16 is refused by some), and vLLM finds
+    the one that fits when it is left to choose. The estimate depends on it by less than a block a request.
+    """
+    return {
+        "host": "${host}",
+        "port": "${port}",
+        "served_model_name": deployment.served_name,
+        **engine_arguments(deployment, group),
+    }
+
+
+def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """The options of the engine itself, without those of its server."""
+    candidate, split = deployment.candidate, group.split
+    options: dict[str, Any] = {
+        "tensor_parallel_size": split.tp,
+        "pipeline_parallel_size": split.pp,
+        "data_parallel_size": split.dp,
+        "enable_expert_parallel": split.ep > 1,
+        "dtype": deployment.activation_word,
+        "kv_cache_dtype": _cache_word(deployment),
+        "max_model_len": deployment.max_context,
+        "max_num_seqs": candidate.max_num_seqs,
+        "max_num_batched_tokens": candidate.max_batched_tokens,
+        "gpu_memory_utilization": candidate.memory_fraction,
+    }
+    if split.ep > 1 and split.dp > 1:
+        options["all2all_backend"] = "allgather_reducescatter"  # what the estimate counts
+    if candidate.cp > 1 and group.role != "prefill":
+        options["decode_context_parallel_size"] = candidate.cp
+    if candidate.block_size != deployment.setting.engine.memory.block_tokens:
+        options["block_size"] = candidate.block_size
+    if (
+        candidate.weight_dtype != deployment.setting.model.weight_dtype
+        and candidate.weight_dtype == "fp8"
+    ):
+        options["quantization"] = "fp8"
+    if (draft := _draft(deployment)) is not None:
+        options["speculative_config"] = draft
+    if group.role in ("prefill", "decode"):
+        options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    return options | rules.options(deployment)
+
+
+def _words(
+    deployment: Deployment, group: Group, rank: int, way: Way, own: dict[str, Any]
+) -> list[str]:
+    """The engine on one of the nodes of a group; the first answers, the others take part without a server unless the way says so."""
+    options = stated(deployment, group) | way.options(group, rank)
+    if options.get("headless"):
+        options = {name: value for name, value in options.items() if name not in ("host", "port")}
+    return ["vllm", "serve", "${model}", *engine("vllm").argv(options | own)]
+
+
+def _draft(deployment: Deployment) -> dict[str, Any] | None:
+    draft = deployment.candidate.speculative
+    if draft is None:
+        return None
+    out: dict[str, Any] = {"method": draft.method, "num_speculative_tokens": draft.tokens}
+    if draft.method == "ngram":
+        out |= {"prompt_lookup_max": max(draft.tokens, 2), "prompt_lookup_min": 2}
+    if draft.method == "eagle":
+        out |= {"model": draft.checkpoint, "method": draft.eagle}
+    return out
+
+
+def _cache_word(deployment: Deployment) -> str:
+    """VLLM's name for the cache format: "auto" follows the activations."""
+    return "fp8" if deployment.candidate.kv_dtype == "fp8" else "auto"
+
+
+def side_channel(group: Group, rank: int) -> dict[str, str]:
+    """Where the other pool asks for cached blocks: an address that it reaches, and a port for each engine (and rank) of a node."""
+    port = SIDE_CHANNEL_PORT + group.number * RANKS_A_GROUP
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{group.places[rank].node}}}",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+    }
+
+
+def _router(placed: list[Group]) -> list[str]:
+    """The router's words: every prefill and decode server by address."""
+    table = option_table(*ROUTER)
+    decode = [group for group in placed if group.role == "decode"]
+    words = [
+        "vllm-router",
+        *table.argv(
+            {
+                "host": "${host}",
+                "port": "${port}",
+                "policy": "round_robin",
+                "vllm_pd_disaggregation": True,
+            }
+        ),
+    ]
+    for group in placed:
+        words += table.argv({group.role: url(group)})
+    ranks = 1 if decode[0].part else decode[0].split.dp
+    return [*words, *table.argv({"kv_connector": "nixl", "intra_node_data_parallel_size": ranks})]

@@ -1,0 +1,99 @@
+"""Accelerate with FSDP2: its own configuration file, and ``accelerate launch`` on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recipe_core.base.documents import to_yaml
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.deepspeed import trainer_refusals
+from recipe_core.launch.training.embedded import train_json
+from recipe_core.launch.training.job import (
+    Job,
+    No,
+    environment,
+    fsdp,
+    only_replicas,
+    processes,
+    training,
+)
+from recipe_core.launch.training.sources import trainer_files
+
+
+def refusals(job: Job) -> Iterator[No]:
+    """What this way of starting Accelerate cannot do."""
+    yield from only_replicas(job, "Accelerate")
+    yield from trainer_refusals(job, "Accelerate", ("adamw", "sgd"))
+    yield fsdp(job)
+    host = job.setting.cluster.device.runtime == "cpu" and job.zero_stage > 0
+    yield No(
+        host,
+        "candidate.zero_stage",
+        "Accelerate copies parameters on a CPU, whatever it is told.",
+        "Use zero_stage: 0, or torch.",
+    )
+
+
+def launch(job: Job) -> Launch:
+    """Transformers' trainer under Accelerate."""
+    config, settings = accelerate_config(job), train_json(job)
+    model = ("--model", "${model}") if job.has_home else ()
+    script = ("${root}/train_hf.py", "--config", "${root}/train.json", "--out", "${run}", *model)
+
+    def words(node: int) -> tuple[str, ...]:
+        where = (
+            "--machine_rank",
+            str(node),
+            "--main_process_ip",
+            "${head}",
+            "--main_process_port",
+            "${port}",
+        )
+        return ("accelerate", "launch", "--config_file", "${root}/accelerate.yaml", *where, *script)
+
+    files = trainer_files(settings, "train_hf.py", "hf") | {"accelerate.yaml": to_yaml(config)}
+    return training(
+        job, processes(job, words, environment(job)), settings | {"accelerate": config}, files
+    )
+
+
+def accelerate_config(job: Job) -> dict[str, Any]:
+    """Accelerate's file: how many processes, and how FSDP2 divides."""
+    plain = job.zero_stage == 0
+    out: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": _distributed(job, plain=plain),
+        "main_training_function": "main",
+        "mixed_precision": job.setting.precision,
+        "num_machines": job.nodes,
+        "num_processes": job.dims.devices,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": job.setting.cluster.device.runtime == "cpu",
+    }
+    if plain:
+        return out
+    out["fsdp_config"] = {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": job.zero_stage == 3,
+        "fsdp_activation_checkpointing": job.recompute == "full",
+        "fsdp_offload_params": False,
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    out["parallelism_config"] = {
+        "parallelism_config_dp_replicate_size": job.dims.copies,
+        "parallelism_config_dp_shard_size": job.dims.sharded,
+        "parallelism_config_tp_size": 1,
+        "parallelism_config_cp_size": 1,
+    }
+    return out
+
+
+def _distributed(job: Job, *, plain: bool) -> str:
+    if job.setting.cluster.device.runtime == "cpu":
+        return "MULTI_CPU" if job.dims.devices > 1 else "NO"
+    return "FSDP" if not plain else "MULTI_GPU" if job.dims.devices > 1 else "NO"

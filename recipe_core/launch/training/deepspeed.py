@@ -1,0 +1,147 @@
+"""DeepSpeed: ZeRO over replicas, by its launcher; ``ds_config.json`` says all that was estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recipe_core.base.documents import to_json
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.embedded import train_json
+from recipe_core.launch.training.job import (
+    Job,
+    No,
+    environment,
+    only_replicas,
+    processes,
+    synchronised,
+    training,
+)
+from recipe_core.launch.training.sources import trainer_files
+
+_OPTIMIZERS = {"adamw": "AdamW"}
+
+
+def refusals(job: Job) -> Iterator[No]:
+    """What this way of starting DeepSpeed cannot do."""
+    yield from only_replicas(job, "DeepSpeed")
+    yield from trainer_refusals(job, "DeepSpeed", tuple(_OPTIMIZERS))
+    yield synchronised(job, "DeepSpeed")
+    apart = job.zero_stage > 0 and job.dims.copies > 1
+    yield No(
+        apart, "candidate.shard", "DeepSpeed divides states over all replicas.", "Leave shard out."
+    )
+
+
+def trainer_refusals(job: Job, title: str, optimizers: tuple[str, ...]) -> Iterator[No]:
+    """What transformers' trainer cannot be told."""
+    setting = job.setting
+    yield No(
+        setting.precision == "fp8",
+        "candidate.precision",
+        f"{title} is launched without products in 8 bits.",
+        "Use bf16 or fp16.",
+    )
+    some = job.recompute == "selective"
+    yield No(
+        some,
+        "candidate.recompute",
+        f"{title} recomputes whole layers or none.",
+        "Use none or full.",
+    )
+    other = setting.optimizer_name not in optimizers
+    yield No(
+        other,
+        "workload.optimizer",
+        f"{title} is launched with {' or '.join(optimizers)}.",
+        "Use adamw.",
+    )
+    yield No(
+        job.fused_loss,
+        "workload.fused_loss",
+        f"{title} is launched with logits made at once.",
+        "Leave fused_loss out.",
+    )
+
+
+def launch(job: Job) -> Launch:
+    """DeepSpeed's launcher on every node, without ssh; transformers' trainer runs under it."""
+    config, settings = ds_config(job), train_json(job)
+    model = ("--model", "${model}") if job.has_home else ()
+    script = (
+        "${root}/train_hf.py",
+        "--config",
+        "${root}/train.json",
+        "--out",
+        "${run}",
+        *model,
+        "--deepspeed",
+        "${root}/ds_config.json",
+    )
+
+    def words(node: int) -> tuple[str, ...]:
+        where = (
+            "--master_addr",
+            "${head}",
+            "--master_port",
+            "${port}",
+            "--no_ssh",
+            "--node_rank",
+            str(node),
+        )
+        return (
+            "deepspeed",
+            "--num_nodes",
+            str(job.nodes),
+            "--num_gpus",
+            str(job.here),
+            *where,
+            *script,
+        )
+
+    files = trainer_files(settings, "train_hf.py", "hf") | {"ds_config.json": to_json(config)}
+    return training(
+        job, processes(job, words, environment(job)), settings | {"deepspeed": config}, files
+    )
+
+
+def ds_config(job: Job) -> dict[str, Any]:
+    """DeepSpeed's own file; batch sizes are stated three times and must agree, which it checks itself."""
+    h, half = job.hyper, job.setting.precision
+    optimizer = {
+        "type": _OPTIMIZERS[job.setting.optimizer_name],
+        "params": {
+            "lr": h.learning_rate,
+            "betas": [h.beta1, h.beta2],
+            "eps": h.epsilon,
+            "weight_decay": h.weight_decay,
+        },
+    }
+    schedule = {
+        "type": "WarmupCosineLR",
+        "params": {
+            "total_num_steps": job.steps,
+            "warmup_num_steps": h.warmup_steps,
+            "warmup_min_ratio": 0.0,
+            "cos_min_ratio": h.least_rate_share,
+        },
+    }
+    zero: dict[str, Any] = {
+        "stage": job.zero_stage,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+    }
+    if job.offload == "optimizer":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_batch_size": job.dims.global_batch,
+        "train_micro_batch_size_per_gpu": job.dims.micro_batch,
+        "gradient_accumulation_steps": job.dims.accumulation,
+        "gradient_clipping": h.clip_norm,
+        "bf16": {"enabled": half == "bf16"},
+        "fp16": {"enabled": half == "fp16"},
+        "zero_optimization": zero,
+        "optimizer": optimizer,
+        "scheduler": schedule,
+        "seed": h.seed,
+    }

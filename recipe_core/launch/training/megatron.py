@@ -1,0 +1,320 @@
+"""Megatron-LM's words on NVIDIA, and the same values as a Primus experiment on AMD, which runs Megatron there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.base.documents import to_yaml
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.job import (
+    Job,
+    No,
+    environment,
+    processes,
+    short_name,
+    synchronised,
+    torchrun,
+    training,
+)
+from recipe_core.model.spec import DenseMlp, MoeMlp
+
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
+PRIMUS_CONFIG = "primus.yaml"
+
+
+def refusals(job: Job) -> Iterator[No]:
+    """What Megatron-LM cannot do, or cannot be told of this model."""
+    setting, model = job.setting, job.setting.model
+    yield No(
+        not _plain(job),
+        "model",
+        f"{model.name}: only layers that are all alike, with plain attention, are told.",
+        "Use torch.",
+    )
+    other = setting.optimizer_name not in _OPTIMIZERS
+    yield No(
+        other,
+        "workload.optimizer",
+        f"Megatron-LM is launched with {' or '.join(_OPTIMIZERS)}.",
+        "Use adamw.",
+    )
+    yield No(
+        job.from_weights,
+        "workload.method",
+        "Megatron-LM reads checkpoints of its own format only.",
+        "Convert one, or use torch.",
+    )
+    yield No(
+        job.fused_loss,
+        "workload.fused_loss",
+        "Megatron-LM makes logits at once.",
+        "Leave fused_loss out.",
+    )
+    mixed = setting.precision == "fp16" and setting.gradient_dtype == "bf16"
+    yield No(
+        mixed,
+        "workload.gradient_dtype",
+        "Megatron-LM keeps gradients of fp16 in fp16 or fp32.",
+        "Leave it out.",
+    )
+    runtime = setting.cluster.device.runtime
+    yield No(
+        runtime not in ("cuda", "rocm"), "hardware.device", "Megatron-LM needs GPUs.", "Use torch."
+    )
+    yield from _degrees(job)
+
+
+def _degrees(job: Job) -> Iterator[No]:
+    piped, several = job.dims.pp > 1, job.virtual_stages > 1
+    unknown = piped and job.schedule not in ("1f1b", "interleaved")
+    yield No(
+        unknown,
+        "candidate.schedule",
+        f"Megatron-LM has no {job.schedule} schedule.",
+        "Use 1f1b or interleaved.",
+    )
+    uneven = several and job.layers % job.cuts != 0
+    yield No(
+        uneven,
+        "candidate.pp",
+        f"{job.layers} layers do not divide into {job.cuts} chunks.",
+        "Use a divisor of the layers.",
+    )
+    empty = 0 in job.stage_layers[:-1]  # the last one can be the head alone
+    yield No(
+        empty,
+        "candidate.pp",
+        f"{job.layers} layers and the head leave a stage of {job.dims.pp} without any.",
+        "Use a smaller pp.",
+    )
+    odd = piped and several and job.dims.accumulation % job.dims.pp != 0
+    reason = f"an interleaved schedule takes a multiple of pp {job.dims.pp} micro-batches, not {job.dims.accumulation}."
+    yield No(odd, "candidate.virtual_stages", reason, "Use virtual_stages: 1.")
+    experts = job.moe is not None and job.dims.tp > 1 and not job.sequence_parallel
+    yield No(
+        experts,
+        "candidate.sequence_parallel",
+        "Megatron-LM trains experts under tp with sequence parallelism only.",
+        "Leave it on.",
+    )
+    yield synchronised(job, "Megatron-FSDP")
+    whole = job.zero_stage > 1 and piped
+    yield No(
+        whole,
+        "candidate.zero_stage",
+        f"Megatron-FSDP's ZeRO-{job.zero_stage} is not launched with a pipeline.",
+        "Use zero_stage: 1.",
+    )
+    a = job.attention
+    groups = a.kv_heads if a else 0
+    cut = groups % job.dims.tp != 0
+    yield No(
+        cut,
+        "candidate.tp",
+        f"{groups} key/value heads are not divisible by tp {job.dims.tp}.",
+        "Use a divisor.",
+    )
+
+
+def _plain(job: Job) -> bool:
+    kinds = job.setting.model.kinds
+    if len(kinds) != 1 or job.attention is None or job.attention.window:
+        return False
+    mlp = kinds[0][0].mlp
+    return isinstance(mlp, (DenseMlp, MoeMlp)) and mlp.gated and not getattr(mlp, "latent", 0)
+
+
+def launch(job: Job) -> Launch:
+    """Torchrun on ``pretrain_gpt``, or Primus' launcher on AMD."""
+    options = arguments(job)
+    if job.setting.cluster.device.runtime == "rocm":
+        return _primus(job, options)
+    words = ("-m", "pretrain_gpt", *argv(options))
+    ordered = (
+        {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if job.zero_stage < 2 else {}
+    )  # Megatron-FSDP must not have it
+    started = processes(
+        job, lambda node: (*torchrun(job, node), *words), environment(job) | ordered
+    )
+    return training(job, started, options, {})
+
+
+def argv(options: dict[str, Any]) -> tuple[str, ...]:
+    """Megatron's words: ``--some-name value``; what is true is a flag, what is false is left out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return tuple(words)
+
+
+def arguments(job: Job) -> dict[str, Any]:
+    """Every estimated value, also where it is Megatron's default, by the name of its argument."""
+    return _model(job) | _split(job) | _run(job)
+
+
+def _model(job: Job) -> dict[str, Any]:
+    model, a, mlp = job.setting.model, job.attention, job.setting.model.kinds[0][0].mlp
+    assert a is not None  # noqa: S101 - refused otherwise
+    assert mlp is not None  # noqa: S101
+    config = model.config
+    out: dict[str, Any] = {
+        "num_layers": job.layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": mlp.intermediate,
+        "num_attention_heads": a.heads,
+        "group_query_attention": a.kv_heads != a.heads,
+        "num_query_groups": a.kv_heads,
+        "kv_channels": a.head_dim,
+        "max_position_embeddings": max(job.sequence_length, model.max_context),
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "disable_bias_linear": True,
+        "untie_embeddings_and_output_weights": not model.tied_embeddings,
+        "make_vocab_size_divisible_by": 1,
+        "vocab_size": model.vocabulary,
+        "tokenizer_type": "HuggingFaceTokenizer",
+        "tokenizer_model": "${model}",
+    }
+    stated = {"rotary_base": config.get("rope_theta"), "norm_epsilon": config.get("rms_norm_eps")}
+    out |= {name: value for name, value in stated.items() if value is not None}
+    if isinstance(mlp, MoeMlp):
+        out |= {
+            "num_experts": mlp.experts,
+            "moe_router_topk": mlp.top_k,
+            "moe_ffn_hidden_size": mlp.intermediate,
+            "moe_grouped_gemm": True,
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_router_load_balancing_type": "aux_loss",
+        }
+        out |= (
+            {"moe_shared_expert_intermediate_size": mlp.shared_intermediate}
+            if mlp.shared_intermediate
+            else {}
+        )
+    return out
+
+
+def _split(job: Job) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "tensor_model_parallel_size": job.dims.tp,
+        "pipeline_model_parallel_size": job.dims.pp,
+        "context_parallel_size": job.dims.cp,
+        "sequence_parallel": job.sequence_parallel,
+        "use_distributed_optimizer": job.zero_stage > 0,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": job.zero_stage > 0,
+    }
+    if len(set(job.stage_layers)) > 1:
+        out["pipeline_model_parallel_layout"] = pipeline_layout(job)
+    if job.virtual_stages > 1:
+        out["num_virtual_stages_per_pipeline_rank"] = job.virtual_stages
+    if job.moe is not None:
+        out |= {
+            "expert_model_parallel_size": job.ep,
+            "expert_tensor_parallel_size": 1 if job.ep > 1 else job.dims.tp,
+        }
+    if job.zero_stage > 1:
+        out |= {
+            "use_megatron_fsdp": True,
+            "data_parallel_sharding_strategy": _SHARDING[job.zero_stage],
+        }
+        out["no_gradient_accumulation_fusion"] = True
+    if job.zero_stage and job.dims.copies > 1:
+        out["num_distributed_optimizer_instances"] = job.dims.copies
+    return out
+
+
+def pipeline_layout(job: Job) -> str:
+    """Stages between bars: embedding E, so many layers t, loss L (``megatron/core/transformer/pipeline_parallel_layer_layout.py``)."""
+    return f"E{'|'.join(f't*{count}' if count else '' for count in job.stage_layers)}L"
+
+
+def _run(job: Job) -> dict[str, Any]:
+    h, setting = job.hyper, job.setting
+    out: dict[str, Any] = {
+        "micro_batch_size": job.dims.micro_batch,
+        "global_batch_size": job.dims.global_batch,
+        "seq_length": job.sequence_length,
+        "train_iters": job.steps,
+        "attention_backend": "flash" if setting.flash else "unfused",
+        "bf16": setting.precision in ("bf16", "fp8"),
+        "fp16": setting.precision == "fp16",
+        "optimizer": _OPTIMIZERS[setting.optimizer_name],
+        "lr": h.learning_rate,
+        "min_lr": h.learning_rate * h.least_rate_share,
+        "lr_decay_style": "cosine",
+        "lr_warmup_iters": h.warmup_steps,
+        "weight_decay": h.weight_decay,
+        "adam_beta1": h.beta1,
+        "adam_beta2": h.beta2,
+        "adam_eps": h.epsilon,
+        "clip_grad": h.clip_norm,
+        "seed": h.seed + 1,  # it takes none below 1
+        "mock_data": True,  # until --data-path names a data set in its own format
+        "log_interval": 1,
+        "log_throughput": True,
+        "eval_iters": 0,
+        "save": "${run}/checkpoints",
+        "load": "${run}/checkpoints",
+        "save_interval": job.checkpoint_steps,
+        "async_save": job.zero_stage < 2,
+        "ckpt_format": "torch_dist" if job.zero_stage < 2 else "fsdp_dtensor",
+    }
+    if setting.precision == "fp8":
+        out["fp8_format"] = "hybrid"
+    narrow = setting.states.reduced < 4
+    if narrow != (setting.precision == "fp16"):  # otherwise than it keeps them itself
+        out["grad_reduce_in_bf16" if narrow else "accumulate_allreduce_grads_in_fp32"] = True
+    if job.recompute == "full":
+        out |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    elif job.recompute == "selective":
+        out |= {"recompute_granularity": "selective", "recompute_modules": "core_attn"}
+    return out
+
+
+def _primus(job: Job, options: dict[str, Any]) -> Launch:
+    """Primus takes the same names in a file; its launcher takes the place of torchrun's words from the environment."""
+    overrides = {
+        name: ([value] if name == "recompute_modules" else value) for name, value in options.items()
+    }
+    experiment = {
+        "work_group": "recipe",
+        "user_name": "recipe",
+        "exp_name": short_name(job.setting.model.name),
+        "workspace": "./run",
+        "modules": {
+            "pre_trainer": {
+                "framework": "megatron",
+                "config": "pre_trainer.yaml",
+                "model": "llama_base.yaml",
+                "overrides": overrides,
+            }
+        },
+    }
+    words = (
+        "primus-cli",
+        "direct",
+        "--",
+        "train",
+        "pretrain",
+        "--config",
+        f"${{root}}/{PRIMUS_CONFIG}",
+    )
+    meeting = {
+        "NNODES": str(job.nodes),
+        "GPUS_PER_NODE": str(job.here),
+        "MASTER_ADDR": "${head}",
+        "MASTER_PORT": "${port}",
+    }
+    started = processes(job, lambda _: words, environment(job) | meeting)
+    ranked = tuple(replace(each, env=each.env | {"NODE_RANK": str(each.node)}) for each in started)
+    return training(job, ranked, overrides, {PRIMUS_CONFIG: to_yaml(experiment)})

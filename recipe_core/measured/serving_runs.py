@@ -1,0 +1,190 @@
+"""Measured runs as a table: the shipped ``published/runs.csv``, or a table of one's own with the same columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from recipe_core.base.documents import read_text
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.types import Degree, KvDtype, Positive, Text, Tokens, WeightDtype
+
+PUBLISHED = Path(__file__).with_name("published") / "runs.csv"
+MAX_TABLE_BYTES = 64 << 20
+SHOWN = 8
+
+LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
+SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
+FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
+Label = Annotated[str, Field(max_length=4096)]
+Row = TypeVar("Row", bound=BaseModel)
+
+
+class Run(BaseModel):
+    """One measured run; its fields are the columns of a table, and the empty cells of a table are fields left out.
+
+    Throughput is of the whole deployment, latency the mean of a request. ``load`` is the concurrency (closed), the batch (static), the
+    requests queued (offline) or those arriving per second (open). ``source`` says whose figures they are, ``version`` which engine
+    really ran.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+    id: Text
+    model: Text
+    device: Text
+    nodes: Degree = 1
+    per_node: Degree
+    engine: Text
+    tp: Degree = 1
+    pp: Degree = 1
+    dp: Degree = 1
+    ep: Degree = 1
+    weight_dtype: WeightDtype = "auto"
+    kv_dtype: KvDtype = "auto"
+    mode: Literal["closed", "open", "static", "offline"]
+    input_tokens: Tokens
+    output_tokens: Tokens
+    load: Positive
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    request_latency_ms: Positive | None = None
+    output_tokens_per_s: Positive | None = None
+    total_tokens_per_s: Positive | None = None
+    source: Label = ""
+    version: Label = ""
+    reference: Label = ""
+    date: Label = ""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if all(getattr(self, name) is None for name in FIGURES):
+            raise ValueError(f"nothing was measured: fill one of {', '.join(FIGURES)}")
+        if self.mode != "open" and not self.load.is_integer():
+            raise ValueError(
+                f"the load of mode {self.mode} is a whole number of requests (got {self.load})"
+            )
+        return self
+
+    @property
+    def title(self) -> str:
+        """What ran where, in a few words."""
+        return f"{self.model} on {self.nodes * self.per_node} × {self.device}, {self.engine}"
+
+    def request(self) -> dict[str, Any]:
+        """The plain values of the request that asks for this run's estimate."""
+        load = self.load if self.mode == "open" else int(self.load)
+        lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        names = ("engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype")
+        return {
+            "model": self.model,
+            "hardware": {"device": self.device, "per_node": self.per_node, "nodes": self.nodes},
+            "workload": {"mode": self.mode, LOADS[self.mode]: load, **lengths},
+            "candidate": {name: getattr(self, name) for name in names},
+        }
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The serving runs of a CSV table; raises InputError as `read_table` does."""
+    return read_table(path, Run)
+
+
+def read_table(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a CSV table whose columns are the fields of ``kind``, ``id`` among them.
+
+    Raises:
+        InputError: naming every line and column that is wrong (the first few), when the file cannot be read, columns are missing
+            or not known, or two rows have one id.
+    """
+    rows = csv.DictReader(
+        io.StringIO(read_text(path, field="table", limit=MAX_TABLE_BYTES).removeprefix("\ufeff"))
+    )
+    try:
+        _check_columns(list(rows.fieldnames or []), kind)
+        runs, wrong = _parsed_rows(rows, kind)
+    except csv.Error as error:
+        raise InputError(f"{path} is not CSV: {error}.", field="table") from None
+    if wrong:
+        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise InputError(
+            "\n  ".join([f"{path} cannot be used:", *wrong[:SHOWN], *more]), field="table"
+        )
+    if not runs:
+        raise InputError(
+            f"{path} has no rows.",
+            field="table",
+            hint="Give one run a line below the names of the columns.",
+        )
+    return runs
+
+
+@cache
+def published_runs() -> tuple[Run, ...]:
+    """The runs that this version ships, each with its source."""
+    return tuple(read_runs(PUBLISHED))
+
+
+def _check_columns(names: list[str], kind: type[BaseModel]) -> None:
+    known = list(kind.model_fields)
+    for name in names:
+        if name not in known:
+            message, hint = unknown("column", name, known)
+            raise InputError(
+                message, field="table", hint=f"{hint} Columns are separated by commas."
+            )
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    needed = [name for name, field in kind.model_fields.items() if field.is_required()]
+    lacking = [name for name in needed if name not in names]
+    if twice or lacking:
+        what = (
+            f"the column {twice[0]!r} is there twice"
+            if twice
+            else f"columns are missing: {', '.join(lacking)}"
+        )
+        raise InputError(
+            f"{what}.", field="table", hint=f"Needed are {', '.join(needed)}, and a figure."
+        )
+
+
+def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row], list[str]]:
+    """Runs, and a sentence on each thing that is wrong."""
+    runs: list[Row] = []
+    wrong: list[str] = []
+    first: dict[str, int] = {}
+    for row in rows:
+        where = f"line {rows.line_num}"
+        if None in row:
+            wrong.append(f"{where}: more values than columns.")
+            continue
+        try:
+            run = kind.model_validate(
+                {name: value for name, value in row.items() if value and value.strip()}
+            )
+        except ValidationError as error:
+            wrong += [
+                f"{where}{_problem(dict(problem))}" for problem in error.errors(include_url=False)
+            ]
+            continue
+        name = str(row.get("id"))
+        if name in first:
+            wrong.append(
+                f"{where}, column id: {name!r} is also the id of line {first[name]}; give each run its own."
+            )
+        first.setdefault(name, rows.line_num)
+        runs.append(run)
+    return runs, wrong
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    where = "".join(f", column {name}" for name in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{where}: is empty."
+    message = problem["msg"].removeprefix("Value error, ")
+    given = f" (got {problem['input']!r:.80})" if where else ""
+    return f"{where}: {message[0].lower() + message[1:]}{given}."

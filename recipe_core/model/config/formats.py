@@ -1,0 +1,110 @@
+"""Number formats of quantised checkpoints: what each quantiser's own vocabulary means in ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipe_core.base.errors import ModelError
+from recipe_core.model.config.fields import MAX_WIDTH, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A stored format: our dtype, the edge of scale blocks that cuts must respect, bytes a value where a group size says so.
+
+    ``scales``: what one scale of an fp8 matrix covers ("tensor", "channel" or "block").
+    """
+
+    dtype: str
+    block: int | None = None
+    value_bytes: float | None = None
+    scales: str | None = None
+
+
+def fp8(scales: str, block: int = 128) -> Format:
+    """Fp8 weights with one scale a tensor, a channel (row) or a square block."""
+    return (
+        Format("fp8-block", block, scales="block")
+        if scales == "block"
+        else Format("fp8", scales=scales)
+    )
+
+
+def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
+    """Integers with a 16-bit scale (and a zero point of their own width) for ``group`` values; a group ≤ 0 is a whole row."""
+    overhead = (2 + (bits / 8 if zero_points else 0)) / group if group > 0 else 0.0
+    return Format(f"int{bits}", None, bits / 8 + overhead)
+
+
+def named(name: str) -> Format | None:
+    """ModelOpt's ``quant_algo`` names (TensorRT Model Optimizer documentation); None for what is not known."""
+    known = {
+        "FP8": fp8("tensor"),
+        "FP8_PER_CHANNEL_PER_TOKEN": fp8("channel"),
+        "FP8_PB_WO": fp8("block"),
+        "NVFP4": Format("nvfp4"),
+        "W4A16_NVFP4": Format("nvfp4"),
+        "NVFP4_AWQ": Format("nvfp4"),
+        "W4A8_NVFP4_FP8": Format("nvfp4"),
+        "MXFP4": Format("mxfp4"),
+        "W4A8_MXFP4_FP8": Format("mxfp4"),
+        "MXFP8": Format("fp8", None, 1 + 1 / 32),
+        "INT4_AWQ": grouped_int(4, 128, zero_points=True),
+        "W4A16_AWQ": grouped_int(4, 128, zero_points=True),
+        "W4A8_AWQ": grouped_int(4, 128, zero_points=True),
+        "W8A8_SQ_PER_CHANNEL": Format("int8"),
+        "INT8_SQ": Format("int8"),
+        "W8A16": Format("int8"),
+    }
+    return known.get(name.upper())
+
+
+def compressed(weights: Reader, format_name: str) -> Format:
+    """A ``weights`` object of compressed-tensors: bits, number type, strategy, group or block size."""
+    bits = weights.whole(("num_bits",), 16)
+    kind, strategy = (
+        str(weights.config.get("type", "int")),
+        str(weights.config.get("strategy") or ""),
+    )
+    group = weights.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
+    if kind == "float" and bits == 8:
+        return _fp8(weights, strategy, group)
+    if kind == "float" and bits == 4:
+        return Format("mxfp4") if "mxfp4" in format_name or group == 32 else Format("nvfp4")
+    if kind == "int" and bits in (4, 8):
+        return grouped_int(bits, group, zero_points=weights.config.get("symmetric") is False)
+    raise unknown_format(weights, "num_bits", f"{bits}-bit {kind} weights are")
+
+
+def _fp8(weights: Reader, strategy: str, group: int) -> Format:
+    if strategy == "block":
+        sizes = weights.wholes("block_structure", MAX_WIDTH, length=2)
+        return fp8("block", sizes[0] if sizes else 128)
+    return (
+        Format("fp8", None, 1 + 1 / 32)
+        if group == 32
+        else fp8("channel" if strategy == "channel" else "tensor")
+    )
+
+
+def quark(weight: Reader) -> Format:
+    """A ``weight`` object of AMD Quark: dtype, scheme and group size."""
+    dtype, group = (
+        str(weight.config.get("dtype", "")).lower(),
+        weight.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1),
+    )
+    if dtype.startswith("fp8"):
+        return fp8("channel" if weight.config.get("qscheme") == "per_channel" else "tensor")
+    if dtype in ("fp4", "mxfp4"):
+        return Format("mxfp4")
+    if dtype in ("int4", "uint4", "int8", "uint8"):
+        return grouped_int(int(dtype[-1]), group, zero_points=dtype.startswith("u"))
+    raise unknown_format(weight, "dtype", f"weights in {dtype or 'no stated format'!r} are")
+
+
+def unknown_format(read: Reader, name: str, what: str) -> ModelError:
+    """The error for a format that is not modelled."""
+    hint = (
+        "Known: fp8, AWQ, GPTQ, mxfp4, nvfp4 and modelopt, bitsandbytes, compressed-tensors, quark."
+    )
+    return read.error(name, f"{what} not modelled yet.", hint)

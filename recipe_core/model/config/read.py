@@ -1,0 +1,276 @@
+"""Reading a Hugging Face ``config.json`` by its fields, never by a list of class names.
+
+Synonyms of a field are read in order. A field that changes the arithmetic and is not modelled is an error that names it,
+or a note that stays visible on the model; nothing is guessed silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import ModelError
+from recipe_core.model.config.attention import attention_layers
+from recipe_core.model.config.context import max_context
+from recipe_core.model.config.fields import (
+    DRAFTS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+    Config,
+    Reader,
+)
+from recipe_core.model.config.layer_plan import halves_apart, mixers
+from recipe_core.model.config.mlp import mlp_layers
+from recipe_core.model.config.nas import nas_layers
+from recipe_core.model.config.quantization import quantized
+from recipe_core.model.spec import CompressedAttention, Layer, ModelSpec, Tensor
+from recipe_core.model.tensors import tensor
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_VOCABULARY = ("vocab_size", "padded_vocab_size")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_HALVES = ("attn_config", "ffn_config")
+"""Objects that hold the fields of one half of every layer (MPT, DBRX)."""
+
+_NOT_MODELLED = {
+    "engram_vocab_size": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
+    "kv_source_layer_ids": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
+    "laurel_rank": "low-rank residual blocks and alternating updates (Gemma 3n) are",
+    "mamba_d_ssm": "attention and a state-space mixer side by side in one layer (Falcon-H1) are",
+    "ssm_cfg": "state-space models in this format are",
+    "type_vocab_size": "encoder models (BERT-like) are",
+    "logit_scale_init_value": "contrastive image-text encoders (CLIP-like) are",
+    "cross_attention_layers": "cross-attention layers (Llama 3.2 Vision) are",
+}
+"""Fields that are only there when the architecture is one whose arithmetic this version does not have."""
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@cache
+def _families() -> dict[str, dict[str, Any]]:
+    return cast(
+        "dict[str, dict[str, Any]]", read_document(Path(__file__).with_name("families.yaml"))
+    )
+
+
+def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
+    """The model that a ``config.json`` describes.
+
+    Args:
+        config: the parsed file; multimodal models are read from their ``text_config``.
+        name: what to call the model.
+        field: where the config stood in the request, for error messages.
+
+    Raises:
+        ModelError: naming the field, its value and what is wrong with it.
+    """
+    if not isinstance(config, Mapping):
+        raise ModelError(f"a config.json is an object, not {type(config).__name__}.", field=field)
+    notes: list[str] = []
+    read = Reader(_with_family(_with_halves(_text_part(config, notes), field)), field)
+    _refuse_unmodelled(read)
+    hidden = read.whole(_HIDDEN, MAX_WIDTH)
+    vocabulary = read.whole(_VOCABULARY, MAX_VOCABULARY)
+    layers = _layers(read, hidden, _layer_count(read))
+    stored = quantized(
+        _stored_as(config, read),
+        layers,
+        hidden,
+        field,
+        beside=read.has("enable_moe_block", "residual_moe"),
+    )
+    drafts = read.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
+    notes += [*_visible_gaps(read, drafts), *stored.notes]
+    return ModelSpec(
+        name=name,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        layers=stored.layers,
+        tied_embeddings=_tied(config, read, notes),
+        max_context=max_context(read, notes),
+        dtype=_dtype(config, read),
+        quantization=stored.quantization,
+        config=dict(config),
+        kv_dtype=stored.kv_dtype or _cache_dtype(layers),
+        draft_layers=drafts,
+        extras=_extras(read, hidden, len(layers)),
+        notes=tuple(notes),
+    )
+
+
+def _text_part(config: Config, notes: list[str]) -> Config:
+    """The language model's own fields: a multimodal config nests them, at most three deep."""
+    part = config
+    for _ in range(3):
+        inner = next(
+            (part[name] for name in _TEXT_PARTS if isinstance(part.get(name), Mapping)), None
+        )
+        if inner is None:
+            break
+        part = cast("Config", inner)
+    if any(
+        isinstance(config.get(name), Mapping)
+        for name in ("vision_config", "audio_config", "vision_tower_config", "visual")
+    ):
+        notes.append(
+            "Only the language model is counted; the vision or audio tower is not modelled."
+        )
+    elif part is not config:
+        notes.append("Only the language model (text_config) is counted.")
+    return part
+
+
+def _with_halves(text: Config, field: str) -> Config:
+    """The fields with those of their attention and feed-forward objects beside them; ``multiquery_attention`` means one KV head."""
+    halves = [Reader(text, field).inside(name).config for name in _HALVES]
+    shared = {"kv_n_heads": 1} if halves[0].get("attn_type") == "multiquery_attention" else {}
+    return {**halves[0], **halves[1], **shared, **text}
+
+
+def _with_family(text: Config) -> Config:
+    """The fields with the defaults of their family underneath."""
+    return {
+        **_families().get(str(text.get("model_type")), {}),
+        **{key: value for key, value in text.items() if value is not None},
+    }
+
+
+def _refuse_unmodelled(read: Reader) -> None:
+    """Raise for architectures whose arithmetic this version does not have."""
+    if read.has("is_encoder_decoder"):
+        raise read.error(
+            "is_encoder_decoder",
+            "is true: encoder-decoder models are not modelled.",
+            "Choose a decoder-only model.",
+        )
+    for name, what in _NOT_MODELLED.items():
+        if read.has(name):
+            raise read.error(
+                name,
+                f"{what} not modelled yet.",
+                "Estimates for this model would be wrong, so none are made.",
+            )
+
+
+def _stored_as(config: Config, read: Reader) -> Any:
+    """The checkpoint's ``quantization_config``, with the experts' own format where that stands beside it (DeepSeek-V4)."""
+    raw = config.get("quantization_config") or read.config.get("quantization_config")
+    experts = read.config.get("expert_dtype")
+    return {"expert_dtype": experts, **raw} if experts and isinstance(raw, Mapping) else raw
+
+
+def _cache_dtype(layers: Sequence[Layer]) -> str | None:
+    """The cache format that a model was trained with: a compressed past is kept in fp8 (vLLM keeps it so unless told otherwise)."""
+    return (
+        "fp8" if any(isinstance(layer.attention, CompressedAttention) for layer in layers) else None
+    )
+
+
+def _layer_count(read: Reader) -> int:
+    """How many layers there are; some hybrids only list them."""
+    listed = next(
+        (
+            read.config[name]
+            for name in _LAYER_LISTS
+            if isinstance(read.config.get(name), list | str)
+        ),
+        "",
+    )
+    return read.whole(_LAYERS, MAX_LAYERS, default=min(len(listed), MAX_LAYERS) or None)
+
+
+def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
+    if read.has("block_configs"):
+        return nas_layers(read, hidden, count)
+    words = mixers(read, count)
+    attentions = attention_layers(read, hidden, words)
+    width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0)
+    if (
+        halves_apart(read, words) and "mlp" not in words
+    ):  # a mixer alone in every layer: no feed-forward width to read
+        return tuple(Layer(attention, None) for attention in attentions)
+    mlps = mlp_layers(read, hidden, count)
+    apart, streams = "mlp" in words, _streams(read)
+    pairs = zip(attentions, mlps, strict=True)
+    return tuple(
+        Layer(attention, None if apart and attention is not None else mlp, (), width, streams)
+        for attention, mlp in pairs
+    )
+
+
+def _streams(read: Reader) -> int:
+    """Residual streams that hyper-connections keep (1: an ordinary residual)."""
+    return read.whole(("hc_mult",), MAX_EXPERTS, default=1)
+
+
+def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
+    """Tensors outside the layers: per-layer input embeddings (a row a token), learned positions, what joins residual streams at the end."""
+    out: list[Tensor] = []
+    width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0) * layers
+    if width:
+        rows = read.whole(("vocab_size_per_layer_input", *_VOCABULARY), MAX_VOCABULARY)
+        out.append(tensor("per_layer_embedding", rows * width, "embedding", "vocabulary", 1 / rows))
+        out.append(tensor("per_layer_projection", hidden * width, "unquantized", "replicated"))
+    if read.has("learned_positions"):
+        rows = read.whole(("max_position_embeddings", "n_positions"), MAX_VOCABULARY)
+        out.append(tensor("position_embedding", rows * hidden, "embedding", "replicated", 1 / rows))
+    streams = _streams(read)
+    if streams > 1:
+        out.append(tensor("hyper_head", streams * (streams * hidden + 1) + 1, "norm", "replicated"))
+    return tuple(out)
+
+
+def _dtype(config: Config, read: Reader) -> str:
+    stated = next(
+        (
+            part[name]
+            for part in (read.config, config)
+            for name in ("torch_dtype", "dtype")
+            if part.get(name)
+        ),
+        None,
+    )
+    return _DTYPES.get(str(stated).removeprefix("torch."), "bf16")
+
+
+def _tied(config: Config, read: Reader, notes: list[str]) -> bool:
+    stated = [
+        source["tie_word_embeddings"]
+        for source in (config, read.config)
+        if source.get("tie_word_embeddings") is not None
+    ]
+    if stated:
+        return bool(stated[0])
+    notes.append("tie_word_embeddings is not stated: the head is counted as a matrix of its own.")
+    return False
+
+
+def _visible_gaps(read: Reader, drafts: int) -> list[str]:
+    gaps = []
+    if drafts:
+        gaps.append(
+            "The multi-token-prediction layer is not counted; engines load it only for speculative decoding."
+        )
+    if read.has("sparse_attention_config"):
+        gaps.append(
+            "Block-sparse attention is not modelled: attention is counted as dense, its small index heads are left out."
+        )
+    if read.has("mla_use_output_gate"):
+        gaps.append("Output gates of latent attention are not counted.")
+    if read.has("attn_res_block_size"):
+        gaps.append(
+            "Residuals that take up the outputs of earlier blocks are counted as ordinary ones."
+        )
+    if read.has("vision_n_layers"):
+        gaps.append("The vision tower is not modelled.")
+    if read.has("attention_chunk_size"):
+        gaps.append("Chunked attention is counted as a sliding window of the chunk's length.")
+    return gaps

@@ -1,0 +1,91 @@
+"""Why a time is what it is: the parts of a breakdown laid on compute, memory, network, overhead and waiting.
+
+An operator's share is found by taking the others away: the step is estimated again on links that cost nothing, and on devices whose
+arithmetic, memory or both are a million million times as fast. What then remains is overhead; what a part loses is laid on compute and on
+memory in proportion to what each would take alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.physics.serving.continuous_batching import decode_step, prompt_chunks
+from recipe_core.physics.serving.cost import changed, without_links
+from recipe_core.physics.serving.operators import Parts, Step
+from recipe_core.physics.serving.rates import Serving
+from recipe_core.physics.serving.speculative import engine_step
+from recipe_core.space.serving import Cases, Setting
+
+CAUSES = ("compute", "memory", "network", "overhead", "queue")
+_WHOLE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}
+_QUEUE = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference")
+_FAST = 1e12
+
+
+def causes(setting: Setting, cases: Cases, served: Serving) -> dict[str, dict[str, Float]]:
+    """Seconds of ``tpot_s`` (decode) and ``ttft_s`` (prefill) by cause; each adds up to the time itself, to rounding."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    zero = np.zeros(len(cases))
+    steps = {
+        "decode": decode_step(cases, served.decoding),
+        "prefill": Step(tokens / chunks, context, zero, zero, 1 / chunks),
+    }
+    return {name: _laid_out(setting, cases, steps[name], getattr(served, name)) for name in steps}
+
+
+def _laid_out(setting: Setting, cases: Cases, step: Step, parts: Parts) -> dict[str, Float]:
+    shares = _shares(setting, cases, step)
+    out = {cause: np.zeros(len(cases)) for cause in CAUSES}
+    for name, seconds in parts.items():
+        if name in _QUEUE:
+            out["queue"] = out["queue"] + seconds
+        elif name in _WHOLE or name not in shares:
+            out[_WHOLE.get(name, "overhead")] = out[_WHOLE.get(name, "overhead")] + seconds
+        else:
+            for cause, share in shares[name].items():
+                out[cause] = out[cause] + share * seconds
+    return out
+
+
+def _shares(setting: Setting, cases: Cases, step: Step) -> dict[str, dict[str, Float]]:
+    """For every operator of a step the share of its time that each cause has."""
+    whole = engine_step(setting, cases, step)
+    local = replace(setting, cluster=without_links(setting.cluster))
+    apart = engine_step(local, cases, step)
+    no_arithmetic, no_memory, nothing = (
+        engine_step(_faster(local, *fast), cases, step) for fast in ((1, 0), (0, 1), (1, 1))
+    )
+    out = {}
+    for name, seconds in whole.items():
+        if name in _WHOLE:
+            continue
+        compute, memory = no_memory[name] - nothing[name], no_arithmetic[name] - nothing[name]
+        busy = (apart[name] - nothing[name]) / np.maximum(compute + memory, 1e-300)
+        parts = {
+            "network": seconds - apart[name],
+            "overhead": nothing[name],
+            "compute": busy * compute,
+            "memory": busy * memory,
+        }
+        out[name] = {
+            cause: np.where(seconds > 0, value / np.maximum(seconds, 1e-300), 0.0)
+            for cause, value in parts.items()
+        }
+    return out
+
+
+def _faster(setting: Setting, arithmetic: int, memory: int) -> Setting:
+    """The setting on a device whose products, whose memory, or both take no time to speak of."""
+    device = setting.cluster.device
+    peaks = {
+        dtype: changed(peak, lambda value: value * _FAST**arithmetic)
+        for dtype, peak in device.peak_flops_per_s.items()
+    }
+    bandwidth = changed(device.memory_bandwidth_bytes_per_s, lambda value: value * _FAST**memory)
+    quick = device.model_copy(
+        update={"peak_flops_per_s": peaks, "memory_bandwidth_bytes_per_s": bandwidth}
+    )
+    return replace(setting, cluster=replace(setting.cluster, device=quick))

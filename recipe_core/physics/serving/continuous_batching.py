@@ -1,0 +1,246 @@
+"""Continuous batching at steady state: how many sequences of a replica decode, and what a request waits for.
+
+A decode step takes ``t(D)`` with ``D`` sequences; each request's prompt adds ``Δ(D)`` to the steps of the others, and needs ``o`` steps
+after its first token. With ``p`` pipeline stages and the share ``n = (R - 1)/R`` of requests that are others,
+
+    step = t(D) + n·D/o·Δ/p         X = D/(o·step)
+    T    = n·step/2 + chunks·t(D) + Δ + ahead·Δ/p
+    ahead = n·X·(T - half of a prompt)                  R = X·(overhead + T + o·step)
+
+where T is the time to first token without the server's overhead, ``ahead`` the prompts before a request's own (Schweitzer's approximation
+of mean-value analysis). Everything follows from D in closed form, and R grows with it: D is found between nothing and R. While that is
+done t and Δ are read off lines between ``NODES``; at the D found they are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.physics.serving.operators import Parts, Step, total
+from recipe_core.physics.serving.speculative import engine_steps, tokens_per_step
+from recipe_core.space.serving import Cases, Setting
+
+NODES = (1.0, 0.3, 0.05)
+"""Shares of the resident requests at which steps are computed."""
+ROUNDS = 10
+"""Steps of the search for D; its relative error over models, devices and loads is then below 1e-9."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode."""
+
+    resident: Float
+    decoding: Float
+    requests_per_s: Float
+    decode: Parts
+    prefill: Parts
+    step_s: Float
+    prompt_s: Float
+
+    @property
+    def tpot_s(self) -> Float:
+        """Mean time between two tokens of a request."""
+        return total(self.decode)
+
+    @property
+    def ttft_s(self) -> Float:
+        """Mean time from arrival to first token."""
+        return total(self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """What follows from a number of decoding sequences."""
+
+    step_mean_s: Float
+    rate: Float
+    queue_s: Float
+    ttft_s: Float
+    interference_s: Float
+
+
+def decode_step(cases: Cases, decoding: Float) -> Step:
+    """One decode step of a micro batch (a replica's sequences are spread over its pipeline stages), with the drafts that it verifies."""
+    zero = np.zeros(len(cases))
+    batch, queries = np.maximum(decoding / cases.pp, 1.0), 1 + cases.draft_tokens
+    return Step(
+        zero, zero, batch, cases.input_tokens + cases.output_tokens / 2, batch * queries, queries
+    )
+
+
+def idle_step(cases: Cases) -> Step:
+    """A step in which nothing decodes."""
+    zero = np.zeros(len(cases))
+    return Step(zero, zero, zero, zero, zero)
+
+
+def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
+    """Prompt tokens to compute, how many chunks they come in, and the context they see on average."""
+    tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
+    chunks = np.ceil(tokens / cases.max_batched_tokens) if chunked else np.ones(len(cases))
+    return tokens, chunks, cases.input_tokens - tokens / 2
+
+
+def prompts_a_step(cases: Cases) -> Float:
+    """Whole prompts that fit into a step; at least one."""
+    return np.maximum(
+        cases.max_batched_tokens / np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0), 1.0
+    )
+
+
+def request_overhead_s(setting: Setting, cases: Cases) -> Float:
+    """What a server adds to a request before it is scheduled; a static batch is measured without one."""
+    overhead = setting.engine.overhead(setting.cluster.device.runtime)
+    return overhead.request_s + overhead.input_token_s * cases.input_tokens
+
+
+def prompt_step(
+    setting: Setting, cases: Cases, beside: Step, arriving: Float
+) -> tuple[Step, Float]:
+    """A step with prompts ``beside`` what else it has, and how many prompts it does, when so many arrive in a decode step."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
+    return replace(
+        beside,
+        prefill_tokens=prompts * tokens,
+        prefill_context=context,
+        sampled=beside.sampled + prompts,
+    ), prompts
+
+
+def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:
+    """Where a growing function is zero, ``high`` where it is not even there; ``at_low`` is its value at ``low``.
+
+    False position, in which the value at an end that stays is scaled down by what the other end gained: N. Anderson, Å. Björck (1973),
+    "A new high order method of regula falsi type", BIT 13. All rows take ``ROUNDS`` steps, so that a row alone and among others ends alike.
+    """
+    end, at_end, x, at_x = low, at_low, high, value(high)
+    beyond = at_x <= 0
+    for _ in range(ROUNDS):
+        rise = at_x - at_end
+        new = x - at_x * (x - end) / np.where(rise == 0, 1.0, rise)
+        at_new = value(new)
+        stays = at_new * at_x > 0  # the other end: the zero lies between it and the new point
+        left = 1 - at_new / np.where(stays, at_x, 1.0)
+        end, at_end = (
+            np.where(stays, end, x),
+            np.where(stays, at_end * np.where(left > 0, left, 0.5), at_x),
+        )
+        x, at_x = new, at_new
+    return np.where(beyond, high, x)
+
+
+class Loop:
+    """A replica of each case at steady state; ``most`` is the largest number of requests it can hold."""
+
+    def __init__(self, setting: Setting, cases: Cases, most: Float, others: Float) -> None:
+        self.setting, self.cases, self.most, self.others = setting, cases, most, others
+        self.tokens = np.maximum(cases.output_tokens - 1, 1e-6)
+        self.yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
+        self.steps = self.tokens / self.yields
+        self.chunks, self.per_step = (
+            prompt_chunks(cases, setting.engine.chunked_prefill)[1],
+            prompts_a_step(cases),
+        )
+        self.request_s = request_overhead_s(setting, cases)
+        self.beside = (
+            1.0 if setting.engine.mixes_prompts else 0.0
+        )  # a decode step goes along with each step of a prompt
+        self.nodes = np.multiply.outer(NODES, most)
+        times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
+        self.slopes = (times[:-1] - times[1:]) / (self.nodes[:-1] - self.nodes[1:])[:, None]
+        self.starts = times[1:] - self.slopes * self.nodes[1:, None]
+
+    def parts(self, decoding: Float) -> tuple[Parts, Parts]:
+        """A decode step, and what one prompt adds to those it rides on (an engine that does not mix them takes steps of its own for it)."""
+        step, mixes = decode_step(self.cases, decoding), self.setting.engine.mixes_prompts
+        beside = step if mixes else idle_step(self.cases)
+        with_prompts, prompts = prompt_step(self.setting, self.cases, beside, decoding / self.steps)
+        decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
+        if not mixes:
+            return decode, {name: seconds / prompts for name, seconds in both.items()}
+        return decode, {
+            name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both
+        }
+
+    def near(self, decoding: Float) -> tuple[Float, Float]:
+        """Seconds of both, read off lines between the nodes."""
+        lines = self.starts + self.slopes * decoding
+        both = lines[0]
+        for below, line in zip(self.nodes[1:], lines[1:], strict=False):
+            both = np.where(decoding < below, line, both)
+        step_s, prompt_s = np.maximum(both, 1e-12)
+        return step_s, prompt_s
+
+    def balance(self, decoding: Float, step_s: Float, prompt_s: Float) -> _Balance:
+        """The formulas of the module."""
+        stage_s = prompt_s / self.cases.pp
+        interference = self.others / self.steps * decoding * stage_s
+        step_mean_s = step_s + interference
+        rate = decoding / (self.steps * step_mean_s)
+        ride_s = self.beside * self.chunks * step_s + prompt_s
+        own = self.others / 2 * step_mean_s + ride_s
+        coming = self.others * rate
+        ahead = (
+            coming * (own - ride_s / (2 * self.per_step)) / np.maximum(1 - coming * stage_s, 1e-9)
+        )
+        queue = np.minimum(ahead, self.others * self.most) * stage_s
+        return _Balance(step_mean_s, rate, queue, self.request_s + own + queue, interference)
+
+    def decoding(self, enough: Float | None) -> Float:
+        """The decoding sequences at which the loop holds ``most`` requests, or serves ``enough`` of them per second."""
+
+        def above(decoding: Float) -> Float:
+            found = self.balance(decoding, *self.near(decoding))
+            return (
+                found.rate * found.ttft_s + decoding - self.most
+                if enough is None
+                else found.rate - enough
+            )
+
+        none = np.zeros(len(self.cases))
+        return np.maximum(
+            root(above, none, -(self.most if enough is None else enough), self.most), 1e-9
+        )
+
+    def flow(self, decoding: Float, resident: Float | None = None) -> Flow:
+        """The state in which so many sequences decode; ``resident`` follows from it where it is not given."""
+        decode, prompt = self.parts(decoding)
+        step_s, prompt_s = total(decode), total(prompt)
+        found = self.balance(decoding, step_s, prompt_s)
+        schedule_s = self.others * found.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
+        latency = found.ttft_s + self.steps * found.step_mean_s
+        held = found.rate * latency if resident is None else resident
+        first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
+        return Flow(
+            resident=held,
+            decoding=decoding,
+            requests_per_s=held / latency,
+            decode={
+                name: seconds / self.yields
+                for name, seconds in (
+                    decode | {"prefill_interference": found.interference_s}
+                ).items()
+            },
+            prefill=first
+            | {"schedule": schedule_s, "prompts_ahead": found.queue_s, "request": self.request_s},
+            step_s=step_s,
+            prompt_s=prompt_s,
+        )
+
+
+def closed_loop(setting: Setting, cases: Cases, resident: Float) -> Flow:
+    """Steady state with ``resident`` requests always in a replica, prompts spread evenly over time."""
+    loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
+    return loop.flow(loop.decoding(None), resident)
+
+
+def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> Flow:
+    """Steady state at which a replica serves what arrives (requests per second), with at most ``limit`` requests in it."""
+    loop = Loop(setting, cases, limit, np.ones(len(cases)))
+    return loop.flow(loop.decoding(arriving))

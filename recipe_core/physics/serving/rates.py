@@ -1,0 +1,156 @@
+"""From the time of a step to the time of a request and the throughput of a deployment.
+
+A closed loop and arrivals at random are steady states of continuous batching (`steady`); a static batch goes through together; a full
+queue is a closed loop of all that a replica holds. A closed loop starts with all its requests at once: the share ``bunched`` of the
+prompts (a benchmark sends about ten times as many requests as run at once) waits for a batch of them instead. Both agree with the event
+simulation of ``simulate`` within a few percent. Requests beyond what the cache or the engine's limit holds wait in its queue. Left out
+here: variance of lengths, preemption, percentiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float
+from recipe_core.physics.serving.continuous_batching import (
+    Flow,
+    closed_loop,
+    decode_step,
+    open_loop,
+    prompt_chunks,
+    prompts_a_step,
+)
+from recipe_core.physics.serving.memory import Memory
+from recipe_core.physics.serving.operators import Parts, Step, total
+from recipe_core.physics.serving.speculative import engine_step, tokens_per_step
+from recipe_core.space.serving import Cases, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Means over requests; throughput of the whole deployment.
+
+    The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``: sequences of a replica that decode at
+    once; ``step_s``: a step of theirs; ``prompt_s``: what a prompt adds to the steps it rides on.
+    """
+
+    ttft_s: Float
+    tpot_s: Float
+    request_latency_s: Float
+    output_tokens_per_s: Float
+    resident: Float
+    unstable: Bool
+    decode: Parts
+    prefill: Parts
+    decoding: Float
+    step_s: Float
+    prompt_s: Float
+
+
+def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
+    """Requests one replica can hold: bounded by the cache, at their mean or (reserved) whole length, and by the engine's sequence limit."""
+    whole = setting.engine.memory.reserves and setting.mode != "static"
+    held = cases.input_tokens + cases.output_tokens / (1 if whole else 2)
+    return np.maximum(np.minimum(np.floor(memory.pool_tokens / held), cases.max_num_seqs), 1.0)
+
+
+def active_replicas(cases: Cases) -> Float:
+    """Replicas that have work: no more than there are requests (an arrival rate reaches all)."""
+    return np.minimum(cases.replicas, np.maximum(cases.load, 1.0))
+
+
+def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
+    """Latency and throughput of each case under its load, by the workload's mode."""
+    limit = resident_limit(setting, cases, memory)
+    if setting.mode == "static":
+        return _static(setting, cases)
+    if setting.mode == "open":
+        return _open(setting, cases, limit)
+    replicas = active_replicas(cases)
+    waiting_room = cases.load / replicas
+    flow = _bunched(setting, cases, closed_loop(setting, cases, np.minimum(waiting_room, limit)))
+    behind = np.maximum(waiting_room - flow.resident, 0)
+    if setting.mode == "offline":
+        behind = behind / 2  # the queue drains: on average a request has seen half of it
+    queue_s = behind / flow.requests_per_s
+    return _result(
+        cases, flow, flow.prefill | {"engine_queue": queue_s}, replicas * flow.requests_per_s
+    )
+
+
+def _result(
+    cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
+) -> Serving:
+    ttft_s, tpot_s = total(prefill), flow.tpot_s
+    return Serving(
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        request_latency_s=ttft_s + (cases.output_tokens - 1) * tpot_s,
+        output_tokens_per_s=requests_per_s * cases.output_tokens,
+        resident=flow.resident,
+        unstable=np.zeros(len(cases), dtype=bool) if unstable is None else unstable,
+        decode=flow.decode,
+        prefill=prefill,
+        decoding=flow.decoding,
+        step_s=flow.step_s,
+        prompt_s=flow.prompt_s,
+    )
+
+
+def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
+    """The flow when a share of the prompts comes all at once: the first requests of a closed loop do.
+
+    Of R prompts that start together ``g`` go through in a step; a prompt ends with its step, after those of the steps before:
+    ``g·p + ((R + g)/2 - g)·p`` on average, with p the time of a step per prompt of it.
+    """
+    share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    group, zero = np.minimum(prompts_a_step(cases), flow.resident), np.zeros(len(cases))
+    step = engine_step(
+        setting, cases, Step(group * tokens / chunks, context, zero, zero, group / chunks)
+    )
+    first = {name: chunks * seconds for name, seconds in step.items()}
+    ahead = np.maximum((flow.resident - group) / 2, 0.0) * total(first) / group / cases.pp
+    bunch = first | {"prompts_ahead": ahead, "request": flow.prefill["request"]}
+    prefill = {
+        name: (1 - share) * seconds + share * bunch.get(name, zero)
+        for name, seconds in flow.prefill.items()
+    }
+    latency = total(prefill) + np.maximum(cases.output_tokens - 1, 1e-6) * flow.tpot_s
+    return replace(flow, prefill=prefill, requests_per_s=flow.resident / latency)
+
+
+def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
+    """A replica that serves just what arrives; unstable when even a full one does not."""
+    arriving = cases.load / cases.replicas
+    most = closed_loop(setting, cases, limit).requests_per_s
+    flow = open_loop(setting, cases, limit, np.minimum(arriving, most))
+    return _result(
+        cases, flow, flow.prefill, np.minimum(cases.load, cases.replicas * most), arriving >= most
+    )
+
+
+def _static(setting: Setting, cases: Cases) -> Serving:
+    """One batch: all prompts first, then all sequences decode together."""
+    replicas = active_replicas(cases)
+    batch = cases.load / replicas
+    step = decode_step(cases, batch)
+    yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
+    decode = {name: seconds / yields for name, seconds in engine_step(setting, cases, step).items()}
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    chunks = (
+        np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens))
+        if setting.engine.chunked_prefill
+        else chunks
+    )
+    zero = np.zeros(len(cases))
+    prompt = engine_step(
+        setting, cases, Step(batch * tokens / chunks, context, zero, zero, batch / chunks)
+    )
+    prefill = {name: chunks * seconds for name, seconds in prompt.items()}
+    ttft_s, tpot_s = total(prefill), total(decode)
+    latency = ttft_s + (cases.output_tokens - 1) * tpot_s
+    flow = Flow(batch, batch, batch / latency, decode, prefill, tpot_s * yields, ttft_s / batch)
+    return _result(cases, flow, prefill, replicas * flow.requests_per_s)

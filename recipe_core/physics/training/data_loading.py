@@ -1,0 +1,32 @@
+"""What data loading has to deliver, and how long a step waits for it.
+
+Each replica (dp) has its own workers; ranks of one replica share what they load. Workers deliver
+``dp · workers · tokens_per_s_per_worker``, storage ``read_bytes_per_s / bytes_per_token``, and the lesser of both counts. With batches made
+ahead a step waits only for what takes longer than itself; without, it waits for all of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.engines.frameworks import training_data
+from recipe_core.request.schema import Loading
+from recipe_core.space.training import TrainingCases
+
+
+def loaded_tokens_per_s(cases: TrainingCases, loading: Loading) -> Float:
+    """Tokens that all loaders together deliver in a second."""
+    each = loading.tokens_per_s_per_worker or training_data().run.loader_tokens_per_s.value
+    read = (
+        np.inf
+        if loading.read_bytes_per_s is None
+        else loading.read_bytes_per_s / loading.bytes_per_token
+    )
+    return np.asarray(np.minimum(cases.dp * loading.workers * each, read), dtype=float)
+
+
+def waiting_s(cases: TrainingCases, loading: Loading, step_s: Float) -> Float:
+    """Seconds that a step of ``step_s`` waits for its data."""
+    load_s = cases.step_tokens / loaded_tokens_per_s(cases, loading)
+    return load_s if loading.prefetch == 0 else np.maximum(load_s - step_s, 0.0)

@@ -1,0 +1,286 @@
+"""One call: cases in, every quantity of training out, with reasons, bands and basis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.base.units import duration, gib
+from recipe_core.engines.frameworks import training_data
+from recipe_core.model.dtypes import compute_dtype
+from recipe_core.model.spec import LinearAttention
+from recipe_core.physics.training.data_loading import waiting_s
+from recipe_core.physics.training.elastic import elastic_nodes
+from recipe_core.physics.training.fits import host_rule, memory_rule
+from recipe_core.physics.training.loss_chunks import decided
+from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
+from recipe_core.physics.training.run import Failures, Run, run
+from recipe_core.physics.training.schedule import step_parts
+from recipe_core.space.refusal import Refusal
+from recipe_core.space.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    SCHEDULES,
+    TrainingCases,
+    TrainingSetting,
+)
+from recipe_core.space.training_rules import rules
+
+SCHEMA_VERSION = 1
+COST = ("usd_per_hour", "usd_per_million_tokens", "usd")
+ENERGY = ("watts", "joules_per_token", "energy_joules")
+RUN = (
+    *(
+        "steps",
+        "wall_s",
+        "checkpoint_bytes",
+        "checkpoint_s",
+        "checkpoint_stall_s",
+        "storage_bytes",
+        "mtbf_s",
+        "checkpoint_interval_s",
+    ),
+    *("goodput", "data_tokens_per_s", "data_bytes_per_s"),
+)
+
+
+def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
+    """Model flops of a trained token: 6 a parameter that multiplies, and attention over half the sequence (causal), forward and backward.
+
+    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the causal half). DPO's frozen model adds a
+    forward pass.
+    """
+    model = setting.model
+    lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
+    scores: Float = np.zeros(len(sequence_length))
+    for layer, n in model.kinds:
+        if (a := layer.attention) is not None and not isinstance(a, LinearAttention):
+            seen = setting.seen(sequence_length, a.window)
+            scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen
+    passes = {"lora": 2.0, "qlora": 2.0, "dpo": 4.0}.get(setting.method, 3.0)
+    return passes * (2.0 * (model.active_parameters - lookups) + scores)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEstimates:
+    """All quantities of all cases; ``row`` gives one as the JSON of the contract."""
+
+    setting: TrainingSetting
+    cases: TrainingCases
+    memory: Memory
+    parts: dict[str, Float]
+    step_s: Float
+    run: Run
+    failures: Failures
+    refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def feasible(self) -> Bool:
+        """Where no rule is broken."""
+        broken = np.zeros(len(self.cases), dtype=np.bool_)
+        for refusal in self.refusals:
+            broken |= refusal.broken
+        return ~broken
+
+    def reasons(self, i: int) -> list[str]:
+        """Every reason why case ``i`` cannot run."""
+        return [refusal.say(i) for refusal in self.refusals if refusal.broken[i]]
+
+    def candidate(self, i: int) -> dict[str, Any]:
+        """Case ``i`` as the candidate of the contract."""
+        c, setting = self.cases, self.setting
+        degrees = {
+            name: int(getattr(c, name)[i])
+            for name in (
+                "tp",
+                "pp",
+                "virtual_stages",
+                "cp",
+                "ep",
+                "dp",
+                "zero_stage",
+                "micro_batch",
+            )
+        }
+        more = {
+            "recompute": RECOMPUTE[c.recompute[i]],
+            "precision": setting.precision,
+            "schedule": SCHEDULES[c.schedule[i]],
+        }
+        layers = {"recompute_layers": int(c.recompute_layers[i])} if c.recompute_layers[i] else {}
+        more |= {"offload": OFFLOADS[c.offload[i]]} if c.offload[i] else {}
+        more |= {"gradient_sync": "step"} if c.sync_step[i] else {}
+        return (
+            {"engine": setting.engine}
+            | degrees
+            | more
+            | layers
+            | {"shard": int(c.shard[i]), "sequence_parallel": bool(c.sequence_parallel[i])}
+        )
+
+    @property
+    def tight(self) -> Bool:
+        """Where measured runs like it have needed more than there is: the upper end of memory's band is past the device."""
+        high = training_data().bands["peak_memory_bytes"].high
+        return np.asarray(self.memory.peak_bytes * high > self.memory.capacity_bytes)
+
+    def remarks(self, i: int) -> list[str]:
+        """What to know about case ``i`` beside its figures: the model's notes, memory that is tight, data that is slow."""
+        out = list(self.notes)
+        if self.tight[i]:
+            peak, band = (
+                float(self.memory.peak_bytes[i]),
+                training_data().bands["peak_memory_bytes"],
+            )
+            out.append(
+                f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, and measured runs needed "
+                f"{band.low:.2f} to {band.high:.2f} times their estimates"
+            )
+        if self.cases.fused_loss[i] and self.setting.fused_loss is None:
+            out.append(
+                f"fused_loss: logits made at once would not fit, so the loss is made in {LOSS_CHUNKS:.0f} pieces"
+            )
+        waits = float(self.parts["data_loading"][i])
+        if waits > 0:
+            out.append(
+                f"data loading binds: a step waits {duration(waits)} for its tokens; more workers, or faster storage, take that away"
+            )
+        return out + self._price()
+
+    def _price(self) -> list[str]:
+        """What to know of the price; of spot capacity also how to say that it is taken back, until that is said."""
+        cluster = self.setting.cluster
+        if cluster.price_note is None:
+            return []
+        if cluster.commitment != "spot":
+            return [cluster.price_note]
+        if self.failures.device_mtbf_s != training_data().run.device_mtbf_s.value:
+            return []
+        hint = f"device_mtbf_hours counts failing hardware only; say {cluster.per_node} times the hours for which a node is kept."
+        return [f"{cluster.price_note} {hint}"]
+
+    def row(self, i: int) -> dict[str, Any]:
+        """Case ``i`` as JSON values; infeasible ones keep their memory only."""
+        reasons = self.reasons(i)
+        stages = int(self.cases.pp[i])
+        legal = all(
+            refusal.code in ("memory", "host-memory")
+            for refusal in self.refusals
+            if refusal.broken[i]
+        )
+        out: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "feasible": not reasons,
+            "reasons": reasons,
+            "notes": self.remarks(i),
+        }
+        if legal:
+            out["memory"] = self._memory(i, stages)
+        if not reasons:
+            out |= self._figures(i, stages)
+        return out
+
+    def _memory(self, i: int, stages: int) -> dict[str, Any]:
+        by_stage = self.memory.stages_of(i)[:stages]
+        fullest = int(np.argmax(by_stage))
+        parts: dict[str, Any] = {
+            f"{name}_bytes": float(self.memory.parts[name][i, fullest]) for name in PARTS
+        }
+        device = self.setting.cluster.device
+        totals = {
+            "total_bytes": float(by_stage[fullest]),
+            "usable_bytes": self.memory.capacity_bytes,
+        }
+        out = (
+            parts
+            | totals
+            | {"capacity_bytes": device.usable_memory_bytes, "fullest_stage": fullest}
+        )
+        if stages > 1:
+            out["stages"] = [
+                {f"{name}_bytes": float(self.memory.parts[name][i, s]) for name in PARTS}
+                for s in range(stages)
+            ]
+        if self.cases.offload[i]:
+            out["host_bytes"] = float(self.memory.host_bytes[i])
+        return out
+
+    def _figures(self, i: int, stages: int) -> dict[str, Any]:
+        c, step_s, devices = self.cases, float(self.step_s[i]), float(self.cases.devices[i])
+        rate = float(self.run.tokens_per_s[i]) / devices
+        flops = rate * float(flops_per_token(self.setting, c.sequence_length[[i]].astype(float))[0])
+        device = self.setting.cluster.device
+        peak = device.peak_flops_per_s[
+            compute_dtype(self.setting.precision, device.peak_flops_per_s)
+        ].value  # type: ignore[index]
+        by_stage = self.memory.stages_of(i)[:stages]
+        training: dict[str, Any] = {
+            "step_s": step_s,
+            "tokens_per_s": rate * devices,
+            "tokens_per_s_per_gpu": rate,
+            "flops_per_s_per_gpu": flops,
+            "mfu": flops / peak,
+            "peak_memory_bytes": float(by_stage.max()),
+            "memory_by_stage_bytes": [float(each) for each in by_stage],
+            "micro_batches": int(c.micro_batches[i]),
+            "bubble_share": float(self.parts["bubble"][i]) / step_s,
+        }
+        bands = training_data().bands
+        return {
+            "training": training,
+            "run": self._run(i),
+            "cost": {name: _known(getattr(self.run, name)[i]) for name in COST},
+            "energy": {name: _known(getattr(self.run, name)[i]) for name in ENERGY},
+            "bands": {
+                name: [training[name] * band.low, training[name] * band.high]
+                for name, band in bands.items()
+            },
+            "basis": dict.fromkeys(bands, "computed")
+            | {"usd_per_hour": self.setting.cluster.price_basis or "unknown"},
+            "breakdown_s": {
+                "step": {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}
+            },
+        }
+
+    def _run(self, i: int) -> dict[str, Any]:
+        figures: dict[str, Any] = {name: _known(getattr(self.run, name)[i]) for name in RUN}
+        least = self.failures.min_nodes
+        return (
+            figures
+            if least is None
+            else figures | {"elastic_nodes": elastic_nodes(self.cases, least, i)}
+        )
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def training_estimate(
+    setting: TrainingSetting,
+    cases: TrainingCases,
+    tokens: Float,
+    failures: Failures,
+    notes: tuple[str, ...] = (),
+) -> TrainingEstimates:
+    """Memory, step time and run of every case, and why some cannot run; figures of infeasible cases mean nothing."""
+    cases, mem = decided(setting, cases)
+    parts = step_parts(setting, cases)
+    parts["data_loading"] = waiting_s(cases, setting.loading, add(parts.values()))
+    step_s = add(parts.values())
+    one = TrainingCases(**{f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)})
+    trained = (
+        float(held(setting, one).adapters.sum())
+        if setting.frozen
+        else float(setting.model.parameters)
+    )
+    ran = run(setting, cases, step_s, tokens, trained, failures)
+    refusals = (*rules(setting, cases), memory_rule(setting, mem), *host_rule(setting, cases, mem))
+    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, failures, refusals, notes)

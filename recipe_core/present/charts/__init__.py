@@ -1,0 +1,32 @@
+"""Plans as plotly figures; pages, report and notebooks share them.
+
+Colours are set on every trace, so a figure looks the same under any template; text and grid are left to the page's theme.
+A second channel (symbol, pattern, dash) always says what the colour says.
+"""
+
+from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
+from recipe_core.present.charts.degrees import heatmap
+from recipe_core.present.charts.front import tradeoff
+from recipe_core.present.charts.lines import parallel, passing
+from recipe_core.present.charts.memory import memory_bars, stage_bars
+from recipe_core.present.charts.model import parts_bars
+from recipe_core.present.charts.style import palette
+from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
+
+__all__ = [
+    "causes_bars",
+    "heatmap",
+    "load_curves",
+    "memory_bars",
+    "palette",
+    "parallel",
+    "parts_bars",
+    "passing",
+    "pipeline",
+    "scaling_curve",
+    "stage_bars",
+    "swings",
+    "tradeoff",
+    "use_curves",
+    "waterfall",
+]

@@ -1,0 +1,160 @@
+"""Every split as a line along its degrees and measures.
+
+Plain lines: plotly's own parallel coordinates are drawn by WebGL, which takes a browser without a GPU two seconds of processor time, and
+do not say which split a line is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.base.units import significant
+from recipe_core.present.charts.style import mixed, palette
+from recipe_core.search.board import Board
+
+LINES = 400
+"""Splits that are drawn, the best ranked."""
+SHADES = 5
+DEGREES = ("tp", "pp", "dp", "ep", "cp")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis: where each split crosses it (0 to 1), what is said there, and its ticks as places and texts."""
+
+    title: str
+    places: Float
+    said: list[str]
+    ticks: dict[float, str]
+
+
+def parallel(board: Board, measures: Sequence[str], *, dark: bool = False) -> go.Figure:
+    """Splits that fit along their degrees and measures; the better in the first measure, the stronger the line."""
+    colours = palette(dark)
+    rows, axes = _laid_out(board, measures)
+    first = board.measures[measures[0]]
+    best_first = np.argsort(
+        board.raw(measures[0])[rows] * (-1 if first.more_is_better else 1), kind="stable"
+    )
+    figure = go.Figure()
+    for n, some in reversed([*enumerate(np.array_split(best_first, SHADES))]):  # the best on top
+        share = 1 - n / (SHADES - 1)
+        figure.add_scatter(
+            **_lines(board, rows, axes, some),
+            mode="lines",
+            line={"color": mixed(colours.muted, colours.series[0], share), "width": 1 + share},
+            hovertemplate="%{text}<extra></extra>",
+        )
+    marks = [(n, place, text) for n, axis in enumerate(axes) for place, text in axis.ticks.items()]
+    x, y, text = zip(*marks, strict=True) if marks else ((), (), ())
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="text",
+        text=[f" {each}" for each in text],
+        textposition="middle right",
+        textfont={"color": colours.ink},
+        unselected={"textfont": {"color": colours.ink}},
+        hoverinfo="skip",
+    )
+    figure.update_layout(
+        height=420,
+        hovermode="closest",
+        showlegend=False,
+        margin={"l": 20, "r": 20, "t": 30, "b": 40},
+    )
+    shown = {
+        "tickvals": list(range(len(axes))),
+        "ticktext": [axis.title for axis in axes],
+        "tickfont": {"color": colours.ink},
+    }
+    figure.update_xaxes(
+        title=None,
+        showgrid=True,
+        gridcolor=colours.muted,
+        zeroline=False,
+        range=[-0.3, len(axes) - 0.4],
+        **shown,
+    )
+    figure.update_yaxes(title=None, visible=False, range=[-0.05, 1.05])
+    return figure
+
+
+def passing(
+    board: Board, measures: Sequence[str], boxes: Sequence[Mapping[str, Sequence[float]]]
+) -> list[int]:
+    """Rows of the chart whose lines pass through boxes that were drawn on it, best ranked first.
+
+    A box is the two ``x`` and two ``y`` of its corners. Of several on one axis a line passes one; of those on several axes, all.
+    """
+    rows, axes = _laid_out(board, measures)
+    kept = np.ones(len(rows), dtype=bool)
+    for n, axis in enumerate(axes):
+        spans = [sorted(box["y"]) for box in boxes if min(box["x"]) <= n <= max(box["x"])]
+        if spans:
+            kept &= np.any(
+                [(low <= axis.places) & (axis.places <= high) for low, high in spans], axis=0
+            )
+    return [int(row) for row in rows[kept]]
+
+
+def _laid_out(board: Board, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
+    """The rows that are drawn, and their axes: degrees in which they differ, then measures."""
+    rows = board.ranked[:LINES]
+    rows = rows[np.all([np.isfinite(board.raw(name)[rows]) for name in measures], axis=0)]
+    degrees = [_of_degree(name, board.degree(name)[rows]) for name in DEGREES]
+    return rows, [
+        *(axis for axis in degrees if len(axis.ticks) > 1),
+        *(_of_measure(board, name, rows) for name in measures),
+    ]
+
+
+def _of_degree(name: str, values: Int) -> Axis:
+    """A degree's levels, evenly spaced."""
+    levels = np.unique(values)
+    step = 1.0 / max(len(levels) - 1, 1)
+    ticks = {n * step: str(level) for n, level in enumerate(levels)}
+    return Axis(
+        name,
+        np.searchsorted(levels, values).astype(np.float64) * step,
+        [f"{name} {value}" for value in values],
+        ticks,
+    )
+
+
+def _of_measure(board: Board, name: str, rows: Int) -> Axis:
+    """A measure from its least value to its largest."""
+    measure, values = board.measures[name], board.values(name, rows)
+    low, high = (float(values.min()), float(values.max())) if len(rows) else (0.0, 0.0)
+    if high == low:
+        places, ticks = np.full(len(rows), 0.5), {0.5: significant(low)}
+    else:
+        places, ticks = (
+            (values - low) / (high - low),
+            {share: significant(low + share * (high - low)) for share in (0.0, 0.5, 1.0)},
+        )
+    return Axis(
+        measure.head,
+        places,
+        [f"{measure.title} {board.text(name, int(row))}" for row in rows],
+        ticks,
+    )
+
+
+def _lines(board: Board, rows: Int, axes: Sequence[Axis], some: Int) -> dict[str, Any]:
+    """The lines of some of the rows, end to end with a gap after each."""
+    gap = np.full((len(some), 1), np.nan)
+    places = np.hstack([*(axis.places[some][:, None] for axis in axes), gap])
+    names = {int(n): board.label(int(rows[n])) for n in some}
+    said = [[*(f"<b>{names[int(n)]}</b><br>{axis.said[n]}" for axis in axes), ""] for n in some]
+    return {
+        "x": np.tile(np.arange(len(axes) + 1), len(some)),
+        "y": places.ravel(),
+        "text": [each for line in said for each in line],
+    }

@@ -1,0 +1,103 @@
+"""What all figures share: colours that stay apart for colour-blind readers, patterns, margins, legends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Colours in the order of use; ``muted`` for what is in the background, ``alarm`` for limits and what breaks them."""
+
+    series: tuple[str, ...]
+    muted: str
+    alarm: str
+    ink: str
+    paper: str
+    grid: str
+
+
+LIGHT = Palette(
+    ("#0B57D0", "#B96A00", "#00936A", "#C2189B", "#22313A"),
+    "#7C8894",
+    "#B3261E",
+    "#0B1118",
+    "#FFFFFF",
+    "#E3E8ED",
+)
+DARK = Palette(
+    ("#4C86F0", "#B98A2E", "#35E0A1", "#D65AA8", "#C6E3F9"),
+    "#8593A1",
+    "#FF8A80",
+    "#E6EAEE",
+    "#12171D",
+    "#2A343F",
+)
+PATTERNS = ("", "/", "x", ".", "\\", "|", "-", "+")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
+
+
+def palette(dark: bool) -> Palette:
+    """The colours for a dark or light page."""
+    return DARK if dark else LIGHT
+
+
+def mixed(one: str, other: str, share: float) -> str:
+    """A colour between two, given as #RRGGBB; ``share``: of the other, 0 to 1."""
+    pairs = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)
+
+
+FRAME: dict[str, Any] = {
+    "margin": {"l": 10, "r": 16, "t": 40, "b": 10},
+    "legend": {
+        "orientation": "h",
+        "yanchor": "bottom",
+        "y": 1.05,
+        "x": 0,
+        "title": None,
+        "itemsizing": "constant",
+    },
+}
+"""Legend above the plot."""
+
+BELOW: dict[str, Any] = {
+    "margin": {"l": 10, "r": 16, "t": 30, "b": 70},
+    "legend": {
+        "orientation": "h",
+        "yref": "container",
+        "yanchor": "bottom",
+        "y": 0,
+        "x": 0,
+        "title": None,
+        "traceorder": "normal",
+    },
+}
+"""Legend below the plot."""
+
+
+def filled(colours: Palette, n: int) -> dict[str, Any]:
+    """The marker of the n-th part of a bar: a colour and a pattern."""
+    pattern = PATTERNS[n % len(PATTERNS)]
+    overlay = {
+        "fillmode": "overlay",
+        "fgcolor": colours.paper,
+        "fgopacity": 0.5,
+        "size": 7,
+        "solidity": 0.25,
+    }
+    return {
+        "color": colours.series[n % len(colours.series)],
+        "pattern": {"shape": pattern, **overlay},
+    }
+
+
+def stroke(colours: Palette, n: int) -> dict[str, Any]:
+    """The line of the n-th curve: a colour and a dash."""
+    return {
+        "color": colours.series[n % len(colours.series)],
+        "dash": DASHES[n % len(DASHES)],
+        "width": 2,
+    }

@@ -1,0 +1,121 @@
+"""Where the time goes: parts of a step, their causes, and the timetable of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from recipe_core.base.labels import WHY
+from recipe_core.base.units import duration
+from recipe_core.explain.timeline import Task
+from recipe_core.present.charts.style import FRAME, filled, palette
+
+NUMBERED = 160
+"""Tasks up to which each bar carries the number of its micro-batch."""
+
+
+def _scale(seconds: float) -> tuple[float, str]:
+    """What to multiply seconds by, and what that is called."""
+    return (1.0, "s") if seconds >= 10 else (1e3, "ms")
+
+
+def waterfall(
+    parts: Mapping[str, float], names: Mapping[str, str], *, dark: bool = False
+) -> go.Figure:
+    """Parts of a time (seconds), largest first, each starting where the last ended, and their sum."""
+    colours = palette(dark)
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    total = sum(parts.values())
+    factor, unit = _scale(total)
+    said = [duration(seconds) for _, seconds in ordered]
+    shares = [f"{seconds / total:.1%}" for _, seconds in ordered] if total else []
+    figure = go.Figure(
+        go.Waterfall(
+            orientation="h",
+            y=[*(names.get(name, name) for name, _ in ordered), "Total"],
+            x=[*(seconds * factor for _, seconds in ordered), 0],
+            measure=["relative"] * len(ordered) + ["total"],
+            text=[*said, duration(total)],
+            textposition="outside",
+            textfont={"color": colours.ink},
+            customdata=[*shares, "100%"],
+            hovertemplate="%{y}<br>%{text}, %{customdata}<extra></extra>",
+            increasing={"marker": {"color": colours.series[0]}},
+            totals={"marker": {"color": colours.series[4]}},
+            connector={"line": {"color": colours.muted, "width": 1}},
+            cliponaxis=False,
+        )
+    )
+    figure.update_layout(
+        height=70 + 28 * (len(ordered) + 1),
+        showlegend=False,
+        margin={"l": 10, "r": 16, "t": 10, "b": 10},
+    )
+    figure.update_xaxes(title=unit, range=[0, total * factor * 1.18 or 1], zeroline=False)
+    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    return figure
+
+
+def causes_bars(
+    found: Sequence[tuple[str, Mapping[str, float]]], *, dark: bool = False
+) -> go.Figure:
+    """Times of several splits, each stacked from compute, memory, network, overhead and waiting (seconds)."""
+    colours = palette(dark)
+    factor, unit = _scale(max((sum(parts.values()) for _, parts in found), default=0.0))
+    figure = go.Figure()
+    for n, (cause, title) in enumerate(WHY.items()):
+        figure.add_bar(
+            y=[name for name, _ in found],
+            x=[parts.get(cause, 0.0) * factor for _, parts in found],
+            orientation="h",
+            name=title,
+            marker=filled(colours, n),
+            customdata=[duration(parts.get(cause, 0.0)) for _, parts in found],
+            hovertemplate=f"%{{y}}<br>{title} %{{customdata}}<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", height=110 + 44 * len(found), bargap=0.35, **FRAME)
+    figure.update_layout(legend_traceorder="normal")
+    figure.update_xaxes(title=unit, zeroline=False)
+    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    return figure
+
+
+def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
+    """The timetable of a pipeline: a row a stage, a bar a pass of a micro-batch; what is empty is idle."""
+    colours = palette(dark)
+    factor, unit = _scale(max((task.end_s for task in tasks), default=0.0))
+    stages = sorted({task.stage for task in tasks})
+    figure = go.Figure()
+    for n, (backward, name) in enumerate(((False, "Forward"), (True, "Backward"))):
+        mine = [task for task in tasks if task.backward is backward]
+        chunks = len({task.chunk for task in tasks}) > 1
+        figure.add_bar(
+            y=[f"Stage {task.stage}" for task in mine],
+            x=[(task.end_s - task.start_s) * factor for task in mine],
+            base=[task.start_s * factor for task in mine],
+            orientation="h",
+            name=name,
+            marker=filled(colours, n) | {"line": {"color": colours.paper, "width": 1}},
+            text=[str(task.micro_batch + 1) for task in mine] if len(tasks) <= NUMBERED else None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": "#FFFFFF" if not dark else colours.paper},
+            constraintext="none",
+            customdata=[
+                f"micro-batch {task.micro_batch + 1}"
+                + (f", chunk {task.chunk + 1}" if chunks else "")
+                for task in mine
+            ],
+            hovertemplate=f"{name} of %{{customdata}}<br>%{{y}}, %{{base:.4g}} {unit} + %{{x:.4g}} {unit}<extra></extra>",
+        )
+    figure.update_layout(barmode="overlay", height=120 + 34 * len(stages), bargap=0.12, **FRAME)
+    figure.update_xaxes(title=unit, zeroline=False)
+    figure.update_yaxes(
+        autorange="reversed",
+        type="category",
+        title=None,
+        categoryarray=[f"Stage {stage}" for stage in stages],
+    )
+    return figure

@@ -1,0 +1,233 @@
+"""A recipe as tables: what it is, what to expect of it, what set each of its options, where else it could run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.labels import TRAINING_MEMORY, change_label, split_name
+from recipe_core.base.text_rows import TextRow, serving_rows, training_rows
+from recipe_core.base.units import count, duration, gib, rate, significant, usd
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.recipe.provenance import LAYERS, Layer
+from recipe_core.recipe.schema import Fallback, Recipe
+from recipe_core.request.schema import CandidateRequest
+from recipe_core.search.measures import days, percent
+
+SAID: Mapping[Layer, str] = {
+    "base": "what the engine or its launch needs",
+    "model": "the checkpoint's own",
+    "architecture": "the device's architecture or runtime asks for it",
+    "device": "the engine's own limit for a device of this size, or its network",
+    "objective": "chosen among all splits for what you optimise",
+    "user": "stated in your request",
+}
+"""What a layer means, to a reader."""
+_FALLBACKS = {
+    "other-split": "Next best",
+    "fewer-gpus": "Fewer devices",
+    "other-precision": "Other formats",
+    "lower-context": "Shorter",
+    "other-device": "Other devices",
+}
+_MEMORY = {
+    "weights": "Weights",
+    "kv_needed": "KV cache needed",
+    "activations": "Activations",
+    "runtime": "Runtime",
+    **TRAINING_MEMORY,
+}
+_FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "products"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A field of the split, an option or a variable of the engine: its value, and the layer that set it."""
+
+    kind: str
+    name: str
+    value: str
+    layer: Layer
+
+    @property
+    def why(self) -> str:
+        """The layer in words."""
+        return SAID[self.layer]
+
+
+def stated(candidate: CandidateRequest | None) -> str:
+    """What a request says of its split: ``tp 4, prompts on tp 2``; a part of one leaves the rest open."""
+    said = candidate.model_dump(exclude_none=True) if candidate else {}
+    whole = {"tp", "pp", "dp"} <= set(said)
+    return (
+        split_name({"ep": 1} | said)
+        if whole
+        else ", ".join(
+            f"{name} {value}"
+            for name, value in said.items()
+            if name not in ("prefill", "speculative")
+        )
+    )
+
+
+def facts(recipe: Recipe) -> dict[str, str]:
+    """What was decided, one line each."""
+    c, d, lock = recipe.candidate, recipe.device, recipe.lock
+    nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
+    weights = c.get("precision") or f"{c['weight_dtype']} weights, {c['kv_dtype']} cache"
+    out = {
+        "Model": f"{recipe.model.id} ({count(recipe.model.parameters)} parameters)",
+        "Devices": f"{d.count} × {d.title}{nodes}",
+        "Split": split_name(c),
+        "Formats": weights,
+        "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
+    }
+    out |= {"Longest request": f"{recipe.max_context:,} tokens"} if recipe.max_context else {}
+    if drafts := c.get("speculative"):
+        out["Drafts"] = f"{drafts['tokens']} tokens a step by {drafts['method']}"
+    out |= {"Container": lock.image.reference} if lock and lock.image else {}
+    return out
+
+
+def expected(recipe: Recipe) -> list[TextRow]:
+    """Figures with bands and basis, then money and power."""
+    estimate = recipe.estimate
+    rows = serving_rows(estimate) if recipe.kind == "serving" else training_rows(estimate)
+    return [*rows, *(_serving(estimate) if recipe.kind == "serving" else _training(estimate))]
+
+
+def _row(estimate: Mapping[str, Any], label: str, value: str, basis: str = "") -> TextRow:
+    return TextRow(label, value, "", "", estimate["basis"].get(basis, "computed"))
+
+
+def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+    cost, name = estimate["cost"], "output_tokens_per_s_per_gpu"
+    low, high = estimate["bands"][name]
+    yield TextRow(
+        "Output per device",
+        rate(estimate["serving"][name]),
+        rate(low),
+        rate(high),
+        estimate["basis"][name],
+    )
+    if cost["usd_per_hour"] is not None:
+        yield _row(
+            estimate,
+            "Cost per million output tokens",
+            usd(cost["usd_per_million_output_tokens"]),
+            "usd_per_hour",
+        )
+        yield _row(estimate, "Cost per hour", usd(cost["usd_per_hour"]), "usd_per_hour")
+    yield _row(
+        estimate, "Power of the devices", f"{significant(estimate['energy']['watts'])} W", "watts"
+    )
+
+
+def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+    run, cost = estimate.get("run") or {}, estimate["cost"]
+    yield _row(
+        estimate, "Share of the device's peak (MFU)", percent(estimate["training"]["mfu"]), "mfu"
+    )
+    if run.get("wall_s"):
+        yield _row(
+            estimate,
+            "Time to finish",
+            days(run["wall_s"]) if run["wall_s"] > 3600 else duration(run["wall_s"]),
+        )
+    for name, label in (("usd", "Cost of the run"), ("usd_per_hour", "Cost per hour")):
+        if cost.get(name) is not None:
+            yield _row(estimate, label, usd(cost[name]), "usd_per_hour")
+    yield _row(
+        estimate, "Power of the devices", f"{significant(estimate['energy']['watts'])} W", "watts"
+    )
+
+
+def banded(row: TextRow) -> str:
+    """Where measured runs are expected; empty where that is not known."""
+    return f"{row.low} – {row.high}" if row.low else ""
+
+
+def memory(recipe: Recipe) -> dict[str, str]:
+    """Parts of the fullest device's memory, their total, and what would fit besides."""
+    m = recipe.estimate["memory"]
+    rows = {
+        label: gib(m[f"{part}_bytes"]) for part, label in _MEMORY.items() if m.get(f"{part}_bytes")
+    }
+    rows["Total"] = f"{gib(m['total_bytes'])} of {gib(m['usable_bytes'])} usable"
+    if m.get("kv_cache_tokens"):
+        rows["Cache would hold"] = (
+            f"{m['kv_cache_tokens']:,} tokens, {m['max_concurrency']:,} requests"
+        )
+    if prefill := m.get("prefill"):
+        rows["Prefill pool"] = (
+            f"{gib(prefill['total_bytes'])} of {gib(prefill['usable_bytes'])} usable"
+        )
+    return rows
+
+
+def origins(recipe: Recipe) -> list[Origin]:
+    """What set each field of the split, each option and each variable; what a person or the search chose comes first."""
+    spec = engine(recipe.engine.name) if recipe.engine.name in engine_names() else None
+    flags = {option.name: option.flag for option in spec.options.by_name.values()} if spec else {}
+    found = {
+        "split": {name: (name, value) for name, value in recipe.candidate.items()},
+        "option": {
+            name: (flags.get(name, f"--{name}"), value)
+            for name, value in recipe.engine.options.items()
+        },
+        "variable": {name: (name, value) for name, value in recipe.environment.items()},
+    }
+    part = {"split": "candidate", "option": "options", "variable": "environment"}
+    rows = [
+        Origin(kind, shown, _value(value), layer)
+        for kind, values in found.items()
+        for name, (shown, value) in values.items()
+        if (layer := recipe.provenance.get(f"{part[kind]}.{name}"))
+    ]
+    return sorted(rows, key=lambda row: -LAYERS.index(row.layer))
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def fallback_rows(recipe: Recipe) -> list[dict[str, str]]:
+    """Where the recipe cannot run: what to use instead, what that changes, and what it would do."""
+    return [
+        {
+            "Instead": _FALLBACKS[each.kind],
+            "Devices": f"{each.gpus} × {each.device}",
+            "Split": split_name(each.candidate),
+            "Change": "; ".join(_changes(recipe, each)),
+            "Figures": ", ".join(_figures(each.figures)),
+        }
+        for each in recipe.fallbacks
+    ]
+
+
+def _changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
+    for name, what in _FORMATS.items():
+        if (value := fallback.candidate.get(name)) != recipe.candidate.get(name):
+            yield f"{what} in {value}"
+    plain = {name: value for name, value in fallback.changes.items() if not isinstance(value, dict)}
+    if plain:
+        yield change_label(plain)
+
+
+_SHOWN: Mapping[str, Callable[[float], str]] = {
+    "output_tokens_per_s": rate,
+    "tpot_s": lambda value: f"{duration(value)} per token",
+    "usd_per_million_output_tokens": lambda value: f"{usd(value)} per million tokens",
+    "tokens_per_s": rate,
+    "step_s": lambda value: f"{duration(value)} a step",
+    "usd_per_million_tokens": lambda value: f"{usd(value)} per million tokens",
+}
+"""Figures of fallbacks, as one says them."""
+
+
+def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:
+    for name, show in _SHOWN.items():
+        if (value := figures.get(name)) is not None:
+            yield show(value)

@@ -1,0 +1,30 @@
+"""JSON Schemas of what this project reads and writes; ``docs/schema/`` holds the same as files (``scripts/schemas.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.bundle.manifest import Manifest
+from recipe_core.physics.estimate_schema import Estimate
+from recipe_core.recipe import Recipe
+from recipe_core.request.schema import PlanRequest
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES: dict[str, Any] = {
+    "request": PlanRequest,
+    "recipe": Recipe,
+    "manifest": Manifest,
+    "estimate": Estimate,
+}
+NAMES = tuple(_TYPES)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The schema of a document; raises InputError naming those there are."""
+    if name not in _TYPES:
+        message, hint = unknown("schema", name, NAMES)
+        raise InputError(message, field="schema", hint=hint)
+    return {"$schema": DIALECT} | TypeAdapter(_TYPES[name]).json_schema()

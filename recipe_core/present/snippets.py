@@ -1,0 +1,92 @@
+"""The same question through the other doors: a command line, curl, a Python program, an agent. Each gives the page's bundle."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pprint import pformat
+from typing import Any
+
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.schema import PlanRequest
+
+_PYTHON = """import json
+import urllib.request
+
+body = {body}
+request = urllib.request.Request(
+    {address},
+    data=json.dumps(body).encode(),
+    headers={{"Content-Type": "application/json"}},
+)
+with urllib.request.urlopen(request) as answer, open({file}, "wb") as bundle:
+    bundle.write(answer.read())
+"""
+
+
+def stated(parameters: Parameters) -> dict[str, Any]:
+    """Parameters that are not left at their defaults, as plain values."""
+    return parameters.model_dump(mode="json", exclude_defaults=True)
+
+
+def body(request: PlanRequest, parameters: Parameters) -> dict[str, Any]:
+    """What the API's /build and /recipe take: the request, with its place where that says anything."""
+    place = stated(parameters)
+    return {"request": request.to_json(), "parameters": place} if place else request.to_json()
+
+
+def curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
+    """A command that stores the bundle; ``base`` is the server's address."""
+    text = json.dumps(body(request, parameters), ensure_ascii=False)
+    words = [
+        "curl",
+        "--fail-with-body",
+        "-sS",
+        f"{base}/api/v1/build",
+        "-H",
+        "Content-Type: application/json",
+        "-d",
+        text,
+    ]
+    return shlex.join([*words, "-o", f"{name}.zip"])
+
+
+def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
+    """A program of the standard library alone that stores the bundle."""
+    values = pformat(body(request, parameters), sort_dicts=False, width=100)
+    return _PYTHON.format(
+        body=values, address=repr(f"{base}/api/v1/build"), file=repr(f"{name}.zip")
+    )
+
+
+def agent(base: str) -> str:
+    """What a client of the Model Context Protocol is configured with: this server, and a program of its own (without a server)."""
+    servers = {
+        "recipe-builder": {"type": "http", "url": f"{base}/mcp"},
+        "recipe-builder-local": {"command": "recipe", "args": ["mcp"]},
+    }
+    return json.dumps({"mcpServers": servers}, indent=2)
+
+
+def tool_call(request: PlanRequest, parameters: Parameters) -> str:
+    """The message with which an agent asks for the bundle."""
+    call = {"name": "build", "arguments": {"recipe": body(request, parameters)}}
+    return json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+        indent=2,
+        ensure_ascii=False,
+    )
+
+
+def command_line(parameters: Parameters, name: str) -> list[str]:
+    """Commands for a request that is saved as request.yaml."""
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in stated(parameters).items()
+    }
+    place = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
+    return [
+        "recipe plan request.yaml --top 5",
+        shlex.join(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
+        shlex.join(["recipe", "check", f"{name}.zip"]),
+    ]

@@ -1,0 +1,86 @@
+"""Options and variables that a user passes on to the engine: part of the request, and from text to what each option takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.engines.options import Option
+from recipe_core.engines.spec import Engine
+from recipe_core.launch.user_options import FIELD, inner
+from recipe_core.model.revision import split_revision
+from recipe_core.request.schema import PlanRequest
+
+
+def passing_on(
+    request: PlanRequest, options: Mapping[str, Any], environment: Mapping[str, str]
+) -> PlanRequest:
+    """The request with more of the engine's own options and variables; of two alike the one given here counts."""
+    before = request.options
+    more = {
+        "engine_options": {**before.engine_options, **options},
+        "environment": {**before.environment, **environment},
+    }
+    return request.model_copy(update={"options": before.model_copy(update=more)})
+
+
+def passed_options(request: PlanRequest, spec: Engine) -> dict[str, Any]:
+    """The request's options for an engine in their types, and the model's revision where one is asked for.
+
+    Raises:
+        InputError: for options that this version of the engine does not have, values of another type, a revision that it cannot be told.
+    """
+    revision = split_revision(request.model)[1] if isinstance(request.model, str) else None
+    if revision and "revision" not in inner(spec).options.by_name:
+        said = f"{spec.title} cannot be told a revision ({revision})."
+        raise InputError(said, field="model", hint="Download it and give the snapshot's folder.")
+    return typed_options(spec, request.options.engine_options) | (
+        {"revision": revision} if revision else {}
+    )
+
+
+def typed_options(spec: Engine, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name, in their types; text becomes what the option takes.
+
+    Raises:
+        InputError: for options that this version of the engine does not have, and values of another type.
+    """
+    found = ((_option(spec, word), value) for word, value in words.items())
+    return {
+        option.name: _typed(option, value) if isinstance(value, str) else value
+        for option, value in found
+    }
+
+
+def _option(spec: Engine, word: str) -> Option:
+    name, table = word.lstrip("-").replace("-", "_"), inner(spec).options
+    option = table.by_name.get(name) or table.by_spelling.get(word)
+    if option is None:
+        message, hint = unknown(f"{spec.title} {spec.version} option", word, list(table.by_name))
+        raise InputError(message, field=f"{FIELD}.{word}", hint=hint)
+    return option
+
+
+def _typed(option: Option, text: str) -> Any:
+    field = f"{FIELD}.{option.name}"
+    if option.many:
+        return [_typed(option.model_copy(update={"many": False}), each) for each in text.split(",")]
+    if text in option.words:
+        return text
+    try:
+        match option.type:
+            case "switch":
+                return {"true": True, "false": False}[text.casefold()]
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "json":
+                return parse_json(text, field)
+            case _:
+                return text
+    except (ValueError, KeyError):
+        takes = "true or false" if option.type == "switch" else option.takes
+        raise InputError(f"{option.flag} takes {takes}, not {text!r}.", field=field) from None

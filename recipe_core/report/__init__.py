@@ -1,7 +1,0 @@
-"""A recipe as one HTML file with its charts: it opens without a network and asks nothing of any."""
-
-from recipe_core.report.charts import Chart
-from recipe_core.report.html import html_report
-from recipe_core.report.sections import Section, Table, sections
-
-__all__ = ["Chart", "Section", "Table", "html_report", "sections"]

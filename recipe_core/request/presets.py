@@ -1,0 +1,147 @@
+"""Workloads and objectives to start from, as data (``presets.yaml``), and which of them a request has now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from recipe_core.base.documents import read_document
+from recipe_core.request.schema import Goal, Objective, Orientation, PlanRequest
+
+_CLEARED = ("max_context", "input_spread", "output_spread")
+"""Fields that a serving preset takes out unless it states them."""
+
+
+class Preset(BaseModel):
+    """A workload with a name; ``workload`` are fields of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    title: str
+    help: str
+    workload: dict[str, float | int | str]
+
+
+class PresetFile(BaseModel):
+    """``presets.yaml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    schema_version: Literal[1]
+    status: Literal["assumed"]
+    source: str
+    serving: dict[str, Preset]
+    training: dict[str, Preset]
+
+
+@cache
+def preset_file() -> PresetFile:
+    """The presets this version ships."""
+    return PresetFile.model_validate(read_document(Path(__file__).with_name("presets.yaml")))
+
+
+def presets(request: PlanRequest) -> dict[str, Preset]:
+    """Those of the request's kind of workload."""
+    return preset_file().training if request.is_training else preset_file().serving
+
+
+def preset_changes(request: PlanRequest, name: str) -> dict[str, Any]:
+    """The changes to a request that a preset makes."""
+    cleared = (
+        {}
+        if request.is_training
+        else dict.fromkeys((f"workload.{field}" for field in _CLEARED), None)
+    )
+    return cleared | {
+        f"workload.{field}": value for field, value in presets(request)[name].workload.items()
+    }
+
+
+def preset_of(request: PlanRequest) -> str | None:
+    """The preset whose numbers the request has now."""
+    stated = request.workload.model_dump()
+    wanted = {
+        name: dict.fromkeys(field for field in _CLEARED if field in stated) | preset.workload
+        for name, preset in presets(request).items()
+    }
+    return next(
+        (
+            name
+            for name, values in wanted.items()
+            if all(stated[field] == value for field, value in values.items())
+        ),
+        None,
+    )
+
+
+class Aim(BaseModel):
+    """What counts most: an orientation, or one goal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    title: str
+    help: str
+    optimize: Goal = "throughput"
+    orientation: Orientation | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The changes to a request that choose it."""
+        return {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
+
+
+_SERVING_AIMS: Mapping[str, Aim] = {
+    "latency": Aim(
+        title="Latency",
+        help="Tokens come fast to each user; cost counts a little.",
+        orientation="latency",
+    ),
+    "balanced": Aim(
+        title="Balanced", help="Speed for one user and cost count alike.", orientation="balanced"
+    ),
+    "throughput": Aim(title="Throughput", help="Most output of the whole deployment."),
+    "cost": Aim(title="Cost", help="Fewest dollars per million output tokens.", optimize="cost"),
+    "ttft": Aim(title="First token", help="Shortest wait for the first token.", optimize="ttft"),
+    "tpot": Aim(title="Token time", help="Shortest time between tokens.", optimize="tpot"),
+    "request": Aim(
+        title="Whole request", help="Shortest time for a whole answer.", optimize="latency"
+    ),
+    "gpus": Aim(
+        title="Fewest devices", help="As few devices as the limits allow.", optimize="gpus"
+    ),
+    "energy": Aim(title="Energy", help="Fewest joules per token.", optimize="energy"),
+}
+_TRAINING_AIMS: Mapping[str, Aim] = {
+    "throughput": Aim(
+        title="Time to finish", help="Most tokens per second, less what failures cost."
+    ),
+    "cost": Aim(title="Cost", help="Fewest dollars per token.", optimize="cost"),
+    "gpus": Aim(
+        title="Fewest devices",
+        help="As few devices as memory and the limits allow.",
+        optimize="gpus",
+    ),
+    "energy": Aim(title="Energy", help="Fewest joules per token.", optimize="energy"),
+}
+
+
+def aims(request: PlanRequest) -> Mapping[str, Aim]:
+    """What can count most for the request's kind of workload."""
+    return _TRAINING_AIMS if request.is_training else _SERVING_AIMS
+
+
+def aim_of(request: PlanRequest) -> str | None:
+    """The aim that the request has now; None for weights and what no aim is."""
+    o: Objective = request.objective
+    same = (
+        name
+        for name, aim in aims(request).items()
+        if (aim.optimize, aim.orientation) == (o.optimize, o.orientation)
+    )
+    goal = (
+        name
+        for name, aim in aims(request).items()
+        if aim.orientation == o.orientation and o.orientation is not None
+    )
+    return None if o.weights else next(same, None) or next(goal, None)

@@ -1,0 +1,107 @@
+"""The invariant of a training run, in one place: who works on what, and how a global batch comes out even.
+
+devices      = tp × pp × cp × dp
+global_batch = micro_batch × accumulation × dp
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipe_core.base.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelDims:
+    """Degrees of a run and its batch, in sequences. ``shard``: ranks over which states are divided (None: all of dp × cp).
+
+    Nothing is checked when one is made, so that a split that cannot run can still say why; `check` raises.
+    """
+
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    micro_batch: int
+    global_batch: int
+    shard: int | None = None
+
+    @property
+    def devices(self) -> int:
+        """Ranks of the run."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of the model, over which states can be divided."""
+        return self.dp * self.cp
+
+    @property
+    def sharded(self) -> int:
+        """Replicas over which states are divided."""
+        return self.shard or self.replicas
+
+    @property
+    def copies(self) -> int:
+        """Groups of replicas that each hold all states between them: more than one is HSDP."""
+        return self.replicas // self.sharded
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on one replica."""
+        return self.global_batch // self.sequences
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that all replicas work on at once."""
+        return self.dp * self.micro_batch
+
+    @property
+    def nearest_batches(self) -> tuple[int, ...]:
+        """Global batches next to the one asked for that come out even: the one below (if there is one) and the one above."""
+        below = self.global_batch // self.sequences * self.sequences
+        return tuple(batch for batch in (below, below + self.sequences) if batch)
+
+    def device_terms(self, there: int) -> str:
+        """``tp 2 × pp 4 × cp 1 × dp 8 = 64 devices; there are 32``."""
+        return f"tp {self.tp} × pp {self.pp} × cp {self.cp} × dp {self.dp} = {self.devices:,} devices; there are {there:,}"
+
+    def batch_terms(self) -> str:
+        """Every term of the global batch, and the batches near it that come out even."""
+        near = " or ".join(f"{batch:,}" for batch in self.nearest_batches)
+        terms = f"dp {self.dp} × micro_batch {self.micro_batch} = {self.sequences:,}"
+        return f"global_batch {self.global_batch:,} is not divisible by {terms}; the nearest that is: {near}"
+
+    def shard_terms(self) -> str:
+        """The replicas that a shard has to divide."""
+        return f"dp {self.dp} × cp {self.cp} = {self.replicas} replicas are not divisible by shard {self.shard}"
+
+    def check(self, devices: int) -> None:
+        """Raises InputError with every term of the first product that does not come out: devices, batch, shards."""
+        least = min(
+            self.tp, self.pp, self.cp, self.dp, self.micro_batch, self.global_batch, self.shard or 1
+        )
+        if least < 1:
+            raise InputError(
+                f"{self} has a degree below 1.",
+                field="candidate",
+                hint="Degrees and batches are 1 or more.",
+            )
+        if self.devices != devices:
+            raise InputError(
+                f"{self.device_terms(devices)}.",
+                field="candidate",
+                hint="Change a degree or the number of devices.",
+            )
+        if self.global_batch % self.sequences:
+            raise InputError(
+                f"{self.batch_terms()}.",
+                field="workload.global_batch",
+                hint="Change the batch, dp or micro_batch.",
+            )
+        if self.shard is not None and self.replicas % self.shard:
+            raise InputError(
+                f"{self.shard_terms()}.",
+                field="candidate.shard",
+                hint="Leave it out to divide over all replicas.",
+            )

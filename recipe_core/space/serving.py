@@ -1,0 +1,193 @@
+"""What is estimated: many splits and loads of one model on one kind of device, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.spec import Engine
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.model.dtypes import bytes_per_value
+from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role
+
+WIDE = frozenset({"bf16", "fp16", "fp32"})
+"""Formats that load into one another."""
+
+Mode = Literal["closed", "open", "static", "offline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cases of one call share. Dtypes are resolved: never "auto"."""
+
+    model: ModelSpec
+    cluster: Cluster
+    engine: Engine
+    mode: Mode
+    weight_dtype: str
+    kv_dtype: str
+
+    def stored_dtype(self, role: Role) -> str:
+        """The number format in which tensors of a role lie in device memory.
+
+        A checkpoint's own quantisation says it for each role; one that the engine makes turns every matrix of the layers;
+        embeddings, head, router and norms stay as they are.
+        """
+        quantization = self.model.quantization
+        if quantization is not None and self.weight_dtype == quantization.dtype:
+            return quantization.dtype_of(role, self.model.dtype)
+        if self.weight_dtype in WIDE:
+            return self.weight_dtype
+        return self.weight_dtype if role in MATRIX_ROLES else self.model.dtype
+
+    def stored_bytes(self, role: Role) -> float:
+        """Bytes per stored value of a role, scales included."""
+        quantization = self.model.quantization
+        if quantization is not None and self.weight_dtype == quantization.dtype:
+            return quantization.bytes_of(role, self.model.dtype)
+        return bytes_per_value(self.stored_dtype(role))
+
+    @property
+    def needs_other_checkpoint(self) -> bool:
+        """Whether the weights are neither what the checkpoint stores nor what the engine makes of it while loading."""
+        stored, wanted = self.model.weight_dtype, self.weight_dtype
+        if wanted == stored or {wanted, stored} <= WIDE:
+            return False
+        return not (stored in WIDE and wanted in self.engine.online_weight_dtypes)
+
+    @property
+    def activation_dtype(self) -> str:
+        """The 16- or 32-bit format that activations have."""
+        return self.weight_dtype if self.weight_dtype in WIDE else self.model.dtype
+
+    @property
+    def cache_can_be_had(self) -> bool:
+        """Whether the engine can be asked for the cache format beside these activations."""
+        return self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes per activation value: 16 bit, or 32 where the weights are."""
+        return 4.0 if self.weight_dtype == "fp32" else 2.0
+
+
+def no_such_cache(setting: Setting) -> str:
+    """That a cache format cannot be asked for beside these activations, and which can."""
+    kept = ", ".join(dict.fromkeys((setting.activation_dtype, *setting.engine.free_kv_dtypes)))
+    return f"{setting.engine.title} keeps no {setting.kv_dtype} cache beside {setting.activation_dtype} activations; it keeps {kept}"
+
+
+POOL = ("tp", "pp", "dp", "ep", "copies")
+"""What makes a pool of devices."""
+
+OPTIONAL = ("draft_tokens", "acceptance", "draft_layers", *(f"prefill_{name}" for name in POOL))
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """One row a case; all columns have the same length.
+
+    tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV head. per_node: devices in a node.
+    input_tokens, output_tokens: mean lengths. max_context: longest request the engine must accept. load: requests in flight, arrivals per
+    second, batch or queued requests, by the mode.
+    prefix_hit: share of the prompt found in the cache. Then the engine's own limits.
+
+    draft_tokens: drafted a step, each accepted with probability acceptance when those before it were; draft_layers: what drafts them (0
+    looks them up). prefill_*: the pool that computes prompts (tp 0: there is none), besides which the degrees above are the pool that
+    decodes. copies: how often the whole split is there, each with its own scheduler.
+    """
+
+    tp: Int
+    pp: Int
+    dp: Int
+    ep: Int
+    per_node: Int
+    nodes: Int
+    input_tokens: Float
+    output_tokens: Float
+    max_context: Float
+    load: Float
+    prefix_hit: Float
+    max_batched_tokens: Float
+    max_num_seqs: Float
+    memory_fraction: Float
+    block_tokens: Float
+    draft_tokens: Float
+    acceptance: Float
+    draft_layers: Float
+    copies: Int
+    cp: Int
+    prefill_tp: Int
+    prefill_pp: Int
+    prefill_dp: Int
+    prefill_ep: Int
+    prefill_copies: Int
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, rows: Any) -> Cases:
+        """The chosen rows, in that order."""
+        return Cases(*(getattr(self, name)[rows] for name in COLUMNS))
+
+    @property
+    def devices(self) -> Int:
+        """Devices a case uses, those of a prefill pool included."""
+        return self.tp * self.pp * self.dp * self.copies + self.prefill_devices
+
+    @property
+    def prefill_devices(self) -> Int:
+        """Devices of the prefill pool."""
+        return self.prefill_tp * self.prefill_pp * self.prefill_dp * self.prefill_copies
+
+    @property
+    def replicas(self) -> Int:
+        """Independent schedulers: replicas of the whole model, or data-parallel attention ranks where experts are shared."""
+        return self.dp * self.copies
+
+    @property
+    def disaggregated(self) -> Bool:
+        """Where prompts are computed by a pool of their own."""
+        return self.prefill_tp > 0
+
+    @property
+    def prefill_pool(self) -> Cases:
+        """The prefill pool of each case as cases of their own."""
+        pool: dict[str, Any] = {name: getattr(self, f"prefill_{name}") for name in POOL}
+        none: dict[str, Any] = {f"prefill_{name}": np.zeros_like(self.tp) for name in POOL}
+        return replace(self, **pool, **none)
+
+    @property
+    def shares_experts(self) -> Bool:
+        """Where experts are spread over ranks instead of being cut by tensor parallelism."""
+        return self.ep > 1
+
+
+COLUMNS = tuple(column.name for column in fields(Cases))
+
+
+def cases(n: int, **columns: Any) -> Cases:
+    """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
+
+    Left out, ``copies`` and ``cp`` are 1 and what concerns drafts and the prefill pool 0: there are none.
+    """
+    columns = dict.fromkeys(OPTIONAL, 0) | {"copies": 1, "cp": 1} | columns
+    out: dict[str, Any] = {}
+    for column in fields(Cases):
+        dtype = np.int64 if column.type == "Int" else np.float64
+        out[column.name] = np.full(n, columns[column.name], dtype=dtype)
+    return Cases(**out)
+
+
+def stack(parts: Sequence[Cases]) -> Cases:
+    """Cases one after another."""
+    return Cases(
+        **{
+            column.name: np.concatenate([getattr(part, column.name) for part in parts])
+            for column in fields(Cases)
+        }
+    )

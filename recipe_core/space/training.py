@@ -1,0 +1,234 @@
+"""What is estimated: many splits of training runs of one model on one kind of device, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, States, training_data
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.model.spec import ModelSpec
+from recipe_core.physics.network import Group
+from recipe_core.request.schema import Loading
+from recipe_core.space.dims import ParallelDims
+
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v")
+"""Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk on the first stage."""
+
+OFFLOADS = ("none", "optimizer", "optimizer-nvme")
+"""Where optimizer states live: on the device, in host memory, on the host's disks."""
+
+Method = Literal["pretrain", "finetune", "lora", "qlora", "dpo"]
+Precision = Literal["bf16", "fp16", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSetting:
+    """What all cases of one call share."""
+
+    model: ModelSpec
+    cluster: Cluster
+    engine: str
+    framework: Framework
+    precision: Precision
+    method: Method
+    optimizer_name: str
+    optimizer: Optimizer
+    flash: bool
+    fused_loss: bool | None
+    lora_rank: int
+    lora_alpha: float
+    figures: Calibration
+    document_tokens: int | None = None
+    packed: bool = True
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
+    loading: Loading = field(default_factory=Loading)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.method in ("lora", "qlora")
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels keep their inputs in 8 bits, and nothing between norms and products."""
+        return self.precision == "fp8" and self.framework.fused_in_8_bit
+
+    @property
+    def states(self) -> States:
+        """Bytes a parameter at the setting's precision and dtype of gradients (those of 16 bits are added in place)."""
+        own = {"fp16": self.framework.states_fp16, "fp8": self.framework.states_fp8}
+        usual = own.get(self.precision) or self.framework.states
+        if self.gradient_dtype is None:
+            return usual
+        wide = 4.0 if self.gradient_dtype == "fp32" else 2.0
+        return usual.model_copy(
+            update={
+                "gradient": wide,
+                "reduced": wide,
+                "transient": usual.transient if wide > 2 else 0.0,
+            }
+        )
+
+    def seen(self, sequence_length: Int | Float, window: int | None = None) -> Float:
+        """Positions that a token attends to on average, backwards in its document."""
+        longest = np.asarray(sequence_length, dtype=float)
+        if self.document_tokens is not None:
+            longest = np.minimum(longest, self.document_tokens)
+        return np.minimum(longest / 2, window or np.inf)
+
+    def useful(self, sequence_length: Int | Float) -> Float:
+        """Share of the tokens that are not padding."""
+        short = self.document_tokens is not None and not self.packed
+        return np.minimum(
+            (self.document_tokens if short else np.inf) / np.asarray(sequence_length, dtype=float),
+            1.0,
+        )
+
+    def pace(self, dtype: str) -> float:
+        """Rate of products in training, of what the device's roofline says of the same products alone."""
+        return self.figures.pace(self.cluster.device, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCases:
+    """One row a case; all columns have the same length.
+
+    tp, pp, cp, dp: degrees; their product is the devices. virtual_stages: chunks of layers a stage holds. ep: ranks that share the experts,
+    within tp × cp × dp. shard: ranks over which states are divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master,
+    2 gradients too, 3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload: positions in `RECOMPUTE`,
+    `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that are recomputed (0: all). sync_step: 1 where replicas exchange
+    gradients once a step. fused_loss: 1 where logits are made piece by piece.
+    """
+
+    tp: Int
+    pp: Int
+    virtual_stages: Int
+    cp: Int
+    ep: Int
+    dp: Int
+    shard: Int
+    zero_stage: Int
+    micro_batch: Int
+    recompute: Int
+    recompute_layers: Int
+    schedule: Int
+    offload: Int
+    sync_step: Int
+    sequence_parallel: Int
+    fused_loss: Int
+    sequence_length: Int
+    global_batch: Int
+    per_node: Int
+    nodes: Int
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, rows: Any) -> TrainingCases:
+        """The chosen rows, in that order."""
+        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @property
+    def devices(self) -> Int:
+        """Devices of a case."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def replicas(self) -> Int:
+        """Ranks that hold the same tensor-parallel share of a stage, over which states can be divided."""
+        return self.dp * self.cp
+
+    @property
+    def tokens(self) -> Float:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.sequence_length / self.cp
+
+    @property
+    def step_tokens(self) -> Float:
+        """Tokens of a step, padding among them."""
+        return (self.global_batch * self.sequence_length).astype(np.float64)
+
+    @property
+    def micro_batches(self) -> Int:
+        """Micro-batches of a step on one replica: gradient accumulation, or what fills a pipeline."""
+        batches: Int = np.maximum(self.global_batch // np.maximum(self.dp * self.micro_batch, 1), 1)
+        return batches
+
+    @property
+    def norm_share(self) -> Float:
+        """Into how many ranks sequence parallelism cuts what tensor parallelism leaves whole."""
+        return np.where(self.sequence_parallel > 0, self.tp, 1).astype(np.float64)
+
+    @property
+    def nodes_used(self) -> Float:
+        """Nodes a case reaches over."""
+        return np.ceil(self.devices / self.per_node)
+
+    def dims(self, i: int) -> ParallelDims:
+        """Degrees and batch of case ``i``."""
+        names = ("tp", "pp", "cp", "dp", "micro_batch", "global_batch", "shard")
+        return ParallelDims(**{name: int(getattr(self, name)[i]) for name in names})
+
+    def has(self, schedule: str) -> Bool:
+        """Where a schedule is used."""
+        return np.asarray(self.schedule == SCHEDULES.index(schedule))
+
+
+def training_cases(n: int, **columns: Any) -> TrainingCases:
+    """Cases from scalars and arrays, every column stretched to ``n`` rows.
+
+    Left out, degrees are 1, there is no recomputation, tensor-parallel ranks cut sequences too, states are divided over all replicas, and
+    the schedule is the one that ``virtual_stages`` needs.
+    """
+    defaults: dict[str, Any] = dict.fromkeys(
+        ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "micro_batch", "sequence_parallel"), 1
+    )
+    nothing = dict.fromkeys(
+        ("zero_stage", "recompute", "recompute_layers", "offload", "sync_step", "fused_loss"), 0
+    )
+    given = defaults | nothing | columns
+    given.setdefault(
+        "schedule",
+        np.where(np.asarray(given["virtual_stages"]) > 1, SCHEDULES.index("interleaved"), 0),
+    )
+    given.setdefault("shard", np.asarray(given["dp"]) * np.asarray(given["cp"]))
+    stretched = {
+        f.name: np.ascontiguousarray(np.broadcast_to(np.asarray(given[f.name], dtype=np.int64), n))
+        for f in fields(TrainingCases)
+    }
+    return TrainingCases(**stretched)
+
+
+def stack_cases(parts: Sequence[TrainingCases]) -> TrainingCases:
+    """Cases one after another."""
+    return TrainingCases(
+        **{
+            f.name: np.concatenate([getattr(part, f.name) for part in parts])
+            for f in fields(TrainingCases)
+        }
+    )
+
+
+def ranks(
+    setting: TrainingSetting, cases: TrainingCases, count: Int, stride: Int | int = 1
+) -> Group:
+    """The group of ``count`` ranks, ``stride`` apart: as many on one island as its devices allow."""
+    cluster = setting.cluster
+    reach = (
+        np.full(len(cases), float(cluster.fabric.domain or 1))
+        if cluster.rack_scale
+        else cases.per_node.astype(float)
+    )
+    local = np.clip(np.floor(reach / stride), 1, count)
+    return Group(local, np.ceil(count / local))
+
+
+def figures() -> Calibration:
+    """The fitted numbers this version ships."""
+    return training_data().figures

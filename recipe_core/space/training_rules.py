@@ -1,0 +1,139 @@
+"""Every rule that a training split can break, with its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recipe_core.model.spec import MoeMlp
+from recipe_core.space.refusal import Refusal
+from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting
+
+
+def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """Rules that can be looked at before memory is."""
+    return [
+        *_device_rules(setting, cases),
+        *_model_rules(setting, cases),
+        *_batch_rules(cases),
+        *_schedule_rules(cases),
+    ]
+
+
+def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    there = cases.per_node * cases.nodes
+    yield Refusal(
+        "devices",
+        cases.devices > there,
+        lambda i: cases.dims(i).device_terms(int(there[i])),
+    )
+    device, missing = (
+        setting.cluster.device,
+        setting.precision not in setting.cluster.device.peak_flops_per_s,
+    )
+    yield Refusal(
+        "precision",
+        np.full(len(cases), missing and setting.precision != "bf16"),
+        lambda i: (
+            f"{device.title} does not multiply {setting.precision}; it multiplies {', '.join(device.peak_flops_per_s)}"
+        ),
+    )
+
+
+def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    model = setting.model
+    layers = len(model.layers)
+    heads = min(
+        (a.heads for layer, _ in model.kinds if (a := layer.attention) is not None), default=0
+    )
+    if heads:
+        yield Refusal(
+            "heads",
+            heads % cases.tp != 0,
+            lambda i: f"{heads} attention heads are not divisible by tp {cases.tp[i]}",
+        )
+    yield Refusal(
+        "hidden",
+        model.hidden % cases.tp != 0,
+        lambda i: f"hidden size {model.hidden} is not divisible by tp {cases.tp[i]}",
+    )
+    width = min(
+        (
+            m.intermediate
+            for layer, _ in model.kinds
+            if (m := layer.mlp) is not None and not isinstance(m, MoeMlp)
+        ),
+        default=0,
+    )
+    if width:
+        yield Refusal(
+            "width",
+            width % cases.tp != 0,
+            lambda i: f"feed-forward width {width} is not divisible by tp {cases.tp[i]}",
+        )
+    chunks = cases.pp * cases.virtual_stages
+    yield Refusal(
+        "layers",
+        chunks > layers,
+        lambda i: (
+            f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks are more than the {layers} layers"
+        ),
+    )
+    moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
+    if moe is None:
+        yield Refusal(
+            "no-experts",
+            cases.ep > 1,
+            lambda i: f"ep {cases.ep[i]}: {model.name} has no experts; leave ep out",
+        )
+        return
+    ranks = cases.tp * cases.cp * cases.dp
+    yield Refusal(
+        "experts",
+        moe.experts % cases.ep != 0,
+        lambda i: f"{moe.experts} experts are not divisible by ep {cases.ep[i]}",
+    )
+    yield Refusal(
+        "expert-ranks",
+        ranks % cases.ep != 0,
+        lambda i: f"tp × cp × dp = {ranks[i]} ranks are not divisible by ep {cases.ep[i]}",
+    )
+
+
+def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
+    each = np.maximum(cases.dp * cases.micro_batch, 1)
+    yield Refusal(
+        "global-batch", cases.global_batch % each != 0, lambda i: cases.dims(i).batch_terms()
+    )
+    pieces = 2 * cases.cp
+    yield Refusal(
+        "sequence",
+        (cases.cp > 1) & (cases.sequence_length % pieces != 0),
+        lambda i: (
+            f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × cp {cases.cp[i]} (each rank takes two pieces)"
+        ),
+    )
+
+
+def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
+    several = cases.virtual_stages > 1
+    yield Refusal(
+        "virtual-stages",
+        several & (cases.pp == 1),
+        lambda i: f"virtual_stages {cases.virtual_stages[i]} need a pipeline; pp is 1",
+    )
+    names = " or ".join(("interleaved", "zb-v"))
+    yield Refusal(
+        "schedule",
+        several & (cases.pp > 1) & ~(cases.has("interleaved") | cases.has("zb-v")),
+        lambda i: (
+            f"schedule {SCHEDULES[cases.schedule[i]]} has one chunk a stage; virtual_stages {cases.virtual_stages[i]} need {names}"
+        ),
+    )
+    replicas = cases.replicas
+    yield Refusal(
+        "shard",
+        (cases.shard < 1) | (replicas % np.maximum(cases.shard, 1) != 0),
+        lambda i: cases.dims(i).shard_terms(),
+    )

@@ -1,0 +1,54 @@
+"""A recipe as targets see it."""
+
+from __future__ import annotations
+
+import shlex
+
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.container import BUILD, containerfile
+from recipe_core.recipe.decision import Decision
+from recipe_core.recipe.names import dns_label
+from recipe_core.recipe.schema import Recipe
+from recipe_core.targets.context import NAME_ONE, Context, Image
+
+
+def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
+    """What targets are made from: the launch, where it goes, and the recipe's estimate and limits."""
+    profile, model, lock = decision.cluster.device, decision.model, recipe.lock
+    host = profile.node.host_memory_bytes
+    image = lock.image if lock else decision.image
+    return Context(
+        name=dns_label(recipe.name),
+        kind=recipe.kind,
+        engine=recipe.engine.name,
+        engine_version=recipe.engine.version,
+        launch=started,
+        parameters=recipe.parameters,
+        model=recipe.model.id,
+        device=profile.known_as or profile.name,
+        vendor=profile.vendor,
+        runtime=profile.runtime,
+        architecture=profile.architecture,
+        devices_per_node=max(
+            len({d for p in started.processes if p.node == node for d in p.devices})
+            for node in range(started.nodes)
+        ),
+        device_memory_bytes=int(profile.memory_bytes.value),
+        host_memory_bytes=int(host.value) if host else None,
+        image=Image(reference=image.reference, digest=image.digest) if image else None,
+        weights_bytes=int(model.checkpoint_bytes or model.counted_bytes),
+        estimate=recipe.estimate,
+        workload=recipe.request["workload"],
+        limits=recipe.request.get("objective", {}).get("limits", {}),
+        install=tuple(shlex.split(decision.install)),
+        no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
+    )
+
+
+def image_file(decision: Decision, runtime: str) -> str | None:
+    """The Containerfile of a framework that has no image of its own; None where it has, or none can be built."""
+    return (
+        containerfile(decision.engine, runtime)
+        if decision.deployment is None and decision.image is None
+        else None
+    )
