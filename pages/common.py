@@ -22,11 +22,10 @@ from recipe_core.hardware.cluster import device, is_own
 from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request import edit as edits
-from recipe_core.request import link as query
-from recipe_core.request import split_key as keys
-from recipe_core.request.edit import shared_candidate
+from recipe_core.request.edit import change, select_split, shared_candidate, value_of
+from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search import fixes
 from recipe_core.search.board import Board
 from recipe_core.search.board_of import board_of
@@ -61,7 +60,7 @@ def request() -> PlanRequest:
 
 def training() -> bool:
     """Whether the request is about training."""
-    return is_training(request())
+    return request().is_training
 
 
 def pins() -> list[str]:
@@ -72,7 +71,7 @@ def pins() -> list[str]:
 
 def link() -> dict[str, str]:
     """The query of a link to what is on the screen."""
-    return query.link_query(request(), pins())
+    return link_query(request(), pins())
 
 
 def read_url() -> None:
@@ -81,8 +80,8 @@ def read_url() -> None:
     edited = state.pop("edited", False)
     if "request" in state and (edited or not given or given == state.get("written")):
         return  # ours, a click in the navigation, or an edit while the address is still the old one
-    state["request"], ignored = query.from_query(given)
-    state["pins"], bad_pins = keys.read_pins(given.get("pins", ""), MAX_PINS)
+    state["request"], ignored = from_query(given)
+    state["pins"], bad_pins = read_pins(given.get("pins", ""), MAX_PINS)
     state["ignored"] = [*ignored, *bad_pins]
 
 
@@ -97,7 +96,7 @@ def apply(changes: Mapping[str, Any]) -> None:
     """Change the request; an edit that makes it invalid is refused and said."""
     st.session_state["edited"] = True
     try:
-        st.session_state["request"] = edits.change(request(), changes)
+        st.session_state["request"] = change(request(), changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
 
@@ -115,7 +114,7 @@ def edit(
     """Draw a widget on one field of the request. ``optional``: an empty widget takes the field out, else it changes nothing."""
     key = f"_{field}"
     st.session_state[key] = read(
-        edits.value_of(request(), field)
+        value_of(request(), field)
     )  # seeded each run: no second source for the widget's value
 
     def commit() -> None:
@@ -178,7 +177,7 @@ def toggle_pin(key: str) -> None:
 
 def take(key: str) -> None:
     """Make a split the chosen one; the recipe page shows it."""
-    apply(edits.taken(request(), key))
+    apply(select_split(request(), key))
 
 
 def follow_edit() -> None:
@@ -189,7 +188,7 @@ def follow_edit() -> None:
 
 def start_over() -> None:
     """Back to the request of an empty link."""
-    st.session_state.update({"request": query.DEFAULT, "pins": [], "edited": True})
+    st.session_state.update({"request": DEFAULT, "pins": [], "edited": True})
 
 
 # --- what the core says -----------------------------------------------------------------------------------------------------------
@@ -272,7 +271,7 @@ def remedies() -> list[fixes.Remedy]:
 def chosen_key() -> str | None:
     """The key of the split that was taken, None while the ranking chooses."""
     candidate = request().candidate
-    return keys.key_of(candidate.model_dump()) if candidate else None
+    return key_of(candidate.model_dump()) if candidate else None
 
 
 def chosen(found: Board) -> int | None:
@@ -289,5 +288,5 @@ def chosen_is_gone(found: Board) -> str | None:
     return (
         None
         if key is None or (row is not None and found.feasible[row])
-        else split_name(keys.split_of(key) or {})
+        else split_name(split_of(key) or {})
     )

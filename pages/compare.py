@@ -6,7 +6,7 @@ import streamlit as st
 from recipe_core.base import labels
 from recipe_core.present import charts, tables
 from recipe_core.present.tables import SHOWN_ROWS
-from recipe_core.request import split_key as keys
+from recipe_core.request import split_key
 from recipe_core.search.board import Board
 
 
@@ -99,7 +99,7 @@ def pinned(board: Board, key: str) -> None:
     row = board.row(key)
     if row is None:
         st.markdown(
-            f"**{labels.split_name(keys.split_of(key))}** is not a split of this plan any more."
+            f"**{labels.split_name(split_key.split_of(key))}** is not a split of this plan any more."
         )
     elif not board.feasible[row]:
         st.markdown(

@@ -14,7 +14,7 @@ import streamlit as st
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import RecipeError
-from recipe_core.bundle import browse as listing
+from recipe_core.bundle.browse import PREVIEWED, listing, preview
 from recipe_core.bundle.write import Bundle
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.present import overview, snippets
@@ -134,7 +134,7 @@ def browse(bundle: Bundle) -> None:
             persist_state="session",
             max_chars=200,
         )
-        found = {each.path: each for each in listing.listing(bundle.files, wanted or "")}
+        found = {each.path: each for each in listing(bundle.files, wanted or "")}
         if not found:
             st.info("No file holds these words.", icon=":material/search_off:")
             return
@@ -152,12 +152,12 @@ def browse(bundle: Bundle) -> None:
             )
     with right:
         chosen = found[path or next(iter(found))]
-        text, whole = listing.preview(bundle.files[chosen.path])
+        text, whole = preview(bundle.files[chosen.path])
         st.markdown(f"**{common.escape(chosen.path)}**")
         st.caption(f"{chosen.about}; {chosen.size:,} bytes")
         read(text)
         if not whole:
-            st.caption(f"The first {listing.PREVIEWED:,} characters; the download has all of it.")
+            st.caption(f"The first {PREVIEWED:,} characters; the download has all of it.")
 
 
 def pick_file() -> None:

@@ -16,7 +16,7 @@ from recipe_core.present import overview
 from recipe_core.present.report import html_report
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
-from recipe_core.request import edit as edits
+from recipe_core.request import edit
 from recipe_core.request.edit import SHARED, shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
@@ -67,7 +67,7 @@ def chosen_changes(key: str) -> dict:
         return {}
     shared = shared_candidate(common.request())
     return (
-        edits.taken(common.request(), key)
+        edit.select_split(common.request(), key)
         if key
         else {"candidate": shared.model_dump(exclude_none=True) if shared else None}
     )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import cluster, device
-from recipe_core.hardware.detect import machine as module
+from recipe_core.hardware.detect import machine as detection
 from recipe_core.hardware.detect import tools
 from recipe_core.hardware.detect.links import (
     islands,
@@ -63,19 +63,19 @@ def bench(tmp_path, monkeypatch):
     return tmp_path
 
 
-def agrees(found: module.Found) -> None:
+def agrees(found: detection.Found) -> None:
     """What was found makes a valid request, and the filled profile is a valid device file."""
     assert found.request is not None
     cluster(HardwareRequest(**found.request["hardware"]))
     Device.model_validate(found.profile)
-    assert module.describe(found).endswith(
+    assert detection.describe(found).endswith(
         f"nodes: 1{chr(10) + '  fabric: ' + found.links.fabric if found.links else ''}"
     )
 
 
 def test_hgx_h100(bench):
     nvidia(bench, "hgx-h100", "topo-hgx-h100.txt")
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert (found.matched, found.count) == ("h100-sxm", 8)
     assert found.request == {
@@ -96,7 +96,7 @@ def test_hgx_h100(bench):
 def test_part_of_an_hgx_board(bench, monkeypatch):
     nvidia(bench, "hgx-h100", "topo-hgx-h100.txt")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    found = module.detect()
+    found = detection.detect()
     assert found.request == {
         "hardware": {"device": "h100-sxm", "per_node": 2, "nodes": 1, "fabric": "nvlink4"}
     }
@@ -104,7 +104,7 @@ def test_part_of_an_hgx_board(bench, monkeypatch):
 
 def test_l40s_over_pcie(bench):
     nvidia(bench, "l40s", "topo-l40s-pcie.txt")
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert found.request == {
         "hardware": {"device": "l40s", "per_node": 4, "nodes": 1, "fabric": "pcie4"}
@@ -114,7 +114,7 @@ def test_l40s_over_pcie(bench):
 
 def test_bridged_pairs(bench):
     nvidia(bench, "h100-nvl", "topo-h100-nvl-pairs.txt")
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert found.request == {
         "hardware": {"device": "h100-nvl", "per_node": 4, "nodes": 1, "fabric": "nvlink4-bridge"}
@@ -127,27 +127,27 @@ def test_bridged_pairs(bench):
 
 def test_an_unknown_device_is_not_guessed(bench):
     nvidia(bench, "v100", "topo-dgx1-mesh.txt")
-    found = module.detect()
+    found = detection.detect()
     assert (found.matched, found.request) == (None, None)
     assert found.profile["memory_bytes"]["value"] == 32768 << 20
     assert found.profile["architecture"] == "sm_70"
     assert found.profile["tdp_watts"]["value"] == 300.0
     assert {"memory_bandwidth_bytes_per_s", "peak_flops_per_s", "node"} <= set(found.unknown)
     assert "partial mesh" in found.links.note
-    assert "memory_bandwidth_bytes_per_s: not told" in module.describe(found)
+    assert "memory_bandwidth_bytes_per_s: not told" in detection.describe(found)
 
 
 def test_a_slice_of_a_known_card_is_no_match(bench):
     (bench / "slice.csv").write_text("NVIDIA H100 80GB HBM3, 40448\n")
     tool(bench, "nvidia-smi", {"name,memory.total": bench / "slice.csv"})
-    found = module.detect()
+    found = detection.detect()
     assert found.matched is None
     assert any("partition" in note for note in found.notes)
 
 
 def test_unified_memory_prints_no_total(bench):
     nvidia(bench, "gb10")
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert found.matched == "dgx-spark"
     assert found.allocatable_memory_bytes["status"] == "assumed"
@@ -157,7 +157,7 @@ def test_torch_tells_what_a_process_gets(bench, monkeypatch):
     nvidia(bench, "l40s", "topo-l40s-pcie.txt")
     seen = {"cuda": "12.8", "hip": None, "devices": [["NVIDIA L40S", 47_697_362_944, "sm_89"]] * 4}
     monkeypatch.setattr(tools, "ask_torch", lambda notes: seen)
-    found = module.detect()
+    found = detection.detect()
     assert found.allocatable_memory_bytes["value"] == 47_697_362_944
     assert found.allocatable_memory_bytes["status"] == "measured"
     assert found.versions["torch's CUDA"] == "12.8"
@@ -172,7 +172,7 @@ def test_mi300x_by_rocm_smi(bench):
             "--showproductname": DATA / "rocm-smi-mi300x.json",
         },
     )
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert found.request == {
         "hardware": {"device": "mi300x", "per_node": 8, "nodes": 1, "fabric": "xgmi-mi300"}
@@ -187,7 +187,7 @@ def test_mi300x_by_amd_smi(bench):
         "amd-smi",
         {"topology": DATA / "amd-smi-topo-mi300x.json", "static": DATA / "amd-smi-mi300x.json"},
     )
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert found.request == {
         "hardware": {"device": "mi300x", "per_node": 2, "nodes": 1, "fabric": "xgmi-mi300"}
@@ -197,21 +197,21 @@ def test_mi300x_by_amd_smi(bench):
 
 def test_a_nameless_card_is_told_by_architecture_and_memory(bench):
     tool(bench, "rocm-smi", {"--showproductname": DATA / "rocm-smi-w7900.json"})
-    found = module.detect()
+    found = detection.detect()
     agrees(found)
     assert (found.matched, found.matched_by) == ("radeon-pro-w7900", "architecture and memory")
 
 
 def test_gaudi(bench):
     tool(bench, "hl-smi", {"name,memory.total": DATA / "hl-smi-gaudi3.csv"})
-    found = module.detect()
+    found = detection.detect()
     assert (found.matched, found.count) == ("gaudi3", 8)
     assert any("links were not read" in note for note in found.notes)
 
 
 def test_a_failing_tool_leaves_a_note(bench):
     tool(bench, "nvidia-smi", {"name,memory.total": "echo 'NVIDIA-SMI has failed' >&2; exit 9"})
-    found = module.detect()
+    found = detection.detect()
     assert found.matched == "cpu"
     assert any("has failed" in note for note in found.notes)
 
@@ -219,7 +219,7 @@ def test_a_failing_tool_leaves_a_note(bench):
 def test_two_kinds_of_cards(bench):
     (bench / "mixed.csv").write_text("NVIDIA L4, 23034\nNVIDIA L40S, 46068\nNVIDIA L4, 23034\n")
     tool(bench, "nvidia-smi", {"name,memory.total": bench / "mixed.csv"})
-    found = module.detect()
+    found = detection.detect()
     assert (found.matched, found.count) == ("l4", 2)
     assert any("1 × NVIDIA L40S" in note for note in found.notes)
 

@@ -18,7 +18,7 @@ from recipe_core.search.batch import estimate_many
 from recipe_core.search.serving_candidates import one_split, resolve
 from recipe_core.search.serving_plan import PlanTable, judged, plan
 from recipe_core.search.verdict import check_request
-from recipe_core.space import placement as seats
+from recipe_core.space import placement
 from recipe_core.space.splits import place_rules, refusals
 from tests.conftest import make_request
 
@@ -152,8 +152,8 @@ def test_what_packs_by_count_packs_one_by_one(seed):
             over = draw.choice((1, 1, 2))
             kinds.append((draw.randint(1, 6), over * draw.randint(1, per_node), over))
         fits = bool(
-            seats.have_room(
-                [seats.Servers(*map(np.asarray, kind)) for kind in kinds],
+            placement.fits_in_nodes(
+                [placement.Servers(*map(np.asarray, kind)) for kind in kinds],
                 np.asarray(per_node),
                 np.asarray(nodes),
             )

@@ -172,7 +172,7 @@ def test_a_rack_is_one_island():
         1,
     )
     split = cases(2, tp=np.array([4, 16]), prefix_hit=0, **columns)
-    assert group(WHERE["rack"], split, split.tp).remote.tolist() == [1, 1]
+    assert rank_group(WHERE["rack"], split, split.tp).remote.tolist() == [1, 1]
     assert rank_group(
         joined(per_node=8, nodes=2), replace(split, per_node=np.array([8, 8])), split.tp
     ).remote.tolist() == [1, 2]

@@ -8,7 +8,7 @@ import pytest
 
 from recipe_core.base import labels
 from recipe_core.base.units import gib
-from recipe_core.bundle import browse as listing
+from recipe_core.bundle import browse
 from recipe_core.bundle.write import bundle_of
 from recipe_core.present import overview
 from recipe_core.recipe import make_recipe, recipe_request
@@ -122,16 +122,16 @@ def test_a_training_split_is_tried_on_every_framework() -> None:
 
 def test_files_are_listed_searched_and_cut() -> None:
     files = bundle_of(make_recipe(make_request())).files
-    every = listing.listing(files)
+    every = browse.listing(files)
     assert [each.path for each in every[:2]] == ["README.md", "recipe.yaml"]
     assert {each.path for each in every} == set(files)
     assert every[0].size == len(files["README.md"])
-    found = [each.path for each in listing.listing(files, "SBATCH slurm")]
+    found = [each.path for each in browse.listing(files, "SBATCH slurm")]
     assert "targets/slurm/job.sbatch" in found
     assert len(found) < len(files)
-    assert listing.listing(files, "recipe zebrawood") == []
-    assert listing.preview(b"\xff" + b"a" * 70_000) == (
-        "\ufffd" + "a" * (listing.PREVIEWED - 1),
+    assert browse.listing(files, "recipe zebrawood") == []
+    assert browse.preview(b"\xff" + b"a" * 70_000) == (
+        "\ufffd" + "a" * (browse.PREVIEWED - 1),
         False,
     )
-    assert json.loads(listing.preview(files["launch.json"])[0])["schema_version"] == 1
+    assert json.loads(browse.preview(files["launch.json"])[0])["schema_version"] == 1

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recipe_core.base.labels import training_split
 from recipe_core.base.text_rows import cost_text, serving_rows, training_rows
 from recipe_core.base.units import gib
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
-from recipe_core.present.training_text import training_split
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
 from recipe_core.targets.use import uses

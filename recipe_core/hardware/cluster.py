@@ -11,7 +11,7 @@ from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import root
-from recipe_core.hardware import custom as own
+from recipe_core.hardware import custom
 from recipe_core.hardware.files import named, read
 from recipe_core.hardware.prices import PRICE_NOTES, price_of
 from recipe_core.hardware.profile import (
@@ -46,21 +46,23 @@ def device(wanted: str | Mapping[str, Any]) -> Device:
     Raises:
         HardwareError: naming close names when there is none, or the field of a profile that is wrong.
     """
-    return _shipped(wanted) if isinstance(wanted, str) else _own(own.canonical(wanted))
+    return _shipped(wanted) if isinstance(wanted, str) else _own(custom.canonical(wanted))
 
 
 @lru_cache(maxsize=256)
 def _own(text: str) -> Device:
     """A profile that is not shipped, by its content."""
     given = json.loads(text)
-    base = given.get(own.BASE)
+    base = given.get(custom.BASE)
     if base is not None:
-        given = own.merged(_base(base, own.BASE), given)
-    profile = own.validated(given)
+        given = custom.merged(_base(base, custom.BASE), given)
+    profile = custom.validated(given)
     if not is_own(profile) or profile.name in _aliases():
         hint = f"Give it a name of its own, such as my-{profile.name}."
         raise HardwareError(
-            f"{profile.name!r} is a device that is shipped.", field=f"{own.FIELD}.name", hint=hint
+            f"{profile.name!r} is a device that is shipped.",
+            field=f"{custom.FIELD}.name",
+            hint=hint,
         )
     _check_links(profile)
     return (
@@ -75,7 +77,9 @@ def _base(name: Any, field: str) -> Device:
     try:
         return _shipped(str(name))
     except HardwareError as error:
-        raise HardwareError(error.message, field=f"{own.FIELD}.{field}", hint=error.hint) from None
+        raise HardwareError(
+            error.message, field=f"{custom.FIELD}.{field}", hint=error.hint
+        ) from None
 
 
 def _known_as(profile: Device) -> str:
@@ -85,7 +89,7 @@ def _known_as(profile: Device) -> str:
         message = f"{shipped.name} runs {shipped.runtime}, this device {profile.runtime}."
         raise HardwareError(
             message,
-            field=f"{own.FIELD}.known_as",
+            field=f"{custom.FIELD}.known_as",
             hint="Name a device of the same vendor, or leave it out.",
         )
     return shipped.name
@@ -99,7 +103,7 @@ def _check_links(profile: Device) -> None:
         ("network", "scale-out", (node.network,)),
     )
     for field, kind, names in (inside, ("alternatives", "scale-up", node.alternatives), between):
-        where = f"{own.FIELD}.node.{field}"
+        where = f"{custom.FIELD}.node.{field}"
         for name in names:
             if fabric(name, where).kind != kind:
                 known = ", ".join(each for each in fabric_names() if fabric(each).kind == kind)
@@ -120,10 +124,10 @@ def plain(profile: Device) -> dict[str, Any]:
 
 @cache
 def _shipped(name: str) -> Device:
-    if own.is_path(name):
+    if custom.is_path(name):
         hint = "The command line reads paths, the library with PlanRequest.parse(…, files=True); elsewhere give the profile itself."
         raise HardwareError(
-            f"{name[:200]!r} is a path, and none is read here.", field=own.FIELD, hint=hint
+            f"{name[:200]!r} is a path, and none is read here.", field=custom.FIELD, hint=hint
         )
     files = _files()
     wanted = name.casefold()
@@ -131,7 +135,7 @@ def _shipped(name: str) -> Device:
         wanted = _aliases().get(wanted, wanted)
     if wanted not in device_names():
         message, hint = unknown("device", name, device_names())
-        raise HardwareError(message, field=own.FIELD, hint=hint)
+        raise HardwareError(message, field=custom.FIELD, hint=hint)
     return read(files[wanted], Device)
 
 

@@ -9,9 +9,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
-from recipe_core.request.edit import SHARED
 from recipe_core.request.link import START_LOADS, TRAINING, checked, flat, leaves
-from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
 from recipe_core.request.split_key import cluster_of, split_of
 
 TRAINING_TOKENS = 10e9

@@ -16,7 +16,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
-from recipe_core.space import placement as seats
+from recipe_core.space import placement
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting, no_such_cache
 
@@ -105,14 +105,14 @@ def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
         Refusal(
             "uneven-nodes",
             there & ~spread,
-            lambda i: f"{_uneven(cases, kinds, i)}; {seats.UNEVEN_FIX}",
+            lambda i: f"{_uneven(cases, kinds, i)}; {placement.UNEVEN_FIX}",
         ),
         Refusal(
             "packing",
-            there & spread & ~seats.have_room(kinds, cases.per_node, cases.nodes),
+            there & spread & ~placement.fits_in_nodes(kinds, cases.per_node, cases.nodes),
             lambda i: (
-                f"{seats.unpacked([(int(n[i]), int(of[i])) for n, of in sizes], int(cases.per_node[i]), int(cases.nodes[i]))}; "
-                f"{seats.UNPACKED_FIX}"
+                f"{placement.unpacked([(int(n[i]), int(of[i])) for n, of in sizes], int(cases.per_node[i]), int(cases.nodes[i]))}; "
+                f"{placement.UNPACKED_FIX}"
             ),
         ),
     ]
@@ -131,9 +131,9 @@ def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     return [*place_rules(setting, cases), asked]
 
 
-def _servers(setting: Setting, cases: Cases) -> seats.Servers:
+def _servers(setting: Setting, cases: Cases) -> placement.Servers:
     degrees = (cases.tp, cases.pp, cases.dp, cases.ep)
-    return seats.servers(
+    return placement.servers(
         setting.engine.split,
         setting.model.is_moe,
         degrees,
@@ -143,9 +143,11 @@ def _servers(setting: Setting, cases: Cases) -> seats.Servers:
     )
 
 
-def _uneven(cases: Cases, kinds: Sequence[seats.Servers], i: int) -> str:
+def _uneven(cases: Cases, kinds: Sequence[placement.Servers], i: int) -> str:
     pool = cases if kinds[0].nodes[i] == 0 else cases.prefill_pool
-    return seats.uneven(int(pool.tp[i]), int(pool.pp[i]), int(pool.dp[i]), int(pool.per_node[i]))
+    return placement.uneven(
+        int(pool.tp[i]), int(pool.pp[i]), int(pool.dp[i]), int(pool.per_node[i])
+    )
 
 
 def load_rules(setting: Setting, cases: Cases) -> list[Refusal]:

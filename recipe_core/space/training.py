@@ -12,7 +12,6 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, States, training_data
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
-from recipe_core.physics.network import Group
 from recipe_core.request.schema import Loading
 from recipe_core.space.dims import ParallelDims
 
@@ -213,20 +212,6 @@ def stack_cases(parts: Sequence[TrainingCases]) -> TrainingCases:
             for f in fields(TrainingCases)
         }
     )
-
-
-def ranks(
-    setting: TrainingSetting, cases: TrainingCases, count: Int, stride: Int | int = 1
-) -> Group:
-    """The group of ``count`` ranks, ``stride`` apart: as many on one island as its devices allow."""
-    cluster = setting.cluster
-    reach = (
-        np.full(len(cases), float(cluster.fabric.domain or 1))
-        if cluster.rack_scale
-        else cases.per_node.astype(float)
-    )
-    local = np.clip(np.floor(reach / stride), 1, count)
-    return Group(local, np.ceil(count / local))
 
 
 def figures() -> Calibration:

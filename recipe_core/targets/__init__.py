@@ -28,8 +28,8 @@ Target = Callable[[Context], dict[str, str]]
 
 def _monitoring(context: Context) -> dict[str, str]:
     from recipe_core.targets.monitoring.pack import (
-        monitoring_files,  # which finds pods by the names that targets give them
-    )
+        monitoring_files,
+    )  # which finds pods by the names that targets give them
 
     return monitoring_files(context)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipe_core.recipe.decision import decide
-from recipe_core.request import edit as edits
+from recipe_core.request import edit
 from recipe_core.request.schema import Objective
 from recipe_core.search.board import Board
 from recipe_core.targets.by_hand import first_command
@@ -15,7 +15,7 @@ def start_command(board: Board, row: int, *, folders: bool = True) -> str:
     Raises:
         NoAnswer: where the engine or framework cannot be started that way.
     """
-    asked = edits.change(board.request, edits.taken(board.request, board.key(row)))
+    asked = edit.change(board.request, edit.select_split(board.request, board.key(row)))
     decision = decide(
         asked.model_copy(update={"objective": Objective()}), folders=folders
     )  # judged already; percentiles take their time

@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Deployment, Role, Split
-from recipe_core.space import placement as seats
+from recipe_core.space import placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def ranks_of_node(group: Group, option: str) -> int:
     return max(each // size, 1)
 
 
-def _servers(deployment: Deployment, pool: Split) -> seats.Servers:
+def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
     """The servers of one pool, each on as few nodes as it fits."""
     setting = deployment.setting
     values = (
@@ -121,12 +121,12 @@ def _servers(deployment: Deployment, pool: Split) -> seats.Servers:
         setting.cluster.nodes,
     )
     tp, pp, dp, ep, copies, per_node, nodes = (np.asarray(value) for value in values)
-    found = seats.servers(
+    found = placement.servers(
         setting.engine.split, setting.model.is_moe, (tp, pp, dp, ep), copies, per_node, nodes
     )
     if not found.nodes:
-        said = seats.uneven(pool.tp, pool.pp, pool.dp, setting.cluster.per_node)
-        raise NoAnswer(f"{said}.", field="candidate", hint=f"{seats.UNEVEN_FIX.capitalize()}.")
+        said = placement.uneven(pool.tp, pool.pp, pool.dp, setting.cluster.per_node)
+        raise NoAnswer(f"{said}.", field="candidate", hint=f"{placement.UNEVEN_FIX.capitalize()}.")
     return found
 
 
@@ -143,9 +143,9 @@ def _packed(sizes: Sequence[tuple[int, int]], per_node: int, nodes: int) -> list
         if len(room) < over:
             kinds = [(count, of) for (of, _), count in Counter(sizes).items()]
             raise NoAnswer(
-                f"{seats.unpacked(kinds, per_node, nodes)}.",
+                f"{placement.unpacked(kinds, per_node, nodes)}.",
                 field="candidate",
-                hint=f"{seats.UNPACKED_FIX.capitalize()}.",
+                hint=f"{placement.UNPACKED_FIX.capitalize()}.",
             )
         places[n] = tuple(Place(k, tuple(range(used[k], used[k] + each))) for k in room)
         for k in room:

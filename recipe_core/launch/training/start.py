@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training import accelerate, deepspeed, embedded, megatron
-from recipe_core.launch.training import torchtitan as titan
+from recipe_core.launch.training import accelerate, deepspeed, embedded, megatron, torchtitan
 from recipe_core.launch.training.job import Job, No, common, job_of
 from recipe_core.physics.training.estimates import TrainingEstimates
 from recipe_core.search.training_plan import TrainingTable
 
 _ENGINES: dict[str, tuple[Callable[[Job], Iterator[No]], Callable[[Job], Launch]]] = {
     "torch": (embedded.refusals, embedded.launch),
-    "torchtitan": (titan.refusals, titan.launch),
+    "torchtitan": (torchtitan.refusals, torchtitan.launch),
     "deepspeed": (deepspeed.refusals, deepspeed.launch),
     "accelerate": (accelerate.refusals, accelerate.launch),
     "megatron": (megatron.refusals, megatron.launch),
