@@ -27,8 +27,8 @@ from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search import fixes
-from recipe_core.search.board import Board
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan
 
 MAX_PINS = 4
 BY_MEANS = {"objective.limits.percentile": None}
@@ -228,9 +228,9 @@ def working(what: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=32)
-def _board(text: str, digest: str, may_read: bool) -> Board:  # noqa: ARG001 - the digest tells changed folders apart
+def _board(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001 - the digest tells changed folders apart
     with working("Judging every split"):
-        return board_of(PlanRequest.parse(json.loads(text)), folders=may_read)
+        return plan(PlanRequest.parse(json.loads(text)), folders=may_read)
 
 
 @lru_cache(maxsize=64)
@@ -250,12 +250,12 @@ def _cache_key() -> tuple[str, str]:
     ), model().digest
 
 
-def board() -> Board:
+def board() -> Plan:
     """The plan of the request, cached; raises RecipeError. Shared between sessions, so read only."""
     return _board(*_cache_key(), folders_allowed())
 
 
-def board_or_none() -> Board | None:
+def board_or_none() -> Plan | None:
     """The plan; None where the verdict above says what is wrong, and the fix."""
     try:
         return board()
@@ -274,14 +274,14 @@ def chosen_key() -> str | None:
     return key_of(candidate.model_dump()) if candidate else None
 
 
-def chosen(found: Board) -> int | None:
+def chosen(found: Plan) -> int | None:
     """The row of the chosen split while it fits, else the best row."""
     key = chosen_key()
     row = found.row(key) if key else None
     return row if row is not None and found.feasible[row] else found.best()
 
 
-def chosen_is_gone(found: Board) -> str | None:
+def chosen_is_gone(found: Plan) -> str | None:
     """The name of a chosen split that no longer fits."""
     key = chosen_key()
     row = found.row(key) if key else None

@@ -10,8 +10,8 @@ from recipe_core.request.describe import steps_of
 from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
 from recipe_core.request.schema import LOADS
 from recipe_core.search import slos
-from recipe_core.search.board import Board
 from recipe_core.search.measures import Measure
+from recipe_core.search.plan import Plan
 
 MODES = {
     "closed": "Closed loop",
@@ -292,7 +292,7 @@ def aim() -> None:
     st.caption(known[now].help if now else "Several goals by weights, as the link says.")
 
 
-def limit(found: Board, name: str) -> None:
+def limit(found: Plan, name: str) -> None:
     """A slider over round steps; each says how many splits keep it."""
     measure = found.measures[name]
     field = f"objective.limits.{measure.limit}"
@@ -339,7 +339,7 @@ def limit_text(measure: Measure, value: float) -> str:
     return measure.show(value * measure.limit_factor)
 
 
-def limits(found: Board) -> None:
+def limits(found: Plan) -> None:
     """All limits, the usual ones first."""
     if not training:
         common.edit(

@@ -36,8 +36,9 @@ from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.rates import serving
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.batch import setting_key
-from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.plans import shared_key
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import Cases, Setting, stack
 
 Array = NDArray[np.float64]
@@ -95,11 +96,11 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
         try:
             request = PlanRequest.parse(run.request())
             found = resolve(request)
-            exact = one_split(found, request.candidate or CandidateRequest())
+            exact = one_case(found, request.candidate or CandidateRequest())
         except RecipeError:
             continue
         if exact is not None:
-            groups[setting_key(found, exact[0])].append((place, found, *exact))
+            groups[shared_key(found, exact[0])].append((place, found, *exact))
     out = []
     for members in groups.values():
         setting = members[0][2]

@@ -21,7 +21,7 @@ from recipe_core.doors.api import create_api
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.present.command_text import verdict_text
 from recipe_core.recipe import deployment_of
-from recipe_core.search.serving_plan import plan
+from recipe_core.search.plans import plan
 from tests.conftest import make_request, request_values
 
 H100 = Ground.of(hardware="h100-sxm", gpus=8)
@@ -508,7 +508,7 @@ MODELS = (
 def feasible(model, engine, weights, cache):
     options = {"engines": [engine], "weight_dtypes": [weights], "kv_dtypes": [cache]}
     table = plan(make_request(model, "h100-sxm", 8, options=options))
-    return [deployment_of(table, int(row)) for row in table.ranked]
+    return [deployment_of(table, int(row)) for row in table.order]
 
 
 DEPLOYMENTS = {

@@ -21,7 +21,7 @@ from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present.views import hardware_view
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.serving_plan import plan
+from recipe_core.search.plans import plan
 
 WANTED = [
     "h100-sxm",
@@ -211,7 +211,7 @@ def test_a_device_no_engine_drives_is_refused_with_that_reason():
         "options": {"engines": ["vllm"]},
     }
     table = plan(PlanRequest.parse(request))
-    assert len(table.ranked) == 0
+    assert len(table.order) == 0
     assert all("does not run on hpu" in table.reasons(row)[0] for row in range(len(table)))
 
 

@@ -22,7 +22,8 @@ from recipe_core.physics.network import (
     send_s,
 )
 from recipe_core.physics.serving.operators import Step, step_parts
-from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import cases
 from tests.conftest import make_request
 
@@ -226,7 +227,7 @@ def _parts(model="deepseek-ai/DeepSeek-V3", change=None, **candidate):
         nodes=4,
         candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1} | candidate,
     )
-    chosen, split = one_split(resolve(request), request.candidate)
+    chosen, split = one_case(resolve(request), request.candidate)
     if change is not None:
         chosen = replace(chosen, engine=change(chosen.engine))
     batch = np.array([512.0])

@@ -30,10 +30,7 @@ from recipe_core.request.describe import summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, MAX_VALUE, from_query, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.board_of import board_of
-from recipe_core.search.serving_plan import chosen_plan, plan
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.space.serving import Setting
 from tests.conftest import make_request, request_values
 
@@ -69,7 +66,7 @@ def figure(value: float) -> dict[str, Any]:
 
 def best(profile: Any, **parts: Any) -> dict[str, Any]:
     table = plan(make_request(device=profile, **parts))
-    return table.estimate(int(table.ranked[0]))
+    return table.estimate(int(table.order[0]))
 
 
 @pytest.fixture(scope="module")
@@ -247,11 +244,11 @@ def test_profiles_of_one_name_are_told_apart() -> None:
         request_values(device=each, candidate={"tp": 8, "pp": 1, "dp": 1})
         for each in (OURS, SLOW, "h100-sxm", OURS)
     ]
-    answers = estimate_many(requests)
+    answers = estimate_batch(requests)
     assert answers[0] == answers[3]
     times = [answer["serving"]["tpot_s"] for answer in answers[:3]]
     assert times[2] < times[0] < times[1]
-    assert [estimate_many([each])[0] for each in requests] == answers
+    assert [estimate_batch([each])[0] for each in requests] == answers
 
 
 def test_training_tells_them_apart_too() -> None:
@@ -263,7 +260,7 @@ def test_training_tells_them_apart_too() -> None:
     ]
     found = []
     for request in asked:
-        estimates, row = chosen_training(request)
+        estimates, row = plan_candidate(request)
         found.append(estimates.row(row)["training"]["step_s"])
     assert len(set(found)) == 3
     assert found[2] < found[0]
@@ -276,10 +273,10 @@ def test_clusters_side_by_side_may_share_a_name() -> None:
     table = plan(request)
     bandwidths = {
         table.setting(int(row)).cluster.device.memory_bandwidth_bytes_per_s.value
-        for row in table.ranked
+        for row in table.order
     }
     assert bandwidths == {1e12, 3.35e12}
-    assert table.setting(int(table.ranked[0])).cluster.device == device("h100-sxm")
+    assert table.setting(int(table.order[0])).cluster.device == device("h100-sxm")
     assert summary(request).count("my-h100") == 2
 
 
@@ -378,8 +375,8 @@ def test_files_are_read_only_where_asked(tmp_path: Path) -> None:
     request = PlanRequest.parse(values, files=True)
     assert request.hardware.device == OURS
     assert [each.device_name for each in request.options.hardware] == ["my-h100", "l40s"]
-    assert estimate_many([values], files=True)[0]["feasible"]
-    assert "error" in estimate_many([values])[0]
+    assert estimate_batch([values], files=True)[0]["feasible"]
+    assert "error" in estimate_batch([values])[0]
     path.unlink()
     with pytest.raises(InputError, match="cannot read"):
         PlanRequest.parse(values, files=True)
@@ -405,7 +402,7 @@ def test_a_recipe_holds_the_whole_profile(recipe: Recipe) -> None:
     assert recipe.lock is not None
     assert recipe.lock.device is not None
     assert recipe.lock.device.profile_digest == device(OURS).digest
-    table, row = chosen_plan(recipe_request(recipe))
+    table, row = plan_candidate(recipe_request(recipe))
     assert table.estimate(row)["serving"] == recipe.estimate["serving"]
 
 
@@ -512,14 +509,14 @@ def everywhere(value: float) -> dict[str, Any]:
 def test_nothing_that_a_profile_may_say_breaks_an_estimate(
     fields: dict[str, Any], workload: dict[str, Any], tmp_path: Path
 ) -> None:
-    board = board_of(
+    board = plan(
         PlanRequest.parse(
             {**request_values("Qwen/Qwen3-0.6B", OURS | fields), "workload": workload}
         )
     )
-    row = board.best()
+    row = board.best_row
     if row is None:
-        nearest = board.nearest()
+        nearest = board.nearest_row()
         assert nearest is not None
         assert board.reasons(nearest)
         return

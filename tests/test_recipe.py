@@ -24,8 +24,7 @@ from recipe_core.recipe.decision import decide
 from recipe_core.recipe.fallbacks import fallback_request, fallbacks
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
-from recipe_core.search.serving_plan import chosen_plan
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
 
 ROOT = Path(__file__).parent.parent
@@ -88,7 +87,7 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
         each.kind for each in recipe.fallbacks
     }
     for fallback in recipe.fallbacks:
-        table, row = chosen_plan(fallback_request(recipe.request, fallback))
+        table, row = plan_candidate(fallback_request(recipe.request, fallback))
         estimate = table.estimate(row)
         assert estimate["feasible"], (fallback.kind, estimate["reasons"])
         assert table.candidate(row) == fallback.candidate
@@ -140,7 +139,7 @@ def test_training_has_fallbacks_too():
     found = fallbacks(decision, request)
     assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
     for each in found:
-        estimates, row = chosen_training(fallback_request(decision.request.to_json(), each))
+        estimates, row = plan_candidate(fallback_request(decision.request.to_json(), each))
         assert estimates.row(row)["feasible"]
         assert estimates.candidate(row) == each.candidate
 

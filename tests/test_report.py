@@ -16,7 +16,7 @@ from recipe_core.present.report.html import _chart
 from recipe_core.recipe import make_recipe
 from recipe_core.request.link import from_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plans import plan
 from recipe_core.targets.by_hand import read_addresses
 
 POOLS = {
@@ -72,7 +72,7 @@ def request_of(name: str) -> PlanRequest:
 def report(name: str) -> tuple[Bundle, str]:
     request = request_of(name)
     bundle = bundle_of(make_recipe(request))
-    return bundle, html_report(bundle, board_of(request))
+    return bundle, html_report(bundle, plan(request))
 
 
 def read(html: str) -> Seen:
@@ -112,7 +112,7 @@ def test_a_report_says_what_the_recipe_says(name: str) -> None:
 def test_every_section_has_its_charts_and_the_arithmetic(name: str, charts: int) -> None:
     bundle, html = report(name)
     found = sections(
-        bundle, board_of(request_of(name)), (), read_addresses("", bundle.context.nodes)
+        bundle, plan(request_of(name)), (), read_addresses("", bundle.context.nodes)
     )
     titles = [section.title for section in found]
     assert [title for title in read(html).headings if title] == titles
@@ -132,7 +132,7 @@ def test_text_of_a_request_is_never_markup(tiny_config: dict[str, Any]) -> None:
             "workload": {"input_tokens": 128, "output_tokens": 128, "concurrency": 4},
         }
     )
-    html = html_report(bundle_of(make_recipe(request)), board_of(request))
+    html = html_report(bundle_of(make_recipe(request)), plan(request))
     seen = read(html)
     assert "img" not in seen.tags
     assert "alert(1)" in seen.text

@@ -13,8 +13,8 @@ from recipe_core.explain.timeline import best_with_pipeline, step_timeline, time
 from recipe_core.physics.training.schedule import bubble_micro_batches
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board_of import board_of
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.plans import plan
+from recipe_core.search.training_plan import TrainingPlan
 
 
 @settings(deadline=None, max_examples=60)
@@ -70,7 +70,7 @@ def test_what_is_not_drawn_is_said() -> None:
 
 
 def test_a_row_is_drawn_with_its_own_bubble() -> None:
-    board = board_of(
+    board = plan(
         change(
             DEFAULT,
             {
@@ -80,10 +80,10 @@ def test_a_row_is_drawn_with_its_own_bubble() -> None:
             },
         )
     )
-    assert isinstance(board, TrainingBoard)
-    row = next(int(row) for row in board.ranked if board.degree("pp")[row] == 4)
+    assert isinstance(board, TrainingPlan)
+    row = next(int(row) for row in board.order if board.degree("pp")[row] == 4)
     tasks, note = step_timeline(board, row)
-    cases = board.table.estimates.cases.take([row])
+    cases = board.estimates.cases.take([row])
     each = max(task.end_s for task in tasks) / (
         len({task.micro_batch for task in tasks}) + bubble_micro_batches(cases)[0]
     )
@@ -96,6 +96,6 @@ def test_a_row_is_drawn_with_its_own_bubble() -> None:
     assert best is not None
     assert board.degree("pp")[best] > 1
     assert board.feasible[best]
-    alone = next(int(row) for row in board.ranked if board.degree("pp")[row] == 1)
+    alone = next(int(row) for row in board.order if board.degree("pp")[row] == 1)
     with pytest.raises(InputError, match="no pipeline"):
         step_timeline(board, alone)

@@ -14,7 +14,7 @@ import pytest
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request, request_values
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
@@ -85,7 +85,7 @@ def traced(model, tp=1, pp=1, dp=1, ep=1, **parts):
         "max_num_seqs": 256,
     } | parts
     return trace(
-        *chosen_plan(make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate))
+        *plan_candidate(make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate))
     )
 
 

@@ -18,7 +18,7 @@ from recipe_core.doors.cli import app
 from recipe_core.model.catalog import load_model
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import plan_candidate
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B-Instruct"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
@@ -150,7 +150,7 @@ def traces() -> dict[str, dict[str, Any]]:
 
 def traced() -> dict[str, dict[str, Any]]:
     """The trace of each case."""
-    asked = [chosen_training(PlanRequest.parse(request(**case))) for case in CASES.values()]
+    asked = [plan_candidate(PlanRequest.parse(request(**case))) for case in CASES.values()]
     return dict(zip(CASES, trace_many(asked), strict=True))
 
 
@@ -216,7 +216,7 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
     """Six layers: from three and four, and one by one."""
     extended = traces["FSDP 8, 6 layers, selective recomputation"]
     whole = trace_training(
-        *chosen_training(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True
+        *plan_candidate(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True
     )
     assert (extended["layers_traced"], whole["layers_traced"]) == ([4], [6])
     assert extended["peak_bytes"] == pytest.approx(whole["peak_bytes"], rel=1e-3)
@@ -250,12 +250,12 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
 )
 def test_what_cannot_be_traced_is_named(split: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        trace_training(*chosen_training(PlanRequest.parse(request(**split))))
+        trace_training(*plan_candidate(PlanRequest.parse(request(**split))))
 
 
 def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="traced are colwise and rowwise"):
-        trace_training(*chosen_training(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
+        trace_training(*plan_candidate(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
 
 
 def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:

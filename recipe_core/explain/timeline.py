@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.training_plan import TrainingPlan
 
 DRAWN = ("1f1b", "interleaved", "gpipe")
 """Schedules whose order is known here."""
@@ -130,13 +130,13 @@ def _ready(
     return None if own is None or other is None else max(own, other)
 
 
-def best_with_pipeline(board: TrainingBoard) -> int | None:
+def best_with_pipeline(board: TrainingPlan) -> int | None:
     """The best feasible row with several stages."""
-    piped = board.ranked[board.degree("pp")[board.ranked] > 1]
+    piped = board.order[board.degree("pp")[board.order] > 1]
     return int(piped[0]) if len(piped) else None
 
 
-def step_timeline(board: TrainingBoard, row: int) -> tuple[list[Task], str]:
+def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
     """The timetable of a row's step, of as many micro-batches as can be told apart, and what to know about it.
 
     A pass takes what the parts of the step say of it, divided by the micro-batches; what is not a pass (gradients, optimizer) is left out.

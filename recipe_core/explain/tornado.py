@@ -9,7 +9,7 @@ import numpy as np
 
 from recipe_core.physics.serving.cost import changed
 from recipe_core.physics.serving.estimates import Estimates, estimate
-from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Cases, Setting
 
 HARDWARE, PRICE, LENGTHS, LOAD = 0.2, 0.2, 0.5, 0.5
@@ -41,9 +41,9 @@ class Swing:
         )
 
 
-def tornado(board: ServingBoard, row: int, measure: str) -> tuple[float, list[Swing]]:
+def tornado(board: ServingPlan, row: int, measure: str) -> tuple[float, list[Swing]]:
     """The figure of a row as it is, and with each assumption moved alone, the widest swing first."""
-    block, i = board.table.at(row)
+    block, i = board.at(row)
     cases, read = block.cases.take([i]), FIGURES[measure]
     base = read(estimate(block.setting, cases))
     swings = []

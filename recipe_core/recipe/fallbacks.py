@@ -7,7 +7,7 @@ smallest change of plans to the largest; of each kind the best by the request's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -19,53 +19,27 @@ from recipe_core.hardware.cluster import Cluster, device, device_names
 from recipe_core.hardware.prices import offers
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.launch.serving.start import launch
-from recipe_core.launch.training.start import launch_reasons
-from recipe_core.recipe.decision import TRIED, Decision, deployment_of
+from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
+from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest, ServingWorkload
-from recipe_core.search.serving_plan import PlanTable, plan
-from recipe_core.search.training_plan import TrainingTable
-from recipe_core.search.training_problem import resolve_training
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan, plan_candidate
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
 NARROWEST = 1024
 """Tokens of context below which a shorter one is no help."""
-FIGURES = (
-    "ttft_s",
-    "tpot_s",
-    "output_tokens_per_s",
-    "usd_per_hour",
-    "usd_per_million_output_tokens",
-    "total_bytes",
-)
-TRAINING_FIGURES = ("step_s", "tokens_per_s", "usd_per_million_tokens", "peak_memory_bytes")
-
-
-def changed(request: Mapping[str, Any], changes: Mapping[str, Any]) -> PlanRequest:
-    """A request's plain values with dotted fields changed; None takes one out.
-
-    Raises:
-        InputError: when what comes out is no request.
-    """
-    out: dict[str, Any] = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in request.items()
-    }
-    for field, value in changes.items():
-        part, _, name = field.partition(".")
-        at, key = (out.setdefault(part, {}), name) if name else (out, part)
-        at[key] = value
-    parts = {
-        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-        for key, value in out.items()
-    }
-    return PlanRequest.parse({key: value for key, value in parts.items() if value is not None})
-
-
-def fallback_request(request: Mapping[str, Any], fallback: Fallback) -> PlanRequest:
-    """The request of a fallback, from that of its recipe."""
-    return changed(request, fallback.changes | {"candidate": fallback.candidate})
+FIGURES = {
+    "serving": (
+        "ttft_s",
+        "tpot_s",
+        "output_tokens_per_s",
+        "usd_per_hour",
+        "usd_per_million_output_tokens",
+        "total_bytes",
+    ),
+    "training": ("step_s", "tokens_per_s", "usd_per_million_tokens", "peak_memory_bytes"),
+}
 
 
 def fallbacks(
@@ -86,52 +60,46 @@ def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[
             "options": decision.request.options.model_copy(update={"engines": (decision.engine,)}),
         }
     )
-    table = plan(request, folders=folders)
-    yield from _other_splits(decision, table)
-    yield from _fewer(decision, table)
+    alternatives = plan(request, folders=folders)
+    yield from _other_splits(decision, alternatives)
+    yield from _fewer(decision, alternatives)
     yield from _narrower(decision, request, folders)
     yield from _shorter(decision, request, folders)
     yield from _elsewhere(decision, asked, folders)
 
 
-def _fallback(kind: Any, table: PlanTable, row: int, changes: dict[str, Any]) -> Fallback:
-    candidate = table.candidate(row)
+def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
     return Fallback(
         kind=kind,
         changes=changes,
-        device=table.setting(row).cluster.device.name,
-        gpus=int(table.columns["gpus"][row]),
-        candidate=candidate,
-        figures={name: _known(table.columns[name][row]) for name in FIGURES},
+        device=plan.setting(row).cluster.device.name,
+        gpus=int(plan.columns["gpus"][row]),
+        candidate=plan.candidate(row),
+        figures={name: _known(plan.columns[name][row]) for name in FIGURES[plan.kind]},
     )
 
 
-def _starting(table: PlanTable, rows: Iterable[Any]) -> Iterator[int]:
-    """Of the first rows those that their engine can be started with, the user's own options and variables included."""
-    for row in map(int, islice(rows, TRIED)):
-        try:
-            launch(deployment_of(table, row))
-        except RecipeError:
-            continue
-        yield row
+def _starting(plan: Plan, rows: Iterable[Any]) -> Iterator[int]:
+    """Of the first rows those that can be started, the user's own options and variables included."""
+    return (row for row in map(int, islice(rows, TRIED)) if not start_reasons(plan, row))
 
 
 def _known(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _other_splits(decision: Decision, table: PlanTable) -> Iterator[Fallback]:
-    others = (row for row in table.ranked if table.candidate(int(row)) != decision.candidate)
-    for row in islice(_starting(table, others), OTHER_SPLITS):
-        yield _fallback("other-split", table, row, {})
+def _other_splits(decision: Decision, plan: Plan) -> Iterator[Fallback]:
+    others = (row for row in plan.order if plan.candidate(int(row)) != decision.candidate)
+    for row in islice(_starting(plan, others), OTHER_SPLITS):
+        yield _fallback("other-split", plan, row, {})
 
 
-def _fewer(decision: Decision, table: PlanTable) -> Iterator[Fallback]:
+def _fewer(decision: Decision, plan: Plan) -> Iterator[Fallback]:
     """The best on half of the devices or fewer, else on any fewer."""
-    gpus = table.columns["gpus"][table.ranked]
+    gpus = plan.columns["gpus"][plan.order]
     for most in (decision.gpus // 2, decision.gpus - 1):
-        for row in _starting(table, table.ranked[gpus <= most]):
-            yield _fallback("fewer-gpus", table, row, {})
+        for row in _starting(plan, plan.order[gpus <= most]):
+            yield _fallback("fewer-gpus", plan, row, {})
             return
 
 
@@ -149,19 +117,19 @@ def _narrower(decision: Decision, request: PlanRequest, folders: bool) -> Iterat
         if each in here.kv_dtypes and each != decision.candidate["kv_dtype"]
     ]
     asked = {"options.weight_dtypes": ["auto", *weights], "options.kv_dtypes": ["auto", *caches]}
-    table = plan(changed(request.to_json(), asked), folders=folders)
+    alternatives = plan(change(request, asked), folders=folders)
     same = ("weight_dtype", "kv_dtype")
     for changing in same:
         kept = next(name for name in same if name != changing)
         narrow = weights if changing == "weight_dtype" else caches
-        settings = ((row, table.setting(int(row))) for row in table.ranked)
+        settings = ((row, alternatives.setting(int(row))) for row in alternatives.order)
         rows = (
             row
             for row, s in settings
             if getattr(s, changing) in narrow and getattr(s, kept) == decision.candidate[kept]
         )
-        for row in islice(_starting(table, rows), 1):
-            yield _fallback("other-precision", table, row, {})
+        for row in islice(_starting(alternatives, rows), 1):
+            yield _fallback("other-precision", alternatives, row, {})
 
 
 def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
@@ -184,9 +152,9 @@ def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterato
         changes = {f"workload.{name}": value for name, value in lengths.items()} | {
             "workload.max_context": max(half, longest)
         }
-    table = plan(changed(request.to_json(), changes), folders=folders)
-    for row in islice(_starting(table, table.ranked), 1):
-        yield _fallback("lower-context", table, row, changes)
+    alternatives = plan(change(request, changes), folders=folders)
+    for row in islice(_starting(alternatives, alternatives.order), 1):
+        yield _fallback("lower-context", alternatives, row, changes)
 
 
 def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
@@ -210,21 +178,24 @@ def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterato
         if asked.candidate and asked.candidate.engine
         else list(asked.options.engines)
     )
-    request = changed(decision.request.to_json(), stated | {"options.engines": engines})
+    request = change(decision.request, stated | {"options.engines": engines})
     try:
-        table = plan(request, folders=folders)
+        alternatives = plan(request, folders=folders)
     except RecipeError:  # a device that the engine or the links do not fit
         return
     seen: set[str] = set()
 
     def key(row: Any) -> str:
-        there = table.setting(int(row)).cluster.device
-        return there.digest if named else there.vendor
+        there = alternatives.setting(int(row)).cluster.device
+        return str(there.digest if named else there.vendor)
 
-    for row in _starting(table, (row for row in table.ranked if key(row) not in seen)):
+    for row in _starting(alternatives, (row for row in alternatives.order if key(row) not in seen)):
         seen.add(key(row))
         yield _fallback(
-            "other-device", table, row, {"hardware": _plain(table.setting(row).cluster.asked)}
+            "other-device",
+            alternatives,
+            row,
+            {"hardware": _plain(alternatives.setting(row).cluster.asked)},
         )
 
 
@@ -298,19 +269,9 @@ def _trained(
 ) -> Iterator[Fallback]:
     """The split under the changes, where it can run and its framework can be told."""
     try:
-        request = changed(decision.request.to_json(), changes | {"candidate": split})
-        estimates, row = chosen_training(request)
-        table = TrainingTable(resolve_training(request), estimates)
+        request = change(decision.request, {**changes, "candidate": split})
+        plan, row = plan_candidate(request)
     except RecipeError:
         return
-    if not table.columns["feasible"][row] or launch_reasons(estimates, row):
-        return
-    values = {name: column[row] for name, column in table.columns.items()}
-    yield Fallback(
-        kind=kind,
-        changes=changes,
-        device=estimates.setting.cluster.device.name,
-        gpus=int(values["gpus"]),
-        candidate=estimates.candidate(row),
-        figures={name: _known(values[name]) for name in TRAINING_FIGURES},
-    )
+    if plan.feasible[row] and not start_reasons(plan, row):
+        yield _fallback(kind, plan, row, changes)

@@ -241,15 +241,8 @@ class PoolRequest(_Part):
         return self.tp * self.pp * self.dp * self.replicas
 
 
-class CandidateRequest(_Part):
-    """One split, or part of one: a field left out means "choose".
-
-    With ``prefill`` prompts are computed by a pool of their own, and the other degrees are those of the pool that decodes; ``replicas``
-    of that pool are whole copies, which dp is not where experts are shared. ``speculative`` goes before the workload's. What follows
-    ``replicas`` is training's; ``shard`` counts the ranks that divide states (fewer than dp × cp: HSDP). ``recompute_layers``: how many
-    layers of the model are recomputed (all). ``offload``: optimizer states live in host memory, or on its disks. ``gradient_sync``: whether
-    replicas exchange gradients once a step or after every micro-batch.
-    """
+class _Degrees(_Part):
+    """What splits of both kinds have: an engine or framework, and degrees of parallelism."""
 
     engine: Text | None = None
     tp: Degree | None = None
@@ -257,6 +250,16 @@ class CandidateRequest(_Part):
     dp: Degree | None = None
     ep: Degree | None = None
     cp: Degree | None = None
+
+
+class ServingCandidate(_Degrees):
+    """A serving split, or part of one.
+
+    With ``prefill`` prompts are computed by a pool of their own, and the other degrees are those of the
+    pool that decodes; ``replicas`` of that pool are whole copies, which dp is not where experts are
+    shared. ``speculative`` goes before the workload's.
+    """
+
     weight_dtype: WeightDtype | None = None
     kv_dtype: KvDtype | None = None
     max_batched_tokens: Tokens | None = None
@@ -267,6 +270,17 @@ class CandidateRequest(_Part):
     speculative: Speculative | None = None
     prefill: PoolRequest | None = None
     replicas: Degree | None = None
+
+
+class TrainingCandidate(_Degrees):
+    """A training split, or part of one.
+
+    ``shard`` counts the ranks that divide states (fewer than dp × cp: HSDP). ``recompute_layers``: how
+    many layers of the model are recomputed (all). ``offload``: optimizer states live in host memory, or
+    on its disks. ``gradient_sync``: whether replicas exchange gradients once a step or after every
+    micro-batch.
+    """
+
     virtual_stages: Degree | None = None
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     micro_batch: Count | None = None
@@ -278,6 +292,10 @@ class CandidateRequest(_Part):
     recompute_layers: Degree | None = None
     offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
     gradient_sync: Literal["micro-batch", "step"] | None = None
+
+
+class CandidateRequest(TrainingCandidate, ServingCandidate):
+    """One split of either kind, or part of one: a field left out means "choose"."""
 
 
 class PlanRequest(_Part):

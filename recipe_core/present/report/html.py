@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from recipe_core.bundle.write import Bundle
 from recipe_core.present.charts.style import LIGHT
 from recipe_core.present.report.sections import sections, title
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 from recipe_core.targets.by_hand import read_addresses
 
 _CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
@@ -37,7 +37,7 @@ def _template() -> Template:
 
 def html_report(
     bundle: Bundle,
-    board: Board | None = None,
+    board: Plan | None = None,
     *,
     pins: Sequence[str] = (),
     addresses: Sequence[str] = (),
