@@ -64,13 +64,14 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
     plan, row = plan_candidate(request, folders=folders)
     if not plan.feasible[row]:
         raise _refused(plan, row)
-    return decision_of(plan, _startable(plan, row) if len(plan) > 1 else row)
+    if len(plan) == 1:  # the request says the split already, in its own words
+        return _DECISIONS[plan.kind](plan, row, request)
+    return decision_of(plan, _startable(plan, row))
 
 
 def decision_of(plan: Plan, row: int) -> Decision:
     """What a recipe is made from, for a feasible row of a plan; nothing is searched again."""
-    decision: Decision = _DECISIONS[plan.kind](plan, row)
-    return decision
+    return _DECISIONS[plan.kind](plan, row, plan.request_of(row))
 
 
 def _startable(plan: Plan, row: int) -> int:
@@ -85,8 +86,7 @@ def _startable(plan: Plan, row: int) -> int:
     return next(rows, row)
 
 
-def _serving(plan: ServingPlan, row: int) -> Decision:
-    request = plan.request if len(plan) == 1 else plan.request_of(row)
+def _serving(plan: ServingPlan, row: int, request: PlanRequest) -> Decision:
     deployment = deployment_of(plan, row)
     options = request.options.model_copy(update={"engine_options": deployment.engine_options})
     setting = deployment.setting
@@ -112,7 +112,7 @@ def _serving(plan: ServingPlan, row: int) -> Decision:
     )
 
 
-def _training(plan: TrainingPlan, row: int) -> Decision:
+def _training(plan: TrainingPlan, row: int, _request: PlanRequest) -> Decision:
     setting = plan.setting(row)
     program = training_engine(setting.engine)
     return Decision(
@@ -132,7 +132,7 @@ def _training(plan: TrainingPlan, row: int) -> Decision:
     )
 
 
-_DECISIONS: dict[str, Callable[[Any, int], Decision]] = {
+_DECISIONS: dict[str, Callable[[Any, int, PlanRequest], Decision]] = {
     "serving": _serving,
     "training": _training,
 }

@@ -122,8 +122,9 @@ class Plan(PlanRows):
         rank = pd.array([None] * len(self), dtype="Int64")
         rank[self.order] = np.arange(1, len(self.order) + 1)
         reasons = ["; ".join(sentences) for sentences in self.every_sentence()]
-        frame = pd.DataFrame({**self._split_columns(), **self.columns})
-        return frame.assign(rank=rank, pareto=self.frontier, reasons=reasons)
+        split = self._split_columns()
+        rest = {name: column for name, column in self.columns.items() if name not in split}
+        return pd.DataFrame({**split, **rest}).assign(rank=rank, pareto=self.frontier, reasons=reasons)
 
     @abstractmethod
     def _split_columns(self) -> Mapping[str, Any]:

@@ -34,7 +34,7 @@ def plan_command(
     flips: Annotated[
         bool,
         typer.Option(
-            "--flips", help="Also say what would flip the decision: price, lengths, load."
+            "--sensitivity", help="Also say what would flip the decision: price, lengths, load."
         ),
     ] = False,
     as_json: Json = False,
