@@ -26,7 +26,7 @@ from recipe_core.request import edit as edits
 from recipe_core.request import link as query
 from recipe_core.request import split_key as keys
 from recipe_core.request.edit import shared_candidate
-from recipe_core.request.schema import PlanRequest
+from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.search import fixes
 from recipe_core.search.board import Board
 from recipe_core.search.board_of import board_of
@@ -112,7 +112,11 @@ def edit(
     optional: bool = False,
     **options: Any,
 ) -> None:
-    """Draw a widget on one field of the request. ``optional``: an empty widget takes the field out, else it changes nothing."""
+    """Draw a widget on one field of the request.
+
+    Its help is the field's description, unless a page says more than the field does. ``optional``:
+    an empty widget takes the field out, else it changes nothing.
+    """
     key = f"_{field}"
     st.session_state[key] = read(
         edits.value_of(request(), field)
@@ -123,10 +127,9 @@ def edit(
         if optional or value not in (None, []):
             apply({field: None if value is None else write(value)})
 
-    empty = (
-        {"value": None} if optional and widget == st.number_input else {}
-    )  # an emptied field stays empty instead of falling to its minimum
-    widget(label, key=key, on_change=commit, **empty, **options)
+    if optional and widget == st.number_input:
+        options["value"] = None  # an emptied field stays empty instead of falling to its minimum
+    widget(label, key=key, on_change=commit, **{"help": describe_field(field), **options})
 
 
 def pick_device(
