@@ -24,7 +24,7 @@ from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
-from recipe_core.request.schema import PlanRequest
+from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search import fixes
 from recipe_core.search.plan import Plan
@@ -111,7 +111,11 @@ def edit(
     optional: bool = False,
     **options: Any,
 ) -> None:
-    """Draw a widget on one field of the request. ``optional``: an empty widget takes the field out, else it changes nothing."""
+    """Draw a widget on one field of the request.
+
+    Its help is the field's description, unless a page says more than the field does. ``optional``:
+    an empty widget takes the field out, else it changes nothing.
+    """
     key = f"_{field}"
     st.session_state[key] = read(
         value_of(request(), field)
@@ -122,10 +126,9 @@ def edit(
         if optional or value not in (None, []):
             apply({field: None if value is None else write(value)})
 
-    empty = (
-        {"value": None} if optional and widget == st.number_input else {}
-    )  # an emptied field stays empty instead of falling to its minimum
-    widget(label, key=key, on_change=commit, **empty, **options)
+    if optional and widget == st.number_input:
+        options["value"] = None  # an emptied field stays empty instead of falling to its minimum
+    widget(label, key=key, on_change=commit, **{"help": describe_field(field), **options})
 
 
 def pick_device(

@@ -124,7 +124,9 @@ class Plan(PlanRows):
         reasons = ["; ".join(sentences) for sentences in self.every_sentence()]
         split = self._split_columns()
         rest = {name: column for name, column in self.columns.items() if name not in split}
-        return pd.DataFrame({**split, **rest}).assign(rank=rank, pareto=self.frontier, reasons=reasons)
+        return pd.DataFrame({**split, **rest}).assign(
+            rank=rank, pareto=self.frontier, reasons=reasons
+        )
 
     @abstractmethod
     def _split_columns(self) -> Mapping[str, Any]:
