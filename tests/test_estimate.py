@@ -14,6 +14,7 @@ from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.search.batch import estimate_many
 from recipe_core.search.serving_plan import chosen_plan, pareto_front, plan
 from tests.conftest import make_request, request_values
+from tests.sizes import examples
 
 MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -143,7 +144,7 @@ def test_memory_never_rises_with_tp(name):
                 assert c["activations_bytes"][b] <= c["activations_bytes"][a]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(MODELS),
     chip=st.sampled_from(DEVICES),

@@ -25,6 +25,7 @@ from recipe_core.search.advice import remedies
 from recipe_core.search.batch import estimate_many
 from recipe_core.search.serving_plan import NEAREST, chosen_plan, plan
 from tests.conftest import make_request, request_values
+from tests.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 A_SECOND = StepTimes([[0.0, 1.0]] * 4, [[[[1.0] * 2] * 2] * 2] * 2)
@@ -128,7 +129,7 @@ def test_an_arrival_waits_for_the_step_under_way():
     assert two.first[1] == 52.0
 
 
-@hypothesis_settings(deadline=None, max_examples=150)
+@hypothesis_settings(deadline=None, max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100)),
