@@ -14,6 +14,7 @@ from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.rows import pareto_front
 from tests.conftest import make_request, request_values
+from tests.sizes import examples
 
 MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -143,7 +144,7 @@ def test_memory_never_rises_with_tp(name):
                 assert c["activations_bytes"][b] <= c["activations_bytes"][a]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(MODELS),
     chip=st.sampled_from(DEVICES),
@@ -209,7 +210,9 @@ def test_a_slow_open_loop_is_as_fast_as_a_lonely_request():
         0
     ].estimate(0)["serving"]
     rare = {"mode": "open", "concurrency": None, "request_rate": 0.01}
-    slow = plan_candidate(make_request(workload=rare, candidate=candidate))[0].estimate(0)["serving"]
+    slow = plan_candidate(make_request(workload=rare, candidate=candidate))[0].estimate(0)[
+        "serving"
+    ]
     assert slow["request_latency_s"] == pytest.approx(lonely["request_latency_s"], rel=0.02)
 
 

@@ -26,6 +26,7 @@ from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import cases
 from tests.conftest import make_request
+from tests.sizes import examples
 
 KIB, MIB = 1 << 10, 1 << 20
 AIC = "operator latencies collected by ai-dynamo/aiconfigurator"
@@ -106,7 +107,7 @@ WHERE = {
 @given(
     size=SIZES, ranks=st.sampled_from([1, 2, 4, 8]), more=st.floats(min_value=1.0, max_value=100.0)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_more_bytes_never_take_less(operation, name, size, ranks, more):
     first, second = (
         one(operation, WHERE[name], ranks, size),

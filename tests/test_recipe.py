@@ -26,6 +26,7 @@ from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
+from tests.recipes import recipe_of
 
 ROOT = Path(__file__).parent.parent
 OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
@@ -40,7 +41,7 @@ SHORT = {"input_tokens": 64, "output_tokens": 64}
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4))
+    return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4)
 
 
 def test_a_recipe_comes_back_from_its_yaml(recipe):
@@ -164,7 +165,7 @@ def test_training_has_fallbacks_too():
     ],
 )
 def test_every_option_says_what_set_it(parts, option, layer):
-    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, **parts))
+    found = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, **parts)
     assert found.provenance[f"options.{option}"] == layer
     assert {name for name in found.provenance if name.startswith("options.")} == {
         f"options.{name}" for name in found.engine.options
@@ -205,7 +206,7 @@ def test_every_meaning_is_of_an_option_there_is():
 
 
 def test_what_hardware_asks_for_is_the_architectures():
-    found = make_recipe(make_request("Qwen/Qwen3-8B", "mi300x", 1))
+    found = recipe_of("Qwen/Qwen3-8B", "mi300x", 1)
     assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
     assert found.provenance["environment.VLLM_ROCM_USE_AITER"] == "architecture"
     assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"

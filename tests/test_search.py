@@ -21,6 +21,7 @@ from recipe_core.search.serving_candidates import every_case
 from recipe_core.search.serving_candidates import settings as every_setting
 from recipe_core.space.splits import enumerate_splits
 from tests.conftest import LLAMA_70B, make_request
+from tests.sizes import examples
 
 MIXED = (
     "openai/gpt-oss-120b",
@@ -30,9 +31,10 @@ MIXED = (
 )
 
 
-def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
+def test_candidates_alone_and_together_are_the_same_bits():
+    """A thousand of them in the full run."""
     rng = np.random.default_rng(5)
-    compared = 0
+    draws, compared = examples(250, least=40), 0
     for model in MIXED:
         found = resolve(
             make_request(
@@ -44,7 +46,7 @@ def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
         setting = every_setting(found)[0]
         cases = every_case(found, setting)
         together = evaluate(setting, cases)
-        for i in rng.choice(len(cases), 250, replace=False):
+        for i in rng.choice(len(cases), draws, replace=False):
             alone = evaluate(setting, cases.take([i]))
             assert alone.feasible[0] == together.feasible[i]
             for name in QUANTITIES:
@@ -52,7 +54,7 @@ def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
                     alone.quantities[name][0], together.quantities[name][i], equal_nan=True
                 ), (model, i, name)
             compared += 1
-    assert compared == 1000
+    assert compared == draws * len(MIXED)
 
 
 def test_rows_beyond_a_chunk_have_their_details_too():

@@ -25,6 +25,7 @@ from recipe_core.search.changes import helpful_changes
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.serving_plan import NEAREST
 from tests.conftest import make_request, request_values
+from tests.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 A_SECOND = StepTimes([[0.0, 1.0]] * 4, [[[[1.0] * 2] * 2] * 2] * 2)
@@ -128,7 +129,7 @@ def test_an_arrival_waits_for_the_step_under_way():
     assert two.first[1] == 52.0
 
 
-@hypothesis_settings(deadline=None, max_examples=150)
+@hypothesis_settings(deadline=None, max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100)),
@@ -350,9 +351,9 @@ def test_an_estimate_says_goodput_where_times_have_limits():
         "goodput_requests_per_s"
         not in plan_candidate(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
     )
-    found = plan_candidate(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[
-        0
-    ].detailed(0)
+    found = plan_candidate(
+        make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request)
+    )[0].detailed(0)
     serving = found["serving"]
     assert 0 < serving["goodput_requests_per_s"] < serving["output_tokens_per_s"] / 256
     assert (

@@ -15,9 +15,10 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan
 from recipe_core.search.training_plan import TrainingPlan
+from tests.sizes import examples
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(["1f1b", "gpipe", "interleaved"]),
     st.integers(2, 8),
@@ -36,7 +37,7 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.sampled_from(["1f1b", "gpipe", "interleaved"]), st.integers(2, 6), st.integers(1, 3))
 def test_no_stage_does_two_things_at_once_and_nothing_runs_too_early(
     schedule: str, stages: int, groups: int

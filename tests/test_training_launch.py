@@ -7,7 +7,6 @@ import importlib.util
 import json
 import random
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.training_plan import TrainingPlan
+from tests.sizes import examples
 
 LLAMA, QWEN_MOE, MIXTRAL = (
     "meta-llama/Llama-3.1-8B",
@@ -32,7 +32,9 @@ LLAMA, QWEN_MOE, MIXTRAL = (
 )
 ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")
 OPTIONS = Path(__file__).parent / "data" / "torchtitan-0.3.0-options.txt"
-WANTED = 500
+WANTED = examples(500, least=100)
+TRIED = examples(1500, least=300)
+"""Rows of a table that are tried: many cannot be launched."""
 INLINE = {
     "model_type": "llama",
     "hidden_size": 256,
@@ -69,23 +71,22 @@ def request(
 @cache
 def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingPlan:
     limits = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
-    return plan(
-        request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits
-    )
+    return plan(request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits)
 
 
-def tables(engine: str) -> Iterator[TrainingPlan]:
-    """Clusters of many sizes; frameworks that divide replicas only have few splits on each."""
+MANY_SIZES = ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
+
+
+def tables(engine: str, chance: random.Random) -> list[TrainingPlan]:
+    """Clusters of two sizes; of many sizes for frameworks that divide replicas only and have few splits on each."""
     models = {"torchtitan": (LLAMA, QWEN_MOE), "megatron": (LLAMA, MIXTRAL)}.get(engine, (LLAMA,))
-    many = engine in REPLICAS
-    for model in models:
-        for nodes, per_node in (
-            ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
-            if many
-            else ((2, 8), (1, 8))
-        ):
-            for batch in (96, 128, 192, 256, 640, 1120) if many else (128,):
-                yield table(engine, model, nodes, per_node, batch)
+    if engine not in REPLICAS:
+        return [table(engine, model, nodes, 8, 128) for model in models for nodes in (2, 1)]
+    every = [(*size, batch) for size in MANY_SIZES for batch in (96, 128, 192, 256, 640, 1120)]
+    return [
+        table(engine, LLAMA, *asked)
+        for asked in chance.sample(every, min(len(every), examples(len(every), least=12)))
+    ]
 
 
 @cache
@@ -93,8 +94,8 @@ def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingPlan, int, Launc
     """Splits picked at random among those that can be started."""
     chance = random.Random(engine)
     out: list[tuple[dict[str, Any], TrainingPlan, int, Launch]] = []
-    for found in tables(engine):
-        rows = chance.sample(range(len(found)), min(len(found), 1500))
+    for found in tables(engine, chance):
+        rows = chance.sample(range(len(found)), min(len(found), TRIED))
         e = found.estimates
         fine = [row for row in rows if not launch_reasons(e, row)][: WANTED // 2]
         out += [(e.candidate(row), found, row, training_launch(e, row)) for row in fine]

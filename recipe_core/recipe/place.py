@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from recipe_core.base.described import DESCRIBED
+
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 Word = Annotated[str, Field(pattern=r"^[\w.:/@%+=,-]+$", max_length=512)]
 Port = Annotated[int, Field(ge=1, le=65535)]

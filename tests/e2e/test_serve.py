@@ -21,7 +21,7 @@ from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
 from tests.conftest import finished, make_request, request_values
 from tests.e2e.patience import PATIENCE, serving
-from tests.e2e.ports import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import recipe
 from tests.e2e.wizard import (
     LLAMA_70B,
     PAGES,
@@ -74,9 +73,7 @@ def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
     with zipfile.ZipFile(bundle) as archive:
         assert b"namespace: team-llm" in archive.read("targets/kubernetes/deployment.yaml")
         assert b'"port": 9123' in archive.read("launch.json")
-    checked = subprocess.run(
-        [sys.executable, "-m", "recipe_core", "check", str(bundle)], capture_output=True, text=True
-    )
+    checked = recipe("check", str(bundle))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     report = saved(page, "Report with charts", tmp_path)
     assert report.stat().st_size < 6_000_000
