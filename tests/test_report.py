@@ -72,7 +72,7 @@ def request_of(name: str) -> PlanRequest:
 def report(name: str) -> tuple[Bundle, str]:
     request = request_of(name)
     bundle = bundle_for_request(request)
-    return bundle, html_report(bundle, board_of(request))
+    return bundle, html_report(bundle, plan(request))
 
 
 def read(html: str) -> Seen:
@@ -130,7 +130,7 @@ def test_text_of_a_request_is_never_markup(tiny_config: dict[str, Any]) -> None:
             "workload": {"input_tokens": 128, "output_tokens": 128, "concurrency": 4},
         }
     )
-    html = html_report(bundle_for_request(request), board_of(request))
+    html = html_report(bundle_for_request(request), plan(request))
     seen = read(html)
     assert "img" not in seen.tags
     assert "alert(1)" in seen.text
