@@ -9,32 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
+from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.columns import aligned
 from recipe_core.base.text_rows import cost_text, memory_rows, serving_rows
 from recipe_core.base.units import GIB, duration, rate, significant, usd
-from recipe_core.present.training_text import training_text
-from recipe_core.recipe import Recipe, advice
-from recipe_core.recipe.lockcheck import Difference
-from recipe_core.recipe.resolve import Resolved
 from recipe_core.search.advice import nearest, rule_rows
-from recipe_core.search.sensitivity import Change
 from recipe_core.search.serving_plan import PlanTable
 
-if TYPE_CHECKING:  # the converter reads commands, whose verdicts this module prints
+if TYPE_CHECKING:  # what only names types here would triple the time until a plan is printed
+    from recipe_core.recipe import Recipe
     from recipe_core.recipe.convert import Conversion
+    from recipe_core.recipe.lockcheck import Difference
+    from recipe_core.recipe.resolve import Resolved
+    from recipe_core.search.sensitivity import Change
 
 REFUSALS_SHOWN = 12
 _NUMBER = re.compile(r"\d[\d.,]*")
-
-
-def _render(table: Table) -> str:
-    console = Console(width=max(shutil.get_terminal_size((140, 40)).columns, 100), no_color=True)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
+_LEFT = ("split", "device", "engine", "weights")
 
 
 def split_text(candidate: dict[str, Any]) -> str:
@@ -57,7 +49,7 @@ def plan_text(table: PlanTable, top: int, changes: Sequence[Change] | None = Non
     where = " or ".join(f"{each.devices} × {each.device.title}" for each in found.clusters)
     parts = [f"{found.model.name} on {where}: {len(table.ranked)} of {len(table)} splits can run"]
     if len(table.ranked):
-        parts.append(_render(_best(table, top)))
+        parts.append(_best(table, top))
         if table.tied:
             parts.append(
                 f"{table.tied} more do as well as the first: it is the simplest of them (fewest devices, no pipeline, smallest tp)"
@@ -80,6 +72,8 @@ def _flip(change: Change) -> str:
 
 
 def _nearest(table: PlanTable) -> list[str]:
+    from recipe_core.recipe.decision import advice
+
     row = nearest(table)
     if row is None:
         return []
@@ -89,8 +83,7 @@ def _nearest(table: PlanTable) -> list[str]:
     ]
 
 
-def _best(table: PlanTable, top: int) -> Table:
-    out = Table(box=SIMPLE, pad_edge=False)
+def _best(table: PlanTable, top: int) -> str:
     options = table.request.options
     extra = [*(["device"] if options.hardware else []), *(["load"] if options.loads else [])]
     figures = (
@@ -105,30 +98,33 @@ def _best(table: PlanTable, top: int) -> Table:
         "$/M tok",
         "front",
     )
-    for name in ("rank", "split", *extra, *figures):
-        out.add_column(
-            name, justify="left" if name in ("split", "device", "engine", "weights") else "right"
-        )
-    for rank, row in enumerate(table.ranked[:top], 1):
-        c = {name: column[row] for name, column in table.columns.items()}
-        candidate = table.candidate(int(row))
-        out.add_row(
-            str(rank),
-            split_text(candidate),
-            *([table.setting(int(row)).cluster.device.name] if options.hardware else []),
-            *([significant(c["load"])] if options.loads else []),
-            str(c["gpus"]),
-            candidate["engine"],
-            candidate["weight_dtype"],
-            duration(c["ttft_s"]),
-            duration(c["tpot_s"]),
-            significant(c["output_tokens_per_s"]),
-            significant(c["output_tokens_per_s_per_gpu"]),
-            significant(c["total_bytes"] / GIB),
-            usd(c["usd_per_million_output_tokens"]),
-            "●" if table.front[row] else "",
-        )
-    return out
+    names = ("rank", "split", *extra, *figures)
+    rows = [_best_row(table, rank, row) for rank, row in enumerate(map(int, table.ranked[:top]), 1)]
+    return aligned(
+        names, rows, left=_LEFT, width=max(shutil.get_terminal_size((140, 40)).columns, 100)
+    )
+
+
+def _best_row(table: PlanTable, rank: int, row: int) -> list[str]:
+    """The cells of one ranked split."""
+    options, candidate = table.request.options, table.candidate(row)
+    c = {name: column[row] for name, column in table.columns.items()}
+    return [
+        str(rank),
+        split_text(candidate),
+        *([table.setting(row).cluster.device.name] if options.hardware else []),
+        *([significant(c["load"])] if options.loads else []),
+        str(c["gpus"]),
+        candidate["engine"],
+        candidate["weight_dtype"],
+        duration(c["ttft_s"]),
+        duration(c["tpot_s"]),
+        significant(c["output_tokens_per_s"]),
+        significant(c["output_tokens_per_s_per_gpu"]),
+        significant(c["total_bytes"] / GIB),
+        usd(c["usd_per_million_output_tokens"]),
+        "●" if table.front[row] else "",
+    ]
 
 
 def _refused(table: PlanTable) -> str:
@@ -136,25 +132,39 @@ def _refused(table: PlanTable) -> str:
     rows = np.flatnonzero(~table.columns["feasible"])
     if not len(rows):
         return ""
-    rules = np.array(list(rule_rows(table).values()))[:, rows]
-    kinds = np.unique(rules, axis=1, return_inverse=True)[1].ravel()
-    firsts = sorted(int(np.argmax(kinds == kind)) for kind in np.unique(kinds))
-    by_kind: dict[str, list[int]] = {}
-    for first in firsts:
-        same = [int(row) for row in rows[kinds == kinds[first]]]
-        by_kind.setdefault(_NUMBER.sub("#", "; ".join(table.reasons(same[0]))), []).extend(same)
+    firsts, counts = _kinds([broken[rows] for broken in rule_rows(table).values()], len(rows))
+    by_kind: dict[str, tuple[int, list[str], int]] = {}
+    examples = [int(row) for row in rows[firsts]]
+    for row, reasons, count in zip(
+        examples, table.sentences(examples), counts.tolist(), strict=True
+    ):
+        kind = _NUMBER.sub("#", "; ".join(reasons))
+        first, said, before = by_kind.get(kind, (row, reasons, 0))
+        by_kind[kind] = first, said, before + count
     shown = list(by_kind.values())[:REFUSALS_SHOWN]
     lines = [
-        f"  {split_text(table.candidate(first))}{_and_more(others)}: {'; '.join(table.reasons(first))}"
-        for first, *others in shown
+        f"  {split_text(table.candidate(row))}{_and_more(n - 1)}: {'; '.join(reasons)}"
+        for row, reasons, n in shown
     ]
     rest = len(by_kind) - len(shown)
     more = f"\n  … and {rest} more reasons (--json or --all FILE for all)" if rest else ""
     return f"refused: {len(rows)}\n" + "\n".join(lines) + more
 
 
-def _and_more(others: list[int]) -> str:
-    return f" (and {len(others)} more like it)" if others else ""
+def _kinds(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
+    """Rows that break the same rules as one kind: the first row of each, in order, and how many there are of it."""
+    kinds = np.zeros(n, dtype=np.int64)
+    for broken in rules:
+        if kinds.max() >> 61:  # as many bits as there are: number the kinds so far anew
+            kinds = np.unique(kinds, return_inverse=True)[1]
+        kinds = 2 * kinds + broken
+    firsts, counts = np.unique(kinds, return_index=True, return_counts=True)[1:]
+    order = np.argsort(firsts)
+    return firsts[order], counts[order]
+
+
+def _and_more(others: int) -> str:
+    return f" (and {others} more like it)" if others else ""
 
 
 def estimate_text(candidate: dict[str, Any], answer: dict[str, Any]) -> str:
@@ -197,6 +207,8 @@ def check_text(answer: dict[str, Any]) -> str:
 
 def build_text(recipe: Recipe, output: Path) -> str:
     """What was built and what comes next."""
+    from recipe_core.present.training_text import training_text
+
     answer = {"candidate": recipe.candidate} | recipe.estimate
     said = (
         training_text(answer)

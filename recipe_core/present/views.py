@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from recipe_core.base.arrays import Int
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import dtypes, fabric
 from recipe_core.hardware.prices import offers_of
@@ -132,18 +132,17 @@ def plan_view(
     table: PlanTable, top: int | None = None, refused: int = REFUSED_LISTED
 ) -> dict[str, Any]:
     """Ranked candidates (the first ``top``), the first ``refused`` with their reasons, and the nearest when none is feasible."""
+    first = table.ranked[: LISTED if top is None else top]
+    answers = zip(
+        _splits(table, first), table.estimates(first), table.front[first].tolist(), strict=True
+    )
     ranked = [
-        _ranked(table, rank, row)
-        for rank, row in enumerate(map(int, table.ranked[: LISTED if top is None else top]), 1)
+        {"rank": rank} | split | {"estimate": answer, "pareto": front}
+        for rank, (split, answer, front) in enumerate(answers, 1)
     ]
     rows = np.flatnonzero(~table.columns["feasible"])
-    said = islice(
-        (reasons for block in table.blocks for reasons in block.sentences() if reasons), refused
-    )
-    listed = [
-        _split(table, int(row)) | {"reasons": reasons}
-        for row, reasons in zip(rows, said, strict=False)
-    ]
+    reasons = zip(_splits(table, rows[:refused]), table.sentences(rows[:refused]), strict=True)
+    listed = [split | {"reasons": said} for split, said in reasons]
     counts = {
         "candidates": len(table),
         "feasible": len(table.ranked),
@@ -159,23 +158,17 @@ def plan_view(
     }
 
 
-def _split(table: PlanTable, row: int) -> dict[str, Any]:
-    """The candidate, with what it runs on and under where a plan has several of those."""
-    out: dict[str, Any] = {"candidate": table.candidate(row)}
+def _splits(table: PlanTable, rows: Int) -> list[dict[str, Any]]:
+    """The candidates, each with what it runs on and under where a plan has several of those."""
+    out: list[dict[str, Any]] = [{"candidate": candidate} for candidate in table.candidates(rows)]
     if len(table.found.clusters) > 1:
-        asked = table.setting(row).cluster.asked
-        out["hardware"] = asked.model_dump(exclude_none=True) if asked else None
+        for split, row in zip(out, rows.tolist(), strict=True):
+            asked = table.setting(row).cluster.asked
+            split["hardware"] = asked.model_dump(exclude_none=True) if asked else None
     if table.request.options.loads:
-        out["load"] = float(table.columns["load"][row])
+        for split, load in zip(out, table.columns["load"][rows].tolist(), strict=True):
+            split["load"] = load
     return out
-
-
-def _ranked(table: PlanTable, rank: int, row: int) -> dict[str, Any]:
-    return (
-        {"rank": rank}
-        | _split(table, row)
-        | {"estimate": table.estimate(row), "pareto": bool(table.front[row])}
-    )
 
 
 def nearest_view(table: PlanTable) -> dict[str, Any] | None:

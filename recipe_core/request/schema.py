@@ -27,7 +27,7 @@ Orientation = Literal["latency", "balanced", "throughput"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Speculative(_Part):

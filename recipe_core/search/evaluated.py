@@ -111,13 +111,16 @@ class EvaluatedCases:
 
     def reasons(self, i: int) -> list[str]:
         """Every reason why row ``i`` is refused; empty when it is not."""
-        whole, j = self._detail(i)
-        return [*whole.reasons(j), *self._limits_of(i)]
+        return next(self.sentences(np.array([i])))
 
     def row(self, i: int, *, explained: bool = False) -> dict[str, Any]:
         """The estimate of row ``i`` as the contract writes it, ``explained`` with its times by cause."""
-        whole, j = self._detail(i)
-        return whole.row(j, self._limits_of(i), explained=explained)
+        return self.rows(np.array([i]), explained=explained)[0]
+
+    def rows(self, rows: Int, *, explained: bool = False) -> list[dict[str, Any]]:
+        """The estimates of some rows as the contract writes them. Many at once cost little more than one."""
+        whole, places = self._details(rows)
+        return whole.rows(places, self._limits_of(rows), explained=explained)
 
     def memory(self, i: int) -> tuple[Memory, int]:
         """Memory that holds row ``i``, and where."""
@@ -129,28 +132,47 @@ class EvaluatedCases:
         rows = np.arange(len(self)) if rows is None else rows
         for some in (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)):
             refused = some[~self.feasible[some]]
-            found = estimate(self.setting, self.cases.take(refused)) if len(refused) else None
-            said = {
-                int(i): [*(found.reasons(k) if found else ()), *self._limits_of(int(i))]
-                for k, i in enumerate(refused)
-            }
-            yield from (said.get(int(i), []) for i in some)
+            rules = (
+                estimate(self.setting, self.cases.take(refused)).reasons_of(np.arange(len(refused)))
+                if len(refused)
+                else []
+            )
+            said = [
+                [*inside, *outside]
+                for inside, outside in zip(rules, self._limits_of(refused), strict=True)
+            ]
+            by_row = dict(zip(refused.tolist(), said, strict=True))
+            yield from (by_row.get(i, []) for i in some.tolist())
 
-    def _limits_of(self, i: int) -> list[str]:
-        return [rule.say(i) for rule in (*self.outside, *self.limits) if rule.broken[i]]
+    def _limits_of(self, rows: Int) -> list[list[str]]:
+        """For each of some rows what an estimate does not know of why it is refused."""
+        out: list[list[str]] = [[] for _ in rows]
+        for rule in (*self.outside, *self.limits):
+            for place in np.flatnonzero(rule.broken[rows]).tolist():
+                out[place].append(rule.say(int(rows[place])))
+        return out
 
     def _detail(self, i: int) -> tuple[Estimates, int]:
-        """Estimates that hold row ``i``, and where; made again where they were not kept, to the same bits."""
-        at = int(np.searchsorted(self.legal, i))
-        if self.estimates is not None and at < len(self.legal) and self.legal[at] == i:
-            whole, j, rows = self.estimates, at, self.legal
+        """Estimates that hold row ``i``, and where."""
+        whole, places = self._details(np.array([i]))
+        return whole, int(places[0])
+
+    def _details(self, rows: Int) -> tuple[Estimates, Int]:
+        """Estimates that hold some rows, and where; made again where not all were kept, to the same bits."""
+        places = np.minimum(np.searchsorted(self.legal, rows), max(len(self.legal) - 1, 0))
+        if self.estimates is not None and (self.legal[places] == rows).all():
+            whole, held = self.estimates, self.legal
         else:
-            whole, j, rows = estimate(self.setting, self.cases.take([i])), 0, np.array([i])
+            whole, held, places = (
+                estimate(self.setting, self.cases.take(rows)),
+                rows,
+                np.arange(len(rows)),
+            )
         return (
             whole
             if self.simulation is None
-            else replace(whole, simulation=self.simulation.take(rows))
-        ), j
+            else replace(whole, simulation=self.simulation.take(held))
+        ), places
 
     def simulated(
         self, rows: Int, spread: Spread, percentiles: Sequence[float], limits: Mapping[str, float]

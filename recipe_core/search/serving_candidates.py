@@ -437,26 +437,30 @@ def _check_pools(
 
 def describe(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
     """Row ``i`` as the candidate of the contract: what a recipe pins and a launch repeats."""
-    return _split(chosen, columns, i) | _draft(chosen, columns, i) | _pools(columns, i)
+    return described(chosen, columns.take([i]))[0]
+
+
+def described(chosen: Setting, columns: Cases) -> list[dict[str, Any]]:
+    """Every row as the candidate of the contract."""
+    out = _splits(chosen, columns)
+    for i in np.flatnonzero(columns.draft_tokens).tolist():
+        out[i]["speculative"] = _draft(chosen, columns, i)
+    for i in np.flatnonzero(columns.prefill_tp).tolist():
+        out[i] |= _pools(columns, i)
+    return out
 
 
 def _draft(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
-    if not columns.draft_tokens[i]:
-        return {}
     layers = columns.draft_layers[i]
     method = "ngram" if not layers else "mtp" if layers == chosen.model.draft_layers else "eagle"
     return {
-        "speculative": {
-            "tokens": int(columns.draft_tokens[i]),
-            "acceptance": float(columns.acceptance[i]),
-            "method": method,
-        }
+        "tokens": int(columns.draft_tokens[i]),
+        "acceptance": float(columns.acceptance[i]),
+        "method": method,
     }
 
 
 def _pools(columns: Cases, i: int) -> dict[str, Any]:
-    if not columns.prefill_tp[i]:
-        return {}
     degrees = {
         name: int(getattr(columns, f"prefill_{name}")[i]) for name in ("tp", "pp", "dp", "ep")
     }
@@ -466,18 +470,37 @@ def _pools(columns: Cases, i: int) -> dict[str, Any]:
     }
 
 
-def _split(chosen: Setting, columns: Cases, i: int) -> dict[str, Any]:
-    return {
-        "engine": chosen.engine.name,
-        "tp": int(columns.tp[i]),
-        "pp": int(columns.pp[i]),
-        "dp": int(columns.dp[i]),
-        "ep": int(columns.ep[i]),
-        "cp": int(columns.cp[i]),
-        "weight_dtype": chosen.weight_dtype,
-        "kv_dtype": chosen.kv_dtype,
-        "max_batched_tokens": int(columns.max_batched_tokens[i]),
-        "max_num_seqs": int(columns.max_num_seqs[i]),
-        "memory_fraction": float(columns.memory_fraction[i]),
-        "block_size": int(columns.block_tokens[i]),
-    }
+def _splits(chosen: Setting, columns: Cases) -> list[dict[str, Any]]:
+    degrees = zip(
+        *(getattr(columns, name).tolist() for name in ("tp", "pp", "dp", "ep", "cp")), strict=True
+    )
+    limits = zip(
+        *(
+            map(int, getattr(columns, name).tolist())
+            for name in ("max_batched_tokens", "max_num_seqs")
+        ),
+        strict=True,
+    )
+    cache = zip(
+        columns.memory_fraction.tolist(), map(int, columns.block_tokens.tolist()), strict=True
+    )
+    return [
+        {
+            "engine": chosen.engine.name,
+            "tp": tp,
+            "pp": pp,
+            "dp": dp,
+            "ep": ep,
+            "cp": cp,
+            "weight_dtype": chosen.weight_dtype,
+            "kv_dtype": chosen.kv_dtype,
+            "max_batched_tokens": max_batched_tokens,
+            "max_num_seqs": max_num_seqs,
+            "memory_fraction": memory_fraction,
+            "block_size": block_size,
+        }
+        for (tp, pp, dp, ep, cp), (max_batched_tokens, max_num_seqs), (
+            memory_fraction,
+            block_size,
+        ) in zip(degrees, limits, cache, strict=True)
+    ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from recipe_core.search.evaluated import QUANTITIES, SPLIT_COLUMNS, EvaluatedCas
 from recipe_core.search.limits import LIMITS, limited, mean_excess, time_bounds, unsimulated
 from recipe_core.search.serving_candidates import (
     Resolved,
-    describe,
+    described,
     every_case,
     every_pair_of_pools,
     one_split,
@@ -32,6 +32,8 @@ from recipe_core.space.serving import Cases, Setting
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Answer = TypeVar("Answer")
 
 COLUMNS = (*SPLIT_COLUMNS, *QUANTITIES, "feasible")
 """The columns of a plan, each with its unit in its name. Memory is per device, throughput of the deployment."""
@@ -190,10 +192,16 @@ class PlanTable:
 
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
-        block, i = self.at(row)
-        out = describe(block.setting, block.cases, i)
-        if draft := out.get("speculative"):
-            draft |= self._as_stated(draft)
+        return self.candidates([row])[0]
+
+    def candidates(self, rows: Sequence[int] | Int) -> list[dict[str, Any]]:
+        """The splits of some rows. Many at once cost little more than one."""
+        out = self._of_blocks(
+            rows, lambda block, places: described(block.setting, block.cases.take(places))
+        )
+        for candidate in out:
+            if draft := candidate.get("speculative"):
+                draft |= self._as_stated(draft)
         return out
 
     def _as_stated(self, draft: dict[str, Any]) -> dict[str, Any]:
@@ -249,8 +257,11 @@ class PlanTable:
 
     def estimate(self, row: int) -> dict[str, Any]:
         """The estimate of a row, as the contract writes it."""
-        block, i = self.at(row)
-        return block.row(i)
+        return self.estimates([row])[0]
+
+    def estimates(self, rows: Sequence[int] | Int) -> list[dict[str, Any]]:
+        """The estimates of some rows. Many at once cost little more than one."""
+        return self._of_blocks(rows, EvaluatedCases.rows)
 
     def detailed(self, row: int) -> dict[str, Any]:
         """The estimate of a row with times by cause, and percentiles unless simulating them takes long and the limits name none."""
@@ -275,20 +286,24 @@ class PlanTable:
         block, i = self.at(row)
         return block.reasons(i)
 
-    def sentences(self, rows: Sequence[int]) -> list[list[str]]:
+    def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
         """Why some rows are refused."""
-        index, found = (
+        return self._of_blocks(rows, EvaluatedCases.sentences)
+
+    def _of_blocks(
+        self, rows: Sequence[int] | Int, answers: Callable[[EvaluatedCases, Int], Iterable[Answer]]
+    ) -> list[Answer]:
+        """What blocks answer about their rows, in the order of ``rows``."""
+        index, blocks = (
             np.asarray(rows, dtype=np.int64),
             np.searchsorted(self._ends, rows, side="right"),
         )
-        out: list[list[str]] = [[] for _ in rows]
-        for k, block in enumerate(self.blocks):
-            mine = np.flatnonzero(found == k)
-            for place, said in zip(
-                mine, block.sentences(index[mine] - self._ends[k] + len(block)), strict=True
-            ):
-                out[place] = said
-        return out
+        out: dict[int, Answer] = {}
+        for k in np.unique(blocks).tolist():
+            block, places = self.blocks[k], np.flatnonzero(blocks == k)
+            within = index[places] - self._ends[k] + len(block)
+            out |= zip(places.tolist(), answers(block, within), strict=True)
+        return [out[place] for place in range(len(index))]
 
     def frame(self) -> pd.DataFrame:
         """All rows as a DataFrame: engine and dtypes, ``COLUMNS``, rank (empty when refused), pareto, reasons."""
