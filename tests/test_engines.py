@@ -411,3 +411,11 @@ def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
     assert content["context_servers"] == {"num_instances": 3, "urls": there["prefill"]}
     assert content["generation_servers"] == {"num_instances": 2, "urls": there["decode"]}
     assert {p.node for p in found.processes} == {0, 1}
+
+
+def test_a_runtime_has_one_default_engine_at_most():
+    runtimes = [runtime for name in engine_names() for runtime in engine(name).default_on]
+    assert len(runtimes) == len(set(runtimes))
+    assert {runtime: default_engine(runtime).name for runtime in runtimes} == {
+        r: n for n in engine_names() for r in engine(n).default_on
+    }

@@ -345,3 +345,9 @@ def test_a_term_is_that_of_a_reservation():
 def test_unknown_hardware_is_named(request_, says):
     with pytest.raises(HardwareError, match=says):
         cluster(request_)
+
+
+def test_offers_of_a_device_are_all_there_are():
+    for name in device_names():
+        profile = device(name)
+        assert offers_of(profile) == [offer for offer in offers() if offer.device == profile.name]

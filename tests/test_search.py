@@ -322,3 +322,14 @@ def test_pools_are_searched_beside_plain_splits():
                 workload={"mode": "static", "concurrency": None, "batch": 4},
             )
         )
+
+
+@pytest.mark.parametrize(
+    "options", [{"loads": [1, 64, 2000]}, {"disaggregated": True, "engines": ["vllm"]}]
+)
+def test_rows_written_together_are_those_written_alone(options):
+    table = plan(make_request(MIXED[1], nodes=2, options=options))
+    rows = np.random.default_rng(7).choice(len(table), 60, replace=False)
+    assert table.candidates(rows) == [table.candidate(int(row)) for row in rows]
+    assert table.estimates(rows) == [table.estimate(int(row)) for row in rows]
+    assert table.sentences(rows) == [table.reasons(int(row)) for row in rows]

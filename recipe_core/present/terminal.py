@@ -10,31 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
+from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
 from recipe_core.base.units import duration, gib, rate, significant, usd
-from recipe_core.recipe import Recipe, advice
-from recipe_core.recipe.lockcheck import Difference
-from recipe_core.recipe.resolve import Resolved
+from recipe_core.search.changes import advice
 from recipe_core.search.plan import Plan
 from recipe_core.search.sensitivity import Flip
 
-if TYPE_CHECKING:  # the converter reads commands, whose verdicts this module prints
+if TYPE_CHECKING:  # what only names types here would triple the time until a plan is printed
+    from recipe_core.recipe import Recipe
     from recipe_core.recipe.convert import Conversion
+    from recipe_core.recipe.lockcheck import Difference
+    from recipe_core.recipe.resolve import Resolved
 
 REFUSALS_SHOWN = 12
 _NUMBER = re.compile(r"\d[\d.,]*")
-
-
-def _render(table: Table) -> str:
-    console = Console(width=max(shutil.get_terminal_size((140, 40)).columns, 100), no_color=True)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
 
 
 def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
@@ -43,7 +36,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     where = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
     parts = [f"{problem.model.name} on {where}: {len(plan.order)} of {len(plan)} splits can run"]
     if len(plan.order):
-        parts.append(_render(_best(plan, top)))
+        parts.append(_best(plan, top))
         if plan.tied:
             parts.append(
                 f"{plan.tied} more do as well as the first, which is the simplest of them: "
@@ -68,13 +61,15 @@ def _nearest(plan: Plan) -> list[str]:
     row = plan.nearest_row()
     if row is None:
         return []
-    reasons = [*plan.reasons(row), advice(plan)]
-    return [f"nearest: {plan.label(row)}", *(f"  {reason}" for reason in reasons if reason)]
+    changes = plan.changes()
+    reasons = [*plan.reasons(row)]
+    if changes:
+        reasons.append(advice(changes))
+    return [f"nearest: {plan.label(row)}", *(f"  {reason}" for reason in reasons)]
 
 
-def _best(plan: Plan, top: int) -> Table:
+def _best(plan: Plan, top: int) -> str:
     """The first ranked splits: degrees, engine and format, then the measures that the kind of plan puts in tables."""
-    table = Table(box=SIMPLE, pad_edge=False)
     options = plan.request.options
     texts: dict[str, Callable[[int], str]] = {"split": lambda row: split_name(plan.candidate(row))}
     if options.hardware:
@@ -85,21 +80,13 @@ def _best(plan: Plan, top: int) -> Table:
     if options.loads:
         numbers["load"] = lambda row: significant(plan.columns["load"][row])
     for name in plan.tabled:
-        measure = plan.measures[name]
-        numbers[measure.head] = partial(_cell, plan, name)
-    table.add_column("rank", justify="right")
-    for head in texts:
-        table.add_column(head, justify="left")
-    for head in [*numbers, "front"]:
-        table.add_column(head, justify="right")
+        numbers[plan.measures[name].head] = partial(plan.text, name)
+    rows = []
     for rank, row in enumerate(map(int, plan.order[:top]), 1):
         cells = [write(row) for write in (*texts.values(), *numbers.values())]
-        table.add_row(str(rank), *cells, "●" if plan.frontier[row] else "")
-    return table
-
-
-def _cell(plan: Plan, measure: str, row: int) -> str:
-    return plan.text(measure, row)
+        rows.append([str(rank), *cells, "●" if plan.frontier[row] else ""])
+    width = max(shutil.get_terminal_size((140, 40)).columns, 100)
+    return aligned(["rank", *texts, *numbers, "front"], rows, left=tuple(texts), width=width)
 
 
 def _format(candidate: Mapping[str, Any]) -> str:
@@ -111,21 +98,33 @@ def _refused(plan: Plan) -> str:
     rows = np.flatnonzero(~plan.feasible)
     if not len(rows):
         return ""
-    rules = np.array(list(plan.rules().values()))[:, rows]
-    groups = np.unique(rules, axis=1, return_inverse=True)[1].ravel()
-    firsts = sorted(int(np.argmax(groups == group)) for group in np.unique(groups))
-    alike: dict[str, list[int]] = {}
-    for first, reasons in zip(firsts, plan.sentences(rows[firsts]), strict=True):
-        same = [int(row) for row in rows[groups == groups[first]]]
-        alike.setdefault(_NUMBER.sub("#", "; ".join(reasons)), []).extend(same)
+    firsts, counts = _alike([broken[rows] for broken in plan.rules().values()], len(rows))
+    groups: dict[str, tuple[int, list[str], int]] = {}
+    examples = rows[firsts].tolist()
+    for row, reasons, count in zip(examples, plan.sentences(examples), counts.tolist(), strict=True):
+        pattern = _NUMBER.sub("#", "; ".join(reasons))
+        first, sentences, before = groups.get(pattern, (row, reasons, 0))
+        groups[pattern] = first, sentences, before + count
     lines = [f"refused: {len(rows)}"]
-    for first, *others in list(alike.values())[:REFUSALS_SHOWN]:
-        more = f" (and {len(others)} more like it)" if others else ""
-        lines.append(f"  {plan.label(first)}{more}: {'; '.join(plan.reasons(first))}")
-    rest = len(alike) - REFUSALS_SHOWN
+    for row, reasons, count in list(groups.values())[:REFUSALS_SHOWN]:
+        more = f" (and {count - 1} more like it)" if count > 1 else ""
+        lines.append(f"  {plan.label(row)}{more}: {'; '.join(reasons)}")
+    rest = len(groups) - REFUSALS_SHOWN
     if rest > 0:
         lines.append(f"  … and {rest} more reasons (--json or --all FILE for all)")
     return "\n".join(lines)
+
+
+def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
+    """Rows that break the same rules: the first row of each group, in order, and how many rows it has."""
+    groups = np.zeros(n, dtype=np.int64)
+    for broken in rules:
+        if groups.max() >> 61:  # as many bits as there are: number the groups so far anew
+            groups = np.unique(groups, return_inverse=True)[1]
+        groups = 2 * groups + broken
+    firsts, counts = np.unique(groups, return_index=True, return_counts=True)[1:]
+    order = np.argsort(firsts)
+    return firsts[order], counts[order]
 
 
 # One estimate

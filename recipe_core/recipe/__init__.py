@@ -8,7 +8,7 @@ from recipe_core.recipe.build import (
     with_claims,
     with_parameters,
 )
-from recipe_core.recipe.decision import advice, deployment_of
+from recipe_core.recipe.decision import deployment_of
 from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.user_options import passing_on
@@ -17,7 +17,7 @@ from recipe_core.request.describe import short_name
 __all__ = [
     "Additions",
     "Recipe",
-    "advice",
+    
     "deployment_of",
     "make_recipe",
     "passing_on",

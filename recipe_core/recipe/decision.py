@@ -17,6 +17,7 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
+from recipe_core.search.changes import advice
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_candidate
 from recipe_core.search.serving_candidates import served_context
@@ -165,16 +166,11 @@ def start_reasons(plan: Plan, row: int) -> list[str]:
 
 
 def _refused(plan: Plan, row: int) -> NoAnswer:
+    changes = plan.changes()
     subject = "the stated split" if len(plan) == 1 else f"none of {len(plan)} splits"
     verb = "cannot run" if len(plan) == 1 else "can run; the nearest"
     return NoAnswer(
         f"{subject} {verb} ({plan.label(row)}): {'; '.join(plan.reasons(row))}.",
         field="candidate",
-        hint=advice(plan),
+        hint=advice(changes) if changes else None,
     )
-
-
-def advice(plan: Plan) -> str | None:
-    """The changes after which something fits, as a sentence."""
-    changes = plan.changes()
-    return f"It works with {'; or '.join(map(str, changes))}." if changes else None

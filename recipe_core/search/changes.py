@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,11 @@ class Change:
             for field, value in self.fields.items()
         )
         return " and ".join(edits)
+
+
+def advice(changes: Sequence[Change]) -> str:
+    """Changes after which something fits, as a sentence."""
+    return f"It works with {'; or '.join(map(str, changes))}."
 
 
 # A plan with nothing feasible

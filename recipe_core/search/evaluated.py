@@ -97,13 +97,17 @@ class EvaluatedCases(Generic[S, C, E]):
 
     def reasons(self, i: int) -> list[str]:
         """Every reason why case ``i`` is refused; empty when it is not."""
-        estimates, j = self.detail(i)
-        return [*estimates.reasons(j), *self._said_on_top(i)]
+        return next(self.sentences(np.array([i])))
 
     def row(self, i: int, *, explained: bool = False) -> Any:
         """The estimate of case ``i``, ``explained`` with its times by cause."""
-        estimates, j = self.detail(i)
-        return estimates.row(j, self._said_on_top(i), explained=explained)
+        return self.rows(np.array([i]), explained=explained)[0]
+
+    def rows(self, rows: Int, *, explained: bool = False) -> list[Any]:
+        """The estimates of some cases. Many at once cost little more than one."""
+        estimates, places = self._details(rows)
+        out: list[Any] = estimates.rows(places, self._added_reasons(rows), explained=explained)
+        return out
 
     def sentences(self, rows: Int | None = None) -> Iterator[list[str]]:
         """The reasons of some cases (of all by default), none for feasible ones.
@@ -113,33 +117,48 @@ class EvaluatedCases(Generic[S, C, E]):
         rows = np.arange(len(self)) if rows is None else rows
         for chunk in (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)):
             refused = chunk[~self.feasible[chunk]]
-            reasons: dict[int, list[str]] = {}
+            inside: list[list[str]] = []
             if len(refused):
                 estimates: Any = self._estimate(refused)
-                for k, i in enumerate(map(int, refused)):
-                    reasons[i] = [*estimates.reasons(k), *self._said_on_top(i)]
-            yield from (reasons.get(int(i), []) for i in chunk)
+                inside = estimates.reasons_of(np.arange(len(refused)))
+            by_case = {
+                i: [*rules, *added]
+                for i, rules, added in zip(
+                    refused.tolist(), inside, self._added_reasons(refused), strict=True
+                )
+            }
+            yield from (by_case.get(i, []) for i in chunk.tolist())
 
-    def _said_on_top(self, i: int) -> list[str]:
-        """Reasons that the estimate of case ``i`` does not know."""
-        return [rule.say(i) for rule in (*self.outside, *self.limits) if rule.broken[i]]
+    def _added_reasons(self, rows: Int) -> list[list[str]]:
+        """For each of some cases the reasons that its estimate does not know."""
+        out: list[list[str]] = [[] for _ in rows]
+        for rule in (*self.outside, *self.limits):
+            for place in np.flatnonzero(rule.broken[rows]).tolist():
+                out[place].append(rule.say(int(rows[place])))
+        return out
 
     def _estimate(self, rows: Int) -> E:
         cases: Any = self.cases
         return self.physics.estimate(self.setting, cases.take(rows))
 
     def detail(self, i: int) -> tuple[Any, int]:
-        """Estimates that hold case ``i``, and its place in them; made again where not kept, to the same bits."""
-        at = int(np.searchsorted(self.legal, i))
-        estimates: Any
-        if self.estimates is not None and at < len(self.legal) and self.legal[at] == i:
-            estimates, rows = self.estimates, self.legal
-        else:
-            at, rows = 0, np.array([i])
-            estimates = self._estimate(rows)
+        """Estimates that hold case ``i``, and its place in them."""
+        estimates, places = self._details(np.array([i]))
+        return estimates, int(places[0])
+
+    def _details(self, rows: Int) -> tuple[Any, Int]:
+        """Estimates that hold some cases, and their places in them.
+
+        They are made again where not all were kept, to the same bits.
+        """
+        estimates: Any = self.estimates
+        cases = self.legal
+        places = np.minimum(np.searchsorted(cases, rows), max(len(cases) - 1, 0))
+        if estimates is None or not (cases[places] == rows).all():
+            estimates, cases, places = self._estimate(rows), rows, np.arange(len(rows))
         if self.simulation is not None:
-            estimates = replace(estimates, simulation=self.simulation.take(rows))
-        return estimates, at
+            estimates = replace(estimates, simulation=self.simulation.take(cases))
+        return estimates, places
 
 
 def evaluate(

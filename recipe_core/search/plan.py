@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
+from recipe_core.base.arrays import Int
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.changes import Change, helpful_changes
 from recipe_core.search.problem import Problem, resolve
@@ -139,22 +139,22 @@ class Plan(PlanRows):
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
-        sentences = islice((reasons for reasons in self.every_sentence() if reasons), refused)
+        ranked = zip(
+            self._cases_json(shown),
+            self.estimates(shown),
+            self.frontier[shown].tolist(),
+            strict=True,
+        )
+        reasons = zip(
+            self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True
+        )
         return {
             "schema_version": 1,
             "candidates": [
-                {
-                    "rank": rank,
-                    **self._case_json(row),
-                    "estimate": self.estimate(row),
-                    "pareto": bool(self.frontier[row]),
-                }
-                for rank, row in enumerate(map(int, shown), 1)
+                {"rank": rank, **case, "estimate": estimate, "pareto": pareto}
+                for rank, (case, estimate, pareto) in enumerate(ranked, 1)
             ],
-            "refused": [
-                {**self._case_json(int(row)), "reasons": reasons}
-                for row, reasons in zip(rows, sentences, strict=False)
-            ],
+            "refused": [{**case, "reasons": sentences} for case, sentences in reasons],
             "nearest": self._nearest_json(),
             "counts": {
                 "candidates": len(self),
@@ -164,9 +164,9 @@ class Plan(PlanRows):
             },
         }
 
-    def _case_json(self, row: int) -> dict[str, Any]:
-        """The candidate, with what it runs on and under where a plan has several of those."""
-        return {"candidate": self.candidate(row)}
+    def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
+        """The candidates, each with what it runs on and under where a plan has several of those."""
+        return [{"candidate": candidate} for candidate in self.candidates(rows)]
 
     def _nearest_json(self) -> dict[str, Any] | None:
         row = self.nearest_row()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.measures import MORE_IS_BETTER, Measure
 from recipe_core.search.problem import Problem
+
+Answer = TypeVar("Answer")
 
 TIE_DIGITS = 4
 """Splits whose goal agrees to so many significant digits are equally good."""
@@ -119,14 +121,40 @@ class PlanRows(ABC):
         """What the split of a row shares with its block: model, cluster, engine, formats."""
         return self.at(row)[0].setting
 
-    @abstractmethod
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
+        return self.candidates([row])[0]
+
+    def candidates(self, rows: Sequence[int] | Int) -> list[dict[str, Any]]:
+        """The splits of some rows. Many at once cost little more than one."""
+        return self._of_blocks(rows, self._describe)
+
+    @abstractmethod
+    def _describe(self, block: EvaluatedCases[Any, Any, Any], cases: Int) -> list[dict[str, Any]]:
+        """The splits of some cases of a block."""
 
     def estimate(self, row: int) -> Any:
         """The estimate of a row, as the contract writes it."""
-        block, i = self.at(row)
-        return block.row(i)
+        return self.estimates([row])[0]
+
+    def estimates(self, rows: Sequence[int] | Int) -> list[Any]:
+        """The estimates of some rows. Many at once cost little more than one."""
+        return self._of_blocks(rows, EvaluatedCases.rows)
+
+    def _of_blocks(
+        self,
+        rows: Sequence[int] | Int,
+        answer: Callable[[EvaluatedCases[Any, Any, Any], Int], Iterable[Answer]],
+    ) -> list[Answer]:
+        """What blocks answer about their cases, in the order of ``rows``."""
+        index = np.asarray(rows, dtype=np.int64)
+        numbers = np.searchsorted(self._ends, index, side="right")
+        out: dict[int, Answer] = {}
+        for k in np.unique(numbers).tolist():
+            block, places = self.blocks[k], np.flatnonzero(numbers == k)
+            inside = index[places] - self._ends[k] + len(block)
+            out.update(zip(places.tolist(), answer(block, inside), strict=True))
+        return [out[place] for place in range(len(index))]
 
     def detail(self, row: int) -> tuple[Any, int]:
         """The columns of physics that hold a row, and its place in them."""
@@ -275,15 +303,7 @@ class PlanRows(ABC):
 
     def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
         """The reasons of some rows."""
-        index = np.asarray(rows, dtype=np.int64)
-        block_of = np.searchsorted(self._ends, index, side="right")
-        out: list[list[str]] = [[] for _ in rows]
-        for k, block in enumerate(self.blocks):
-            places = np.flatnonzero(block_of == k)
-            inside = index[places] - self._ends[k] + len(block)
-            for place, reasons in zip(places, block.sentences(inside), strict=True):
-                out[place] = reasons
-        return out
+        return self._of_blocks(rows, EvaluatedCases.sentences)
 
     def every_sentence(self) -> Iterator[list[str]]:
         """The reasons of every row, in order."""

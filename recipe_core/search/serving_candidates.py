@@ -270,29 +270,35 @@ def one_case(problem: ServingProblem, candidate: CandidateRequest) -> tuple[Sett
 # The candidate of a case
 
 
-def describe(shared: Setting, columns: Cases, i: int) -> dict[str, Any]:
-    """Case ``i`` as the candidate of the contract: what a recipe pins and a launch repeats."""
-    out: dict[str, Any] = {"engine": shared.engine.name}
-    out |= {name: int(getattr(columns, name)[i]) for name in DEGREES}
-    out |= {
-        "weight_dtype": shared.weight_dtype,
-        "kv_dtype": shared.kv_dtype,
-        "max_batched_tokens": int(columns.max_batched_tokens[i]),
-        "max_num_seqs": int(columns.max_num_seqs[i]),
-        "memory_fraction": float(columns.memory_fraction[i]),
-        "block_size": int(columns.block_tokens[i]),
+def describe(shared: Setting, columns: Cases) -> list[dict[str, Any]]:
+    """Every case as the candidate of the contract: what a recipe pins and a launch repeats."""
+    n = len(columns)
+    values: dict[str, list[Any]] = {"engine": [shared.engine.name] * n}
+    values |= {name: getattr(columns, name).tolist() for name in DEGREES}
+    values |= {
+        "weight_dtype": [shared.weight_dtype] * n,
+        "kv_dtype": [shared.kv_dtype] * n,
+        "max_batched_tokens": _whole(columns.max_batched_tokens),
+        "max_num_seqs": _whole(columns.max_num_seqs),
+        "memory_fraction": columns.memory_fraction.tolist(),
+        "block_size": _whole(columns.block_tokens),
     }
-    if columns.draft_tokens[i]:
-        out["speculative"] = {
+    out = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    for i in np.flatnonzero(columns.draft_tokens).tolist():
+        out[i]["speculative"] = {
             "tokens": int(columns.draft_tokens[i]),
             "acceptance": float(columns.acceptance[i]),
             "method": _draft_method(shared.model, int(columns.draft_layers[i])),
         }
-    if columns.prefill_tp[i]:
+    for i in np.flatnonzero(columns.prefill_tp).tolist():
         pool = {name: int(getattr(columns, f"prefill_{name}")[i]) for name in POOL_DEGREES}
-        out["replicas"] = int(columns.copies[i])
-        out["prefill"] = {**pool, "replicas": int(columns.prefill_copies[i])}
+        out[i]["replicas"] = int(columns.copies[i])
+        out[i]["prefill"] = {**pool, "replicas": int(columns.prefill_copies[i])}
     return out
+
+
+def _whole(column: Any) -> list[int]:
+    return [int(value) for value in column.tolist()]
 
 
 def _draft_method(model: ModelSpec, layers: int) -> str:

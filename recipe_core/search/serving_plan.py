@@ -204,12 +204,12 @@ class ServingPlan(Plan):
 
     # one row
 
-    def candidate(self, row: int) -> dict[str, Any]:
-        """The split of a row, as the contract writes it."""
-        block, i = self.at(row)
-        out = describe(block.setting, block.cases, i)
-        if draft := out.get("speculative"):
-            draft |= self._requested_draft(draft)
+    def _describe(self, block: Block, cases: Int) -> list[dict[str, Any]]:
+        """The splits of some cases of a block, drafts as the request names them."""
+        out = describe(block.setting, block.cases.take(cases))
+        for candidate in out:
+            if draft := candidate.get("speculative"):
+                draft |= self._requested_draft(draft)
         return out
 
     def _requested_draft(self, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,13 +308,16 @@ class ServingPlan(Plan):
         index = list(rows)
         return {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
 
-    def _case_json(self, row: int) -> dict[str, Any]:
-        out: dict[str, Any] = {"candidate": self.candidate(row)}
+    def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
+        """The candidates, with their hardware and load where the plan has several."""
+        out = super()._cases_json(rows)
         if len(self.problem.clusters) > 1:
-            hardware = self.setting(row).cluster.asked
-            out["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
+            for case, row in zip(out, rows.tolist(), strict=True):
+                hardware = self.setting(row).cluster.asked
+                case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
         if self.request.options.loads:
-            out["load"] = float(self.columns["load"][row])
+            for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
+                case["load"] = load
         return out
 
     # changes that may help

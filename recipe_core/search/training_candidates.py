@@ -279,8 +279,12 @@ def _worthwhile(
 # The candidate of a case
 
 
-def describe(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[str, Any]:
-    """Case ``i`` as the candidate of the contract: what a recipe pins and a launch repeats."""
+def describe(shared: TrainingSetting, columns: TrainingCases) -> list[dict[str, Any]]:
+    """Every case as the candidate of the contract: what a recipe pins and a launch repeats."""
+    return [_described(shared, columns, i) for i in range(len(columns))]
+
+
+def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[str, Any]:
     names = ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero_stage", "micro_batch")
     out: dict[str, Any] = {"engine": shared.engine}
     out |= {name: int(getattr(columns, name)[i]) for name in names}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.request.edit import shared_candidate
@@ -144,16 +144,15 @@ class TrainingPlan(Plan):
         return {block.setting.engine for block in self.blocks}
 
     def _split_columns(self) -> Mapping[str, Any]:
-        splits = [self.candidate(row) for row in range(len(self))]
+        splits = self.candidates(range(len(self)))
         names = dict.fromkeys(name for split in splits for name in split)
         return {name: [split.get(name) for split in splits] for name in names}
 
     # one row
 
-    def candidate(self, row: int) -> dict[str, Any]:
-        """The split of a row, as the contract writes it."""
-        block, i = self.at(row)
-        return describe(block.setting, block.cases, i)
+    def _describe(self, block: Any, cases: Int) -> list[dict[str, Any]]:
+        """The splits of some cases of a block."""
+        return describe(block.setting, block.cases.take(cases))
 
     def request_of(self, row: int) -> PlanRequest:
         """The request with the split of a row as its candidate."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import duration, gib
 from recipe_core.engines.frameworks import training_data
 from recipe_core.model.dtypes import compute_dtype
@@ -129,6 +129,19 @@ class TrainingEstimates:
             return []
         hint = f"device_mtbf_hours counts failing hardware only; say {cluster.per_node} times the hours for which a node is kept."
         return [f"{cluster.price_note} {hint}"]
+
+    def reasons_of(self, rows: Int) -> list[list[str]]:
+        """Every reason why each of some cases cannot run."""
+        return [self.reasons(i) for i in rows.tolist()]
+
+    def rows(
+        self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
+    ) -> list[dict[str, Any]]:
+        """Some cases as JSON values; ``limits``: for each the limits of the request that it breaks."""
+        return [
+            self.row(i, broken, explained=explained)
+            for i, broken in zip(rows.tolist(), limits, strict=True)
+        ]
 
     def row(
         self,
