@@ -101,7 +101,9 @@ def _refused(plan: Plan) -> str:
     firsts, counts = _alike([broken[rows] for broken in plan.rules().values()], len(rows))
     groups: dict[str, tuple[int, list[str], int]] = {}
     examples = rows[firsts].tolist()
-    for row, reasons, count in zip(examples, plan.sentences(examples), counts.tolist(), strict=True):
+    for row, reasons, count in zip(
+        examples, plan.sentences(examples), counts.tolist(), strict=True
+    ):
         pattern = _NUMBER.sub("#", "; ".join(reasons))
         first, sentences, before = groups.get(pattern, (row, reasons, 0))
         groups[pattern] = first, sentences, before + count

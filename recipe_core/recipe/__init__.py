@@ -17,7 +17,6 @@ from recipe_core.request.describe import short_name
 __all__ = [
     "Additions",
     "Recipe",
-    
     "deployment_of",
     "make_recipe",
     "passing_on",

@@ -145,9 +145,7 @@ class Plan(PlanRows):
             self.frontier[shown].tolist(),
             strict=True,
         )
-        reasons = zip(
-            self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True
-        )
+        reasons = zip(self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True)
         return {
             "schema_version": 1,
             "candidates": [
