@@ -16,11 +16,10 @@ from recipe_core.search.training_search import estimate_training_many
 from recipe_core.space.serving import Cases, Setting, stack
 
 
-def estimate_many(values: Iterable[Any], *, files: bool = False) -> list[dict[str, Any]]:
+def estimate_many(values: Iterable[Any]) -> list[dict[str, Any]]:
     """One estimate a request, in order; a bad request answers its error in its place.
 
-    Requests that share model, device, engine, mode and dtypes are estimated together, as columns. ``files`` is that of
-    ``PlanRequest.parse``.
+    Requests that share model, device, engine, mode and dtypes are estimated together, as columns.
     """
     answers: dict[int, dict[str, Any]] = {}
     training: list[tuple[int, PlanRequest]] = []
@@ -29,7 +28,7 @@ def estimate_many(values: Iterable[Any], *, files: bool = False) -> list[dict[st
         try:
             if isinstance(value, RecipeError):  # a line that was no document
                 raise value
-            request = PlanRequest.parse(value, files=files)
+            request = PlanRequest.parse(value)
             if request.is_training:
                 training.append((n, request))
                 continue

@@ -46,7 +46,7 @@ def plan_command(
     from recipe_core.search.sensitivity import sensitivity
     from recipe_core.search.serving_plan import plan
 
-    asked = PlanRequest.parse(read_request(request), files=True)
+    asked = PlanRequest.parse(read_request(request))
     if asked.workload.kind == "training":
         _training_plan(asked, top, everything, flips, as_json)
     with working("Judging every split …"):
@@ -130,7 +130,7 @@ def estimate(
             )
         _each_line(Path(request))
         return
-    asked = PlanRequest.parse(read_request(request), files=True)
+    asked = PlanRequest.parse(read_request(request))
     if asked.workload.kind == "training":
         _training_estimate(asked, traced, as_json)
     with working("Estimating …"):
@@ -180,6 +180,6 @@ def _each_line(path: Path) -> None:
 
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):
-        answers = estimate_many(values, files=True)
+        answers = estimate_many(values)
     for answer in answers:
         typer.echo(to_json(answer, indent=None))
