@@ -122,9 +122,8 @@ def serve(host: str, port: int) -> None:
         tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
     )
     spec.loader.exec_module(module)
-    sys.stdout.write(
-        f"Recipe Builder: http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}\n"
-    )  # noqa: S104
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - not bound here
+    sys.stdout.write(f"Recipe Builder: http://{shown}:{port}\n")
     sys.stdout.flush()
     module.app.run(config=settings | {"server.address": host, "server.port": port})
 
