@@ -84,7 +84,7 @@ print(there())
 """)
     assert answer.stdout.splitlines() == [
         "[]",
-        "['recipe_core.doors.api', 'recipe_core.search.boards', 'recipe_core.doors.mcp']",
+        "['recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.boards']",
     ], answer.stderr
 
 

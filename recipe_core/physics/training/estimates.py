@@ -218,8 +218,8 @@ class TrainingEstimates:
         flops = rate * float(flops_per_token(self.setting, c.sequence_length[[i]].astype(float))[0])
         device = self.setting.cluster.device
         peak = device.peak_flops_per_s[
-            compute_dtype(self.setting.precision, device.peak_flops_per_s)
-        ].value  # type: ignore[index]
+            compute_dtype(self.setting.precision, device.peak_flops_per_s)  # type: ignore[index]
+        ].value
         by_stage = self.memory.stages_of(i)[:stages]
         training: dict[str, Any] = {
             "step_s": step_s,
