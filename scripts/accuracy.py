@@ -41,7 +41,7 @@ from recipe_core.physics.serving import bands as shipped
 from recipe_core.physics.serving.bands import Band, BandFile
 
 ROOT = Path(__file__).parent.parent
-BANDS = ROOT / "recipe_core" / "estimate" / "bands.yaml"
+BANDS = ROOT / "recipe_core" / "physics" / "serving" / "bands.yaml"
 REPORT = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
 PRIOR = 1.5
@@ -130,7 +130,7 @@ def counted() -> pd.DataFrame:
     """Fitted numbers by file: devices, fabrics, engines."""
     files = [
         *(ROOT / "hw_profiles").glob("**/*.yaml"),
-        *(ROOT / "recipe_core" / "engines").glob("*.yaml"),
+        *(ROOT / "recipe_core" / "engines" / "serving").glob("*.yaml"),
     ]
     rows = [
         (path.relative_to(ROOT).as_posix(), fitted_numbers(read_document(path)))

@@ -1,4 +1,4 @@
-"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/transformers.yaml``.
+"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/serving/transformers.yaml``.
 
     python scripts/fit_embedded.py MODEL_DIR [--device NAME]      (the demo's model, for its tokenizer)
 

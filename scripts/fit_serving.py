@@ -1,4 +1,4 @@
-"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/*.yaml``, to measured serving runs.
+"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to measured serving runs.
 
     python scripts/fit_serving.py TRUTH_DIR [--write] [--leave-out]
 
@@ -45,7 +45,8 @@ Array = NDArray[np.float64]
 Key = tuple[str, str]  # engine and runtime
 
 ROOT = Path(__file__).parent.parent
-ENGINES, LEFT_OUT = ROOT / "recipe_core" / "engines", ROOT / "docs" / "leave_one_out.json"
+ENGINES = ROOT / "recipe_core" / "engines" / "serving"
+LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
 NAMES = ("step_s", "sequence_s", "layer_s", "launch_s", "request_s", "input_token_s", "bunched")
 # Orders of magnitude, and a closed loop that sends ten times as many requests as run at once.
 PRIOR = {
@@ -303,7 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("truth", type=Path)
     parser.add_argument(
-        "--write", action="store_true", help="put the numbers into recipe_core/engines/"
+        "--write", action="store_true", help="put the numbers into recipe_core/engines/serving/"
     )
     parser.add_argument(
         "--leave-out",

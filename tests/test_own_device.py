@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import HardwareError, InputError
@@ -16,8 +17,9 @@ from recipe_core.bundle.write import write_bundle
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.doors.api import create_api
+from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
-from recipe_core.hardware.custom import MAX_BYTES, read_profile
+from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
@@ -370,16 +372,28 @@ def test_files_are_read_only_where_asked(tmp_path: Path) -> None:
     values = request_values(
         device=str(path), options={"hardware": [{"device": str(path)}, {"device": "l40s"}]}
     )
-    with pytest.raises(HardwareError, match="files=True"):
+    with pytest.raises(HardwareError, match="with_profiles"):
         plan(PlanRequest.parse(values))
-    request = PlanRequest.parse(values, files=True)
+    request = PlanRequest.parse(with_profiles(values))
     assert request.hardware.device == OURS
     assert [each.device_name for each in request.options.hardware] == ["my-h100", "l40s"]
-    assert estimate_batch([values], files=True)[0]["feasible"]
-    assert "error" in estimate_batch([values])[0]
+    assert estimate_many([with_profiles(values)])[0]["feasible"]
+    assert "error" in estimate_many([values])[0]
     path.unlink()
     with pytest.raises(InputError, match="cannot read"):
-        PlanRequest.parse(values, files=True)
+        PlanRequest.parse(with_profiles(values))
+
+
+def test_the_command_line_reads_paths_line_by_line(tmp_path: Path) -> None:
+    path, lines = tmp_path / "mine.yaml", tmp_path / "many.jsonl"
+    path.write_text(to_yaml(OURS))
+    values = [request_values(device=str(path)), request_values(device=str(tmp_path / "no.yaml"))]
+    lines.write_text("\n".join(json.dumps(value | {"candidate": {"tp": 8}}) for value in values))
+    for command in ("estimate", "check"):
+        done = CliRunner().invoke(app, [command, str(lines)])
+        first, second = map(json.loads, done.stdout.splitlines())
+        assert "error" not in first
+        assert "cannot read" in second["error"]["message"]
 
 
 def test_a_command_is_judged_on_a_profile() -> None:

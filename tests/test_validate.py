@@ -393,7 +393,8 @@ def test_no_number_is_keyed_by_a_model():
         for word in (model, model.split("/")[-1], model.replace("/", "--"))
     }
     folders = [
-        ROOT / "recipe_core" / "estimate",
+        ROOT / "recipe_core" / "physics",
+        ROOT / "recipe_core" / "space",
         ROOT / "recipe_core" / "engines",
         ROOT / "hw_profiles",
     ]

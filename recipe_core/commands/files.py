@@ -166,13 +166,8 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def check_values(
-    values: list[Any], usual: dict[str, Any], *, files: bool = False
-) -> Iterator[dict[str, Any]]:
-    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run.
-
-    ``files`` is that of ``PlanRequest.parse``.
-    """
+def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run."""
     is_command = [
         isinstance(value, dict) and ("command" in value or "argv" in value) for value in values
     ]

@@ -1,6 +1,6 @@
 """What an engine is, as data: its version, what it can split, how it divides memory, batches and loses time.
 
-One YAML file an engine beside this module; ``engines/<name>.py`` says how its options become a command.
+One YAML file an engine in ``serving/``; ``launch/serving/<name>.py`` says how its options become a command.
 Differences between engines live here, not in the physics.
 """
 

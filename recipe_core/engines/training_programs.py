@@ -1,4 +1,4 @@
-"""``engines.yaml``, typed."""
+"""``training/programs.yaml``, typed."""
 
 from __future__ import annotations
 

@@ -69,11 +69,11 @@ def _assumptions() -> Iterator[tuple[str, float, Change]]:
         yield (
             what,
             LENGTHS,
-            lambda s, c, f, name=name: (
+            lambda s, c, f, name=name: (  # type: ignore[misc]
                 s,
                 _longer(replace(c, **{name: np.maximum(np.round(getattr(c, name) * f), 1.0)})),
             ),
-        )  # type: ignore[misc]
+        )
     yield (
         "Load",
         LOAD,

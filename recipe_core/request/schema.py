@@ -24,7 +24,6 @@ from recipe_core.base.types import (
     Tokens,
     WeightDtype,
 )
-from recipe_core.hardware.custom import with_profiles
 from recipe_core.hardware.request import HardwareRequest
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
@@ -541,13 +540,8 @@ class PlanRequest(_Part):
         return value
 
     @classmethod
-    def parse(cls, value: Any, *, files: bool = False) -> PlanRequest:
-        """The request in ``value`` (plain Python values).
-
-        Args:
-            value: what was read from YAML, JSON or a link.
-            files: whether a device may be the path of a profile, which is read into the request
-                now, so that it is complete. Only where no stranger asks.
+    def parse(cls, value: Any) -> PlanRequest:
+        """The request in ``value``, plain values read from YAML, JSON or a link.
 
         Raises:
             InputError: naming the first wrong field and what it takes.
@@ -559,7 +553,7 @@ class PlanRequest(_Part):
                 hint="See docs/request.md for an example.",
             )
         try:
-            return cls.model_validate(with_profiles(value) if files else value)
+            return cls.model_validate(value)
         except ValidationError as error:
             raise _first(error, value) from None
 

@@ -78,10 +78,12 @@ def working(what: str) -> Iterator[None]:
 
 
 def read_request(source: str) -> Any:
-    """The plain values of a request file."""
+    """The plain values of a request file, complete: a device that is the path of a profile is what that file holds."""
+    from recipe_core.hardware.custom import with_profiles
+
     if source == "-":
-        return parse_yaml(sys.stdin.read(), "standard input")
-    return read_document(Path(source), field="request")
+        return with_profiles(parse_yaml(sys.stdin.read(), "standard input"))
+    return with_profiles(read_document(Path(source), field="request"))
 
 
 def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def options(
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The value of each line of a .jsonl file; of a line that holds none, its error."""
+    """The value of each line of a .jsonl file, as ``read_request`` completes it; of a line that holds none, its error."""
     lines = [
         line for line in read_text(path, field="request", limit=None).splitlines() if line.strip()
     ]
@@ -129,7 +131,9 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def _parsed(line: str, number: int) -> Any:
+    from recipe_core.hardware.custom import with_profiles
+
     try:
-        return parse_json(line, f"line {number}")
-    except InputError as error:
+        return with_profiles(parse_json(line, f"line {number}"))
+    except RecipeError as error:
         return error

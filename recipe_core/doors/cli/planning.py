@@ -44,7 +44,7 @@ def plan_command(
     from recipe_core.request.schema import PlanRequest
     from recipe_core.search.plans import plan
 
-    asked = PlanRequest.parse(read_request(request), files=True)
+    asked = PlanRequest.parse(read_request(request))
     with working("Judging every split …"):
         table = plan(asked)
         if everything is not None:
@@ -104,7 +104,7 @@ def estimate(
             )
         _each_line(Path(request))
         return
-    asked = PlanRequest.parse(read_request(request), files=True)
+    asked = PlanRequest.parse(read_request(request))
     with working("Estimating …"):
         table, row = plan_candidate(asked)
         answer = table.detailed(row)
