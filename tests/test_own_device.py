@@ -377,8 +377,8 @@ def test_files_are_read_only_where_asked(tmp_path: Path) -> None:
     request = PlanRequest.parse(with_profiles(values))
     assert request.hardware.device == OURS
     assert [each.device_name for each in request.options.hardware] == ["my-h100", "l40s"]
-    assert estimate_many([with_profiles(values)])[0]["feasible"]
-    assert "error" in estimate_many([values])[0]
+    assert estimate_batch([with_profiles(values)])[0]["feasible"]
+    assert "error" in estimate_batch([values])[0]
     path.unlink()
     with pytest.raises(InputError, match="cannot read"):
         PlanRequest.parse(with_profiles(values))
