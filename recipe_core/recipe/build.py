@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core import __version__
@@ -64,6 +64,7 @@ def recipe_of(
         NoAnswer: when the split cannot be started on its engine.
     """
     additions = additions or Additions()
+    decision = replace(decision, request=whole_profiles(decision.request))
     started = decision.started()
     recipe = Recipe(
         kind=started.kind,

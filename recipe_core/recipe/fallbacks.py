@@ -7,7 +7,7 @@ smallest change of plans to the largest; of each kind the best by the request's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -145,7 +145,7 @@ def _fewer(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
             return
 
 
-def _other_formats(decision: Decision) -> tuple[list[str], list[str]]:
+def _other_formats(decision: Decision) -> tuple[Sequence[str], Sequence[str]]:
     """Weights that the engine makes at load, and caches, that the device has and the decision has not."""
     spec, device_here = engine(decision.engine), decision.cluster.device
     weights = [
