@@ -67,7 +67,7 @@ def _describe(schema: dict[str, Any], model: type) -> None:
             part["description"] = texts[name]
 
 
-DESCRIBED = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_describe)
+DESCRIBED = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_describe)
 """For immutable documents with a string under every field, which refuse unknown fields."""
 
 

@@ -16,7 +16,7 @@ from recipe_core.engines.spec import Engine, engine_names
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Gone(_Data):

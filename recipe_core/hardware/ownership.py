@@ -19,7 +19,7 @@ class OwnershipCost(BaseModel):
     a year, for repair, space and people. ``use``: share of the hours in which it works; the others are paid for all the same.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     capex_usd: Amount = 30_000.0
     years: Annotated[float, Field(gt=0, le=30)] = 4.0

@@ -34,7 +34,9 @@ class Run(BaseModel):
     really ran.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, str_strip_whitespace=True
+    )
 
     id: Text
     model: Text

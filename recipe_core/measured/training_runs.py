@@ -24,7 +24,9 @@ class TrainingRun(BaseModel):
     of the ``first`` stage, or what the ``driver`` shows of the fullest, with what is outside the allocator.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, str_strip_whitespace=True
+    )
 
     id: Text
     model: Text
