@@ -21,7 +21,7 @@ from recipe_core.search.serving_candidates import (
     setting,
 )
 from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import refusals
+from recipe_core.space.rules import refusals
 from tests.conftest import make_request
 
 MODELS = (

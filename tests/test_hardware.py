@@ -192,8 +192,8 @@ def test_a_node_holds_no_more_than_its_fabric_joins(wanted, advice):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"domain": None}, "has a domain"),
-        ({"kind": "scale-out"}, "a network has none"),
+        ({"domain": None}, "needs a domain"),
+        ({"kind": "scale-out"}, "a network must not have one"),
         ({"bandwidth_gb": 1}, "Extra inputs"),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_spot_price_is_below_the_same_providers_on_demand_price():
         (
             {"device": "h100-sxm", "offer": "gcp-h100-sxm-spot", "commitment": "reserved"},
             "hardware.commitment",
-            "is not what",
+            "is spot, not reserved",
         ),
     ],
 )

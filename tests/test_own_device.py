@@ -213,8 +213,8 @@ def test_a_missing_field_names_the_way_out() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"#" * (MAX_BYTES + 1), "at most"),
-        (b"name: x\nnote: " + b"x" * MAX_BYTES, "at most"),
+        (b"#" * (MAX_BYTES + 1), "the limit is"),
+        (b"name: x\nnote: " + b"x" * MAX_BYTES, "the limit is"),
         (b"PK\x03\x04", "not text"),
         (b"\x1f\x8b\x08", "not text"),
         (b"\x80\x04pickle", "not text"),
@@ -326,7 +326,7 @@ def test_a_bad_profile_beside_others_names_its_field() -> None:
     _, ignored = from_query(
         {"options.hardware": json.dumps([{"device": OURS | {"tdp_watts": figure(0)}}])}
     )
-    assert "tdp_watts.value 0 is no plausible" in ignored[0]
+    assert "tdp_watts.value 0 is not a plausible" in ignored[0]
     with pytest.raises(HardwareError) as caught:
         plan(
             make_request(
@@ -481,7 +481,7 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
     path.write_text(to_yaml(OURS))
     assert read_profile(str(path)) == OURS
     path.write_text("x" * (MAX_BYTES + 1))
-    with pytest.raises(InputError, match="at most"):
+    with pytest.raises(InputError, match="the limit is"):
         read_profile(str(path))
 
 

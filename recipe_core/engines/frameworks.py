@@ -32,7 +32,8 @@ class Number(_Data):
 class States(_Data):
     """Bytes a parameter: kept, its gradient, a 16-bit gradient before it is added to that, a separate master copy, gathered, reduced.
 
-    ``step``: what the optimizer makes of it for the time of its step (torch's AdamW: a root, unless it is fused).
+    ``step``: what the optimizer makes of it for the time of its step (torch's AdamW: a root, unless
+    it is fused).
     """
 
     parameter: Amount
@@ -48,16 +49,20 @@ class States(_Data):
 class Framework(_Data):
     """What one framework does.
 
-    ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8 bits, where they differ. ``sharding``:
-    ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces
-    gradients once a step. ``stages``: how layers are dealt to a pipeline (module `stages`). ``fused_in_8_bit``: products in 8 bits
-    bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32 norms, gathered inputs nor gradients before
-    they are added. ``casts_by_operator``: no kernel scales and casts what goes into them at once. ``fused_gate``: a gate's activation
-    and its product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make logits, loss and their
-    gradients piece by piece. ``gathered_input_bytes``: what tensor parallelism adds to each value of the hidden state that a layer
-    keeps. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside products).
-    ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic. ``selective_keeps`` and
-    ``selective_recomputes``: shares of a layer's activations and of its forward pass.
+    ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8
+    bits, where they differ. ``sharding``: ``fsdp`` gathers units layer by layer from shards of
+    everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces gradients once a step.
+    ``stages``: how layers are dealt to a pipeline (module `stages`). ``fused_in_8_bit``: products
+    in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32
+    norms, gathered inputs nor gradients before they are added. ``casts_by_operator``: no kernel
+    scales and casts what goes into them at once. ``fused_gate``: a gate's activation and its
+    product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
+    logits, loss and their gradients piece by piece. ``gathered_input_bytes``: what tensor
+    parallelism adds to each value of the hidden state that a layer keeps. ``tensor_exposed``: time
+    that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside
+    products). ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel
+    traffic. ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and
+    of its forward pass.
     """
 
     title: str
@@ -95,8 +100,9 @@ class Optimizer(_Data):
 class Calibration(_Data):
     """Fitted and assumed numbers that all frameworks share.
 
-    ``sustained`` by generation (an architecture without its last digit), else by runtime. ``tight``: share of the memory that a run may be
-    estimated to need too much and still be accepted, as tight.
+    ``sustained`` by generation (an architecture without its last digit), else by runtime.
+    ``tight``: share of the memory that a run may be estimated to need too much and still be
+    accepted, as tight.
     """
 
     sustained: dict[str, Number]

@@ -37,14 +37,17 @@ class Unmodelled(_Data):
 class Grammar(_Data):
     """How the commands of one engine are read.
 
-    ``launch``: the words that start a server ("-m" before a module). ``other_commands``: words after them that start something else.
-    ``positional``: where the model may stand without a flag. ``underscores``: whether flags may be written with them for dashes;
-    ``abbreviations``: whether the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``; ``glued``:
-    short flags whose value follows without a blank. ``images``: container repositories and the words that they start by themselves.
-    ``means``: what options say about a candidate; ``words``: their values in this project's words (of a quantisation a list where the
-    weights must be quantised already: by whom). ``longer_context``: variables that let a request be longer than the model's context.
-    ``rules``: what the engine checks when it starts. ``placed``: options that a launch sets for each process by its place. ``rank``: the
-    one that makes a server one data-parallel rank, and the switch that says so without a number.
+    ``launch``: the words that start a server ("-m" before a module). ``other_commands``: words
+    after them that start something else. ``positional``: where the model may stand without a flag.
+    ``underscores``: whether flags may be written with them for dashes; ``abbreviations``: whether
+    the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``;
+    ``glued``: short flags whose value follows without a blank. ``images``: container repositories
+    and the words that they start by themselves. ``means``: what options say about a candidate;
+    ``words``: their values in this project's words (of a quantisation a list where the weights must
+    be quantised already: by whom). ``longer_context``: variables that let a request be longer than
+    the model's context. ``rules``: what the engine checks when it starts. ``placed``: options that
+    a launch sets for each process by its place. ``rank``: the one that makes a server one
+    data-parallel rank, and the switch that says so without a number.
     """
 
     schema_version: Literal[1]

@@ -1,6 +1,7 @@
 """An engine's command-line options at one version, as data: ``options/<engine>-<version>.yaml``.
 
-Tables of vLLM and SGLang are written by ``scripts/engine_options.py`` from the engines' own parsers.
+Tables of vLLM and SGLang are written by ``scripts/engine_options.py`` from the engines' own
+parsers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ Meaning = Literal[
     "cache_size",
     "runtime",
 ]
-"""What options say about a candidate. ``cache_size``: how much cache there is, for engines that are told; ``runtime``: CPU or GPU."""
+"""What options say about a candidate. ``cache_size``: how much cache there is, for engines that are
+told; ``runtime``: CPU or GPU."""
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -66,11 +68,11 @@ class _Data(BaseModel):
 class Option(_Data):
     """One option: its ``flag``, what it is ``also`` called, and the values it takes.
 
-    ``choices`` are all values there are; ``words`` are taken besides those of the type ("auto" of a number); ``keys`` are those of a
-    JSON object. ``many``: one value or more follow; ``repeated``: the flag may be given again; ``optional``: there may be none.
-    ``scaled``: a number may end in k, M … or K;
-    ``folded``: choices may be written in capitals or with dashes. ``negated``: a switch that ``--no-…`` turns off. ``deprecated``: this
-    version still takes it and says not to use it.
+    ``choices`` are all values there are; ``words`` are taken besides those of the type ("auto" of a
+    number); ``keys`` are those of a JSON object. ``many``: one value or more follow; ``repeated``:
+    the flag may be given again; ``optional``: there may be none. ``scaled``: a number may end in k,
+    M … or K; ``folded``: choices may be written in capitals or with dashes. ``negated``: a switch
+    that ``--no-…`` turns off. ``deprecated``: this version still takes it and says not to use it.
     """
 
     flag: str
@@ -110,7 +112,8 @@ class Option(_Data):
 class OptionTable(_Data):
     """Every option of one engine at one version, by flag.
 
-    ``means``: what options say about a candidate, of an engine whose commands are not read (of the others their grammar says it).
+    ``means``: what options say about a candidate, of an engine whose commands are not read (of the
+    others their grammar says it).
     """
 
     schema_version: Literal[1]

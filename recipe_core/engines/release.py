@@ -50,10 +50,12 @@ class Floor(_Data):
 class Metrics(_Data):
     """Names of the engine's Prometheus metrics as they are scraped from ``path``; None where it has none.
 
-    Histograms (``ttft``, ``tpot``: mean time per output token of a request, ``itl``: time between two tokens, ``queue_time``, ``latency``)
-    are named without ``_bucket``; gauges are ``waiting``, ``running`` (requests) and ``kv_usage`` (0 to 1); counters are ``success`` and
-    ``failure``, ``prompt_tokens`` and ``output_tokens``. ``needs``: options without which there are none. ``port``: where they are
-    scraped, if not where requests are answered. ``unit_s``: the unit of times, in seconds.
+    Histograms (``ttft``, ``tpot``: mean time per output token of a request, ``itl``: time between
+    two tokens, ``queue_time``, ``latency``) are named without ``_bucket``; gauges are ``waiting``,
+    ``running`` (requests) and ``kv_usage`` (0 to 1); counters are ``success`` and ``failure``,
+    ``prompt_tokens`` and ``output_tokens``. ``needs``: options without which there are none.
+    ``port``: where they are scraped, if not where requests are answered. ``unit_s``: the unit of
+    times, in seconds.
     """
 
     path: str = "/metrics"

@@ -1,7 +1,7 @@
 """What an engine is, as data: its version, what it can split, how it divides memory, batches and loses time.
 
-One YAML file an engine beside this module; ``engines/<name>.py`` says how its options become a command.
-Differences between engines live here, not in the physics.
+One YAML file an engine beside this module; ``engines/<name>.py`` says how its options become a
+command. Differences between engines live here, not in the physics.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class _Data(BaseModel):
 class Exchange(_Data):
     """How ranks of data-parallel attention that share experts hand their tokens over.
 
-    ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a token goes only where its experts are); of
-    several the quicker one is taken. ``narrow``: weight formats of experts for which dispatched tokens are turned into fp8 before they go.
-    ``overlap``: the share of its time that is hidden behind other work.
+    ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a
+    token goes only where its experts are); of several the quicker one is taken. ``narrow``: weight
+    formats of experts for which dispatched tokens are turned into fp8 before they go. ``overlap``:
+    the share of its time that is hidden behind other work.
     """
 
     ways: Annotated[tuple[Literal["gather", "dispatch"], ...], Field(min_length=1)]
@@ -47,19 +48,23 @@ class Exchange(_Data):
 class SplitSupport(_Data):
     """Which degrees the engine has.
 
-    ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
-    over the rest. ``enforces_context``: whether requests longer than the model's own context are refused. ``disaggregated``: whether
-    prompts can be computed by a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks of tp that
-    would hold the same cache can share it. ``exchange``: None where experts are never shared.
+    ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any
+    divisor of it, cutting each expert over the rest. ``enforces_context``: whether requests longer
+    than the model's own context are refused. ``disaggregated``: whether prompts can be computed by
+    a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks
+    of tp that would hold the same cache can share it. ``exchange``: None where experts are never
+    shared.
 
-    ``replicas``: which replicas (dp of experts that are not shared) are servers of their own: all of them ("servers"), those that do not
-    fit a node together ("within-node"), or these and all of a mixture of experts ("dense-within-node"). ``over_nodes``: how the ranks of
-    a server span nodes: not at all ("never"), evenly ("ranks"), and besides so that each node has whole pipeline stages or each stage
-    whole nodes ("stages"), or the same of replicas ("replicas").
+    ``replicas``: which replicas (dp of experts that are not shared) are servers of their own: all
+    of them ("servers"), those that do not fit a node together ("within-node"), or these and all of
+    a mixture of experts ("dense-within-node"). ``over_nodes``: how the ranks of a server span
+    nodes: not at all ("never"), evenly ("ranks"), and besides so that each node has whole pipeline
+    stages or each stage whole nodes ("stages"), or the same of replicas ("replicas").
 
-    ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp besides ("any"), may not ("whole"), or is
-    not to be had ("none"). ``drafts_in_pipeline``: whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether
-    those looked up in the prompt are where attention is data-parallel.
+    ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp
+    besides ("any"), may not ("whole"), or is not to be had ("none"). ``drafts_in_pipeline``:
+    whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether those
+    looked up in the prompt are where attention is data-parallel.
     """
 
     tensor: bool
@@ -81,7 +86,8 @@ class SplitSupport(_Data):
 class RowPadding(_Data):
     """Bytes that the engine appends to every row of an fp8 matrix whose rows are a multiple of ``multiple_bytes`` long.
 
-    On ``runtimes``, for checkpoints written in one of ``schemes`` (writer and what a scale covers, "fp8/tensor"); experts never are.
+    On ``runtimes``, for checkpoints written in one of ``schemes`` (writer and what a scale covers,
+    "fp8/tensor"); experts never are.
     """
 
     runtimes: tuple[Runtime, ...]
@@ -95,7 +101,8 @@ class RowPadding(_Data):
 class ExpertTiles(_Data):
     """Multiples to which the expert kernel that the engine picks rounds up the widths of experts in ``dtype``.
 
-    It picks by device: ``runtimes``, and ``architectures`` where they are named. ``intermediate`` is rounded for each rank's share.
+    It picks by device: ``runtimes``, and ``architectures`` where they are named. ``intermediate``
+    is rounded for each rank's share.
     """
 
     dtype: str
@@ -111,15 +118,18 @@ class ExpertTiles(_Data):
 class MemoryUse(_Data):
     """How the engine divides a device, and when it refuses to start.
 
-    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N, leaves for the cache:
+    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N,
+    leaves for the cache:
 
     * ``of-device``: M · fraction - W - A - N (vLLM's gpu_memory_utilization)
     * ``static``: M · fraction - W, while A and N live in the rest (SGLang's mem_fraction_static)
     * ``of-free``: (M - W - A - N) · fraction (TensorRT-LLM's free_gpu_memory_fraction)
 
-    ``needs_longest``: it refuses to start unless one request of the longest context fits into the cache. ``reserves``: whether a request
-    is admitted only once its whole length fits (TensorRT-LLM's guaranteed_no_evict), or while what it holds so far does.
-    ``row_padding`` and ``expert_tiles``: where weights take more than the checkpoint's bytes; the first tiles that fit a device count.
+    ``needs_longest``: it refuses to start unless one request of the longest context fits into the
+    cache. ``reserves``: whether a request is admitted only once its whole length fits
+    (TensorRT-LLM's guaranteed_no_evict), or while what it holds so far does. ``row_padding`` and
+    ``expert_tiles``: where weights take more than the checkpoint's bytes; the first tiles that fit
+    a device count.
     """
 
     fraction: Quantity
@@ -153,9 +163,11 @@ class BatchLimits(_Data):
 class Overheads(_Data):
     """Time the engine itself takes, and how its scheduler groups prompts.
 
-    ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a step. ``launch_s``: what the host needs
-    to launch one layer of a step with prompts, which no captured graph covers (such a step takes at least that long). ``request_s`` and
-    ``input_token_s``: per request, before it is scheduled. ``bunched``: the share of a closed loop's prompts that come all at once.
+    ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a
+    step. ``launch_s``: what the host needs to launch one layer of a step with prompts, which no
+    captured graph covers (such a step takes at least that long). ``request_s`` and
+    ``input_token_s``: per request, before it is scheduled. ``bunched``: the share of a closed
+    loop's prompts that come all at once.
     """
 
     step_s: NonNegative
@@ -173,17 +185,21 @@ class Overheads(_Data):
 class Engine(Sourced):
     """An engine at one version.
 
-    ``default_on``: runtimes for which it is taken where a request names none. ``wraps``: the engine that does the work inside this one,
-    whose figures this file repeats; ``wrapped_version``: the one that its container holds, where it is another. ``table``: of whose
-    options its own are, where that is not its name.
+    ``default_on``: runtimes for which it is taken where a request names none. ``wraps``: the engine
+    that does the work inside this one, whose figures this file repeats; ``wrapped_version``: the
+    one that its container holds, where it is another. ``table``: of whose options its own are,
+    where that is not its name.
 
     ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
-    ``free_kv_dtypes``: cache formats that can be asked for whatever the activations are in; any other must be theirs.
+    ``free_kv_dtypes``: cache formats that can be asked for whatever the activations are in; any
+    other must be theirs.
 
-    ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides the transfer of its cache.
+    ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides
+    the transfer of its cache.
 
-    ``mixes_prompts``: whether prompts ride on decode steps; otherwise they take steps of their own, while decoding waits.
+    ``mixes_prompts``: whether prompts ride on decode steps; otherwise they take steps of their own,
+    while decoding waits.
     """
 
     name: str

@@ -132,7 +132,8 @@ class Hyper:
 def usual(parameters: int, steps: int, *, finetune: bool) -> Hyper:
     """Customary values: a rate that falls with the logarithm of the parameters, one step in a hundred to warm up.
 
-    ``finetune``: of all weights. Adapters learn at ten times that rate (Schulman et al., LoRA without regret, 2025): pre-training's.
+    ``finetune``: of all weights. Adapters learn at ten times that rate (Schulman et al., LoRA
+    without regret, 2025): pre-training's.
     """
     h = facts().hyperparameters
     rate = max(h.rate.at_one - h.rate.per_log * math.log(max(parameters, 1)), h.rate.least)

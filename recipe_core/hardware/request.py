@@ -11,11 +11,11 @@ from recipe_core.hardware.profile import Commitment
 
 
 class HardwareRequest(BaseModel):
-    """Devices on offer: ``per_node`` of one kind in each of ``nodes``. Links come from the profile unless named.
+    """``per_node`` devices of one kind in each of ``nodes``. Links default to the profile's.
 
-    ``device``: a shipped one by its name, or a whole profile of one's own. The price of an hour is that of ``offer``, or one's own
-    (``usd_per_device_hour``), or the cheapest offer of a ``commitment`` (on demand): ``reserved`` may have a term, and says of one's own
-    price that it is paid whether the devices are used or not.
+    ``device``: a shipped one by name, or a complete custom profile. The price of an hour is that
+    of ``offer``, your own (``usd_per_device_hour``), or the cheapest offer of a ``commitment`` (on
+    demand). ``reserved`` may have a term; with your own price, it means that idle hours are paid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,7 +33,7 @@ class HardwareRequest(BaseModel):
     @model_validator(mode="after")
     def _term(self) -> Self:
         if self.term_months is not None and self.commitment != "reserved":
-            raise ValueError("term_months goes with commitment: reserved")
+            raise ValueError("term_months needs commitment: reserved")
         return self
 
     @property
@@ -43,9 +43,7 @@ class HardwareRequest(BaseModel):
 
     @property
     def device_name(self) -> str:
-        """What the device is called."""
-        return (
-            self.device
-            if isinstance(self.device, str)
-            else str(self.device.get("name", "own device"))
-        )
+        """The name of the device, shipped or custom."""
+        if isinstance(self.device, str):
+            return self.device
+        return str(self.device.get("name", "own device"))

@@ -121,7 +121,8 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
     progress.say("bench: finding a prompt of the planned length (the first request may take long)")
 
     def count(words: int) -> float | None:
-        # Another seed than the measured prompts', which must not be in a prefix cache when they come.
+        # Another seed than the measured prompts', which must not be in a prefix cache when they
+        # come.
         asked = [
             complete(endpoints[0], Prompts(words, seed=-1).text(index), 1).prompt_tokens
             for index in range(_COUNTED)

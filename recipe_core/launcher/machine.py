@@ -76,7 +76,8 @@ def detect() -> Machine:
 def visible(devices: list[Device], variable: str) -> list[Device]:
     """Only the devices the environment leaves visible, when it lists them by number; UUIDs are left to the engine.
 
-    As the vendors' runtimes read it: an empty list hides all, and the first number that is no device (-1) ends the list.
+    As the vendors' runtimes read it: an empty list hides all, and the first number that is no
+    device (-1) ends the list.
     """
     value = os.environ.get(variable)
     if value is None or not re.fullmatch(r"(\s*-?\d+\s*(,\s*-?\d+\s*)*)?\s*", value):

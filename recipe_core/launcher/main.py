@@ -1,6 +1,7 @@
 """``python launch.py COMMAND``: preflight, up, bench, status, down.
 
-Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input; 130 interrupted.
+Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _request(words: list[str], root: Path) -> Request:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # SUPPRESS: an option may stand before or after the command, and its absence in one place must not undo the other.
+    # SUPPRESS: an option may stand before or after the command, and its absence in one place must
+    # not undo the other.
     shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
     shared.add_argument(

@@ -51,7 +51,8 @@ class Needs:
 class Parameters:
     """What the command line may change.
 
-    ``head``: the address of node 0, or those of all nodes with commas between; ``data``: a text to train on instead of the bundle's.
+    ``head``: the address of node 0, or those of all nodes with commas between; ``data``: a text to
+    train on instead of the bundle's.
     """
 
     model: str
@@ -114,7 +115,8 @@ _NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
 class LaunchPlan:
     """Launch.json, with the processes of one node, and the folder it was found in.
 
-    ``node`` is None where the bundle runs on one node only. ``steps`` of a training run; serving has an address and a load instead.
+    ``node`` is None where the bundle runs on one node only. ``steps`` of a training run; serving
+    has an address and a load instead.
     """
 
     root: Path
@@ -258,8 +260,8 @@ def which_node(node: int | None, nodes: int) -> int | None:
 class Filler:
     """Replaces ``${model}``, ``${host}``, ``${port}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text.
 
-    Also ``${node0}`` and so on (addresses of nodes; one that is not known stays), ``${head}`` (that of node ``first``) and ``${port1}`` and
-    so on (the bundle's port plus so much).
+    Also ``${node0}`` and so on (addresses of nodes; one that is not known stays), ``${head}`` (that
+    of node ``first``) and ``${port1}`` and so on (the bundle's port plus so much).
     """
 
     parameters: Parameters

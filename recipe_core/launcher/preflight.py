@@ -17,7 +17,8 @@ from .machine import Machine, detect
 from .plan import LaunchPlan, Needs, Process, is_path
 from .variants import advice
 
-# Drivers reserve a little more or less from release to release; a card of the same kind stays within this share.
+# Drivers reserve a little more or less from release to release; a card of the same kind stays
+# within this share.
 _MEMORY_TOLERANCE = 0.03
 GIB = 1 << 30
 

@@ -29,7 +29,8 @@ def read_stat(pid: int) -> Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name, in parentheses, may hold spaces and parentheses itself; field 3 follows the last one.
+    # The name, in parentheses, may hold spaces and parentheses itself; field 3 follows the last
+    # one.
     fields = text[text.rindex(")") + 2 :].split()
     return Stat(pid, fields[0], int(fields[2]), int(fields[19]))
 
@@ -56,7 +57,8 @@ def reap(pid: int) -> int | None:
 def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
     """The leader's process group, if the leader is still the one that was started, and every process that carries our mark.
 
-    An engine's workers outlive a crashed parent and may leave its group; the mark in their environment still tells them.
+    An engine's workers outlive a crashed parent and may leave its group; the mark in their
+    environment still tells them.
     """
     ours = alive(*leader)
     found = set()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from .errors import RequestError
 
-# Common words: nearly every tokenizer has each as one token, so prompts of as many words differ little in tokens.
+# Common words: nearly every tokenizer has each as one token, so prompts of as many words differ
+# little in tokens.
 _TEXT = """
 the a model reads order kitchen serves meal plate time token text memory fast good recipe plan what you need work cache large small
 long short guest waits line first next last machine cook table tray full same many split step part shelf fit start stop count cost

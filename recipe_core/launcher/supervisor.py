@@ -212,7 +212,8 @@ def stop(run: Path, current: State, *, progress: Progress, grace_s: float = GRAC
     stopped = []
     same_boot = current.boot == state.boot_id()
     for server in reversed(current.servers):
-        # After a restart of the machine neither pid nor start tick means anything; nothing of ours can be running.
+        # After a restart of the machine neither pid nor start tick means anything; nothing of ours
+        # can be running.
         if same_boot and procs.terminate(server.identity, current.mark, grace_s=grace_s):
             stopped.append(server.name)
             progress.say(f"stopped {server.name}")

@@ -29,9 +29,9 @@ Row = TypeVar("Row", bound=BaseModel)
 class Run(BaseModel):
     """One measured run; its fields are the columns of a table, and the empty cells of a table are fields left out.
 
-    Throughput is of the whole deployment, latency the mean of a request. ``load`` is the concurrency (closed), the batch (static), the
-    requests queued (offline) or those arriving per second (open). ``source`` says whose figures they are, ``version`` which engine
-    really ran.
+    Throughput is of the whole deployment, latency the mean of a request. ``load`` is the
+    concurrency (closed), the batch (static), the requests queued (offline) or those arriving per
+    second (open). ``source`` says whose figures they are, ``version`` which engine really ran.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
@@ -99,8 +99,8 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
     """The rows of a CSV table whose columns are the fields of ``kind``, ``id`` among them.
 
     Raises:
-        InputError: naming every line and column that is wrong (the first few), when the file cannot be read, columns are missing
-            or not known, or two rows have one id.
+        InputError: naming every line and column that is wrong (the first few), when the file cannot
+            be read, columns are missing or not known, or two rows have one id.
     """
     rows = csv.DictReader(
         io.StringIO(read_text(path, field="table", limit=MAX_TABLE_BYTES).removeprefix("\ufeff"))

@@ -29,7 +29,8 @@ OWN_SAID = SAID | {
 class Support:
     """``level`` with what it means; the engines that run on the device; how many published runs on it come with the package.
 
-    A profile of one's own is calibrated at best: runs on the shipped device that it is based on say less of it.
+    A profile of one's own is calibrated at best: runs on the shipped device that it is based on say
+    less of it.
     """
 
     level: Level

@@ -19,9 +19,10 @@ DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
 class TrainingRun(BaseModel):
     """One measured run of a dense decoder; its fields are the columns of a table, and empty cells are fields left out.
 
-    The model is given by its dimensions, ``model`` is only its name; ``gated``: three matrices a feed-forward block, else two.
-    ``recompute`` left out: the source does not say, and none is assumed. ``memory_of``: which memory was read, the ``fullest`` rank's, that
-    of the ``first`` stage, or what the ``driver`` shows of the fullest, with what is outside the allocator.
+    The model is given by its dimensions, ``model`` is only its name; ``gated``: three matrices a
+    feed-forward block, else two. ``recompute`` left out: the source does not say, and none is
+    assumed. ``memory_of``: which memory was read, the ``fullest`` rank's, that of the ``first``
+    stage, or what the ``driver`` shows of the fullest, with what is outside the allocator.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)

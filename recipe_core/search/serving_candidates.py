@@ -24,7 +24,8 @@ from recipe_core.request.schema import (
     Speculative,
 )
 from recipe_core.space.serving import WIDE, Cases, Setting, cases
-from recipe_core.space.splits import enumerate_splits, refusals, search_rules, start_rules
+from recipe_core.space.rules import refusals, search_rules, start_rules
+from recipe_core.space.splits import enumerate_splits
 
 MAX_DEVICES = 4096
 CONTEXT_STEP = 1024

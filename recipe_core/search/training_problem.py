@@ -25,7 +25,7 @@ from recipe_core.space.training import (
     Precision,
     TrainingCases,
     TrainingSetting,
-    figures,
+    calibration,
     training_cases,
 )
 
@@ -137,7 +137,7 @@ def training_setting(
         fused_loss=w.fused_loss,
         lora_rank=w.lora_rank,
         lora_alpha=w.lora_alpha or 2.0 * w.lora_rank,
-        figures=figures(),
+        calibration=calibration(),
         document_tokens=w.document_tokens,
         packed=w.packed,
         gradient_dtype=w.gradient_dtype,

@@ -1,6 +1,7 @@
 """Checkpoints that any number of devices can go on from: torch.distributed.checkpoint, written beside the training.
 
-Tensors are stored by name, whole; which device held which piece does not matter to a reader. Nothing but tensors is stored.
+Tensors are stored by name, whole; which device held which piece does not matter to a reader.
+Nothing but tensors is stored.
 """
 
 from __future__ import annotations

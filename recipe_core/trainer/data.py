@@ -60,7 +60,8 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
     """All documents as one file of 32-bit tokens, an end-of-text token after each; made once for these texts and this tokenizer.
 
-    Nodes that share the folder may do it side by side: each writes a file of its own and moves it into place.
+    Nodes that share the folder may do it side by side: each writes a file of its own and moves it
+    into place.
     """
     digest = hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     for path in paths:
@@ -95,8 +96,8 @@ def _encoded(document: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
 class Sequences:
     """Windows of ``length`` tokens (and the one after each) over a token file, shuffled anew each time around.
 
-    Which sequences a step has depends on seed and step alone; ranks take consecutive shares of them. So a run goes on exactly where it
-    stopped, also with another number of replicas.
+    Which sequences a step has depends on seed and step alone; ranks take consecutive shares of
+    them. So a run goes on exactly where it stopped, also with another number of replicas.
     """
 
     def __init__(self, path: Path, length: int, global_batch: int, seed: int) -> None:

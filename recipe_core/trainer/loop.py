@@ -154,7 +154,8 @@ class Run:
         norm, _ = update(
             self.optimizers, settings.optimizer, rate, self.scale, self.world.mesh["pp"]
         )
-        # Ranks of one tensor-parallel group report the same loss; of a pipeline only the last stage has one.
+        # Ranks of one tensor-parallel group report the same loss; of a pipeline only the last stage
+        # has one.
         shared = torch.stack(
             [
                 loss / (degrees.dp * degrees.tp),

@@ -1,7 +1,8 @@
 """Low-rank adapters (Hu et al., arXiv:2106.09685): weights that stay as they are, and two thin matrices beside each that learn.
 
-Beside every linear layer of every block, as is estimated: ``y = W x + alpha / rank · B (A x)``. Where tensor parallelism cuts W along its
-outputs B is cut with it, along its inputs A is; the other one is whole on every rank.
+Beside every linear layer of every block, as is estimated: ``y = W x + alpha / rank · B (A x)``.
+Where tensor parallelism cuts W along its outputs B is cut with it, along its inputs A is; the other
+one is whole on every rank.
 """
 
 from __future__ import annotations

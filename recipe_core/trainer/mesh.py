@@ -34,7 +34,8 @@ def degrees(split: Split, batch: Batch, world: int, *, elastic: bool) -> Degrees
     """Degrees for ``world`` devices: as planned, or, elastic, with as many replicas as fit.
 
     Raises:
-        TrainError: when the devices or the global batch do not come out even; every term is in the message.
+        TrainError: when the devices or the global batch do not come out even; every term is in the
+            message.
     """
     model = split.tp * split.pp
     planned = model * split.dp
@@ -99,7 +100,8 @@ def join(settings: Settings) -> World:
     """Meet the other processes.
 
     Raises:
-        TrainError: when this was not started by torchrun, or there are too few or too many processes.
+        TrainError: when this was not started by torchrun, or there are too few or too many
+            processes.
     """
     missing = [
         name

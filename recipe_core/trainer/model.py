@@ -23,7 +23,8 @@ _ATTENTION = {"flash": "sdpa", "eager": "eager"}
 class Part(nn.Module):
     """One chunk of the model: token ids in (hidden states after the first chunk), logits out (hidden states before the last).
 
-    Layers of other chunks are passed over rather than removed, so every layer keeps its number and every tensor its name.
+    Layers of other chunks are passed over rather than removed, so every layer keeps its number and
+    every tensor its name.
     """
 
     inner: Any
@@ -121,7 +122,8 @@ def build(config: PreTrainedConfig, settings: Settings) -> Any:
 def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> None:
     """Give every module the weights that its own model's rules draw.
 
-    Each module has its own seed and is drawn whole, then cut; so a run starts from the same weights on any number of devices.
+    Each module has its own seed and is drawn whole, then cut; so a run starts from the same weights
+    on any number of devices.
     """
     drawn: dict[str, torch.Tensor] = {}
     for name, module in part.inner.named_modules():

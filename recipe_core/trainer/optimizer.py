@@ -58,7 +58,8 @@ def make_optimizer(o: Optimizer, part: Part) -> torch.optim.Optimizer:
 def gradient_norm(parameters: Sequence[nn.Parameter], pipeline: DeviceMesh) -> torch.Tensor:
     """Euclidean norm of all gradients of the model, on every rank.
 
-    Squares are summed over the dimensions of the mesh that a gradient is divided over (copies count once), then over pipeline stages.
+    Squares are summed over the dimensions of the mesh that a gradient is divided over (copies count
+    once), then over pipeline stages.
     """
     groups: dict[tuple[DeviceMesh, tuple[int, ...]] | None, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:

@@ -57,7 +57,8 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
 def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Module], bool]]:
     """What is gathered at once, and whether it is let go after its forward pass: embedding, each layer, last norm and head (torchtitan's).
 
-    The head's unit stays whole for the backward pass that follows at once. Embedding and head that are one table are in one unit.
+    The head's unit stays whole for the backward pass that follows at once. Embedding and head that
+    are one table are in one unit.
     """
     embedding = [part.body.embed_tokens] if part.first else []
     head = [part.body.norm, part.inner.lm_head] if part.last else []
@@ -107,8 +108,9 @@ def _parallel_layer(
 ) -> None:
     """Projections as the plan says; what enters a block is one tensor for all of them, so that its gradient is summed once.
 
-    With ``sequence``, between blocks each rank keeps its piece of the sequence: norms work on pieces, blocks gather them before and
-    scatter their sums after (Korthikanti et al., arXiv:2205.05198).
+    With ``sequence``, between blocks each rank keeps its piece of the sequence: norms work on
+    pieces, blocks gather them before and scatter their sums after (Korthikanti et al.,
+    arXiv:2205.05198).
     """
     styles: dict[str, ParallelStyle] = {}
     for name, _ in layer.named_modules():

@@ -32,9 +32,11 @@ class Model:
 class Split:
     """Degrees. ``dp`` is the planned number of replicas; an elastic run takes as many as there are devices for.
 
-    ``shard``: ranks over which states are divided; the rest of ``dp`` holds copies (HSDP). ``zero_stage``: 0 copies everywhere; 2 divides
-    states and keeps parameters gathered from a forward pass to its backward pass, 3 gathers them for each. ``gradient_sync``: replicas
-    exchange gradients after every micro-batch, or once a step, until which they are whole (pipelines always do).
+    ``shard``: ranks over which states are divided; the rest of ``dp`` holds copies (HSDP).
+    ``zero_stage``: 0 copies everywhere; 2 divides states and keeps parameters gathered from a
+    forward pass to its backward pass, 3 gathers them for each. ``gradient_sync``: replicas exchange
+    gradients after every micro-batch, or once a step, until which they are whole (pipelines always
+    do).
     """
 
     tp: int = 1
@@ -122,7 +124,8 @@ def load_settings(path: Path) -> Settings:
     """Read ``path``.
 
     Raises:
-        TrainError: when the file is no JSON object, or a field is unknown, missing or of another type.
+        TrainError: when the file is no JSON object, or a field is unknown, missing or of another
+            type.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -65,10 +65,10 @@ def test_pools_have_labels_of_their_own() -> None:
     board = pooled()
     labelled = [board.label(int(row)) for row in board.ranked]
     assert len(set(labelled)) == len(labelled)
-    assert any("prompts on" in label for label in labelled)
+    assert any("prefill on" in label for label in labelled)
     some = next(int(row) for row in board.ranked if "prefill" in board.candidate(int(row)))
     assert labels.short_name(board.candidate(some)) == board.label(some).replace(
-        ", prompts on ", " + "
+        ", prefill on ", " + "
     )
 
 
@@ -110,16 +110,17 @@ def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folders", "names"),
-    [((".", "estimate"), labels.REFUSALS), (("training",), labels.TRAINING_REFUSALS)],
+    ("patterns", "names"),
+    [
+        (("space/rules.py", "physics/serving/*.py"), labels.REFUSALS),
+        (("space/training_rules.py", "physics/training/*.py"), labels.TRAINING_REFUSALS),
+    ],
 )
 def test_refusals_that_no_board_here_shows_have_names_too(
-    folders: tuple[str, ...], names: dict[str, str]
+    patterns: tuple[str, ...], names: dict[str, str]
 ) -> None:
-    source = "".join(
-        path.read_text() for folder in folders for path in (PACKAGE / folder).glob("*.py")
-    )
-    codes = set(re.findall(r'Refusal\(\s*"([a-z-]+)"', source))
+    source = "".join(path.read_text() for pattern in patterns for path in PACKAGE.glob(pattern))
+    codes = set(re.findall(r'(?:Refusal|_indivisible)\(\s*"([a-z-]+)"', source))
     assert len(codes) > 5
     assert codes <= set(names)
 

@@ -30,7 +30,7 @@ from recipe_core.physics.serving.simulate import (
 )
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import refusals
+from recipe_core.space.rules import refusals
 
 SCHEMA_VERSION = 1
 PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
