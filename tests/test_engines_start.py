@@ -185,7 +185,7 @@ def test_what_packs_by_count_packs_one_by_one(seed):
         (
             ("h100-sxm", 2, 1),
             {"engine": "tgi", "tp": 2, "pp": 1, "dp": 1, "kv_dtype": "fp16"},
-            "does not support a fp16 KV cache with bf16",
+            "does not support fp16 KV caches with bf16",
         ),
     ],
 )

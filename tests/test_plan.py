@@ -85,7 +85,7 @@ def test_fp8_blocks_refuse_a_share_they_do_not_divide_unless_experts_are_shared(
         (
             LLAMA_70B,
             {"tp": 8, "weight_dtype": "fp32", "kv_dtype": "fp32"},
-            "does not support a fp32 KV cache",
+            "does not support fp32 KV caches",
         ),
     ],
 )

@@ -246,7 +246,7 @@ def test_a_table_is_read(tmp_path):
         (GOOD.replace(",16,20", ",16,-1"), ["line 3, column tpot_ms", "greater than 0"]),
         (GOOD.replace("h100-sxm", ""), ["line 3, column device: is empty"]),
         (GOOD + ",7", ["line 3: more values than columns"]),
-        (GOOD.replace("a,", "first,", 1), ["line 3, column id: 'first' is also the id of line 2"]),
+        (GOOD.replace("a,", "first,", 1), ["line 3, column id: 'first' is the id of line 2 too"]),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, said):
@@ -270,7 +270,7 @@ def test_every_bad_row_is_told_at_once(tmp_path):
         ("id,model,gpu", "unknown column 'gpu'"),
         ("id,modle", "Did you mean 'mode' or 'model'"),
         ("id;model;device", "separated by commas"),
-        ("id,model,id", "the column 'id' is there twice"),
+        ("id,model,id", "duplicate column 'id'"),
         ("id,model", "columns are missing: device, per_node, engine"),
         ("", "columns are missing"),
     ],

@@ -150,7 +150,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         "kv-dtype",
         _everywhere(cases, setting.kv_dtype not in dtypes),
         lambda i: (
-            f"{engine.title} on {device.name} does not support a {setting.kv_dtype} KV cache; "
+            f"{engine.title} on {device.name} does not support {setting.kv_dtype} KV caches; "
             f"supported: {', '.join(dtypes) or 'none'}"
         ),
     )

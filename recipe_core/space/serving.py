@@ -79,7 +79,7 @@ def no_such_cache(setting: Setting) -> str:
     """The sentence that no flag gives this cache format with these activations, and what does."""
     dtypes = ", ".join(dict.fromkeys((setting.activation_dtype, *setting.engine.free_kv_dtypes)))
     return (
-        f"{setting.engine.title} does not support a {setting.kv_dtype} KV cache with "
+        f"{setting.engine.title} does not support {setting.kv_dtype} KV caches with "
         f"{setting.activation_dtype} activations; supported: {dtypes}"
     )
 

@@ -91,7 +91,7 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     assert app.get_by_key("_hardware.device").value == "my-h100"
     words = said(app)
     assert "4 × my-h100" in words
-    assert "Your profile has operator figures" in words
+    assert "Your profile has fitted or measured" in words
     assert "59.6 GiB" in [metric.value for metric in app.metric]
     link = query_of(app)
     assert "hardware.offer" not in link
