@@ -20,8 +20,8 @@ from recipe_core.search.serving_candidates import (
     resolve,
     setting,
 )
-from recipe_core.space.serving import Cases, Setting
 from recipe_core.space.rules import refusals
+from recipe_core.space.serving import Cases, Setting
 from tests.conftest import make_request
 
 MODELS = (

@@ -15,8 +15,8 @@ from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.simulate import Simulation, Spread
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.serving import Cases, Setting
 from recipe_core.space.rules import load_rules, place_rules, refusals, search_rules, start_rules
+from recipe_core.space.serving import Cases, Setting
 
 Bits = NDArray[np.uint64]
 

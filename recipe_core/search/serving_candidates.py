@@ -23,8 +23,8 @@ from recipe_core.request.schema import (
     ServingWorkload,
     Speculative,
 )
-from recipe_core.space.serving import WIDE, Cases, Setting, cases
 from recipe_core.space.rules import refusals, search_rules, start_rules
+from recipe_core.space.serving import WIDE, Cases, Setting, cases
 from recipe_core.space.splits import enumerate_splits
 
 MAX_DEVICES = 4096

@@ -58,7 +58,7 @@ def mlp_layers(read: Reader, hidden: int, layers: int) -> list[Mlp]:
 
 
 def _dense_layers(read: Reader, hidden: int, layers: int, gated: bool) -> list[Mlp]:
-    names = FFN
+    names: tuple[str, ...] = FFN
     # A mixture family configured without experts keeps its shared block (dense Granite 4).
     if any(name in read.config for name in EXPERTS) and read.has(_SHARED_FFN[2]):
         names = ("shared_intermediate_size", *FFN)

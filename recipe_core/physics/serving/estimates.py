@@ -29,8 +29,8 @@ from recipe_core.physics.serving.simulate import (
     simulate,
 )
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.serving import Cases, Setting
 from recipe_core.space.rules import refusals
+from recipe_core.space.serving import Cases, Setting
 
 SCHEMA_VERSION = 1
 PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
