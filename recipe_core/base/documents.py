@@ -14,6 +14,7 @@ import yaml
 
 from recipe_core.base.errors import InputError
 
+# Far above any real document, far below what would exhaust memory.
 MAX_DOCUMENT_BYTES = 4 << 20
 MAX_NODES = 200_000
 MAX_DEPTH = 64

@@ -197,8 +197,10 @@ def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
     prior.
     """
     shapes = {str(dtype): shape for dtype, shape in profile.roofline.get(family, {}).items()}
-    fallback = priors().roofline[profile.runtime][family]
-    return next((shapes[name] for name in (*dtypes, "any") if name in shapes), fallback)
+    for name in (*dtypes, "any"):
+        if name in shapes:
+            return shapes[name]
+    return priors().roofline[profile.runtime][family]
 
 
 @dataclass(frozen=True, slots=True)

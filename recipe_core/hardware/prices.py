@@ -55,11 +55,11 @@ def price_of(
 
 
 def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
-    matching = {offer.name: offer for offer in offers_of(profile)}
-    offer = matching.get(str(request.offer))
+    matching = offers_of(profile)
+    offer = next((offer for offer in matching if offer.name == request.offer), None)
     if offer is None:
         kind = f"offer for {profile.name}"
-        message, hint = unknown(kind, request.offer, list(matching))
+        message, hint = unknown(kind, request.offer, [offer.name for offer in matching])
         raise HardwareError(message, field="hardware.offer", hint=hint)
     same_commitment = request.commitment in (None, offer.commitment)
     if not same_commitment or request.term_months not in (None, offer.term_months):

@@ -21,7 +21,7 @@ from .prompts import Calibration, Prompts, calibrate
 from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough for caches and kernels that are built lazily, and quick
-_MOST_BY_DEFAULT = 256
+_MOST_BY_DEFAULT = 256  # requests, so that a slow server is measured in minutes
 _COUNTED = 3  # prompts of the same number of words differ by a few tokens
 _SHOWN_PROMPT = "A good recipe"
 _SHOWN_TOKENS = 64

@@ -18,7 +18,7 @@ make take less more than when then with from into after before each other all so
 """
 WORDS = tuple(_TEXT.split())
 _START_WORDS_PER_TOKEN = 0.7  # short at first: a prompt beyond the context would be refused
-_TRIES = 5
+_TRIES = 5  # two or three suffice, but for servers that refuse the first lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 STOP = "stop"
 """A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
-_MEASURED = 20
-_END_S = 600.0
-_LIVES_S = 5.0
+_MEASURED = 20  # steps by default
+_END_S = 600.0  # a checkpoint of a large model takes minutes
+_LIVES_S = 5.0  # a run without a record that lives this long counts as started
 
 
 def up(request: Request, plan: LaunchPlan) -> int:

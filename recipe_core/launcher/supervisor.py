@@ -21,7 +21,7 @@ from .state import Server, State
 
 DATA = "RECIPE_DATA"
 """The variable by which the trainer finds texts other than the bundle's."""
-GRACE_S = 20.0
+GRACE_S = 20.0  # engines need seconds to finish requests and free their devices
 SETTLE_S = 0.2
 PROGRESS_S = 3.0
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}

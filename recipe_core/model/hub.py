@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.errors import ModelError
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # a hub that can be reached answers well within it
 
 
 @cache

@@ -19,7 +19,7 @@ from .settings import Lora
 
 ADAPTER = "adapter"
 """The folder of the adapters alone, next to the model's."""
-_AT_ONCE = 1 << 30
+_AT_ONCE = 1 << 30  # bytes in fp32 beside the converted ones
 
 
 def export(

@@ -69,8 +69,9 @@ class Figures(TrainerCallback):
         s, seconds = self.settings, time.perf_counter() - self.began
         rate = s.batch.global_batch * s.batch.sequence_length / seconds
         per_device = rate / args.world_size
-        known = s.figures.flops_per_token and s.figures.peak_flops_per_s
-        mfu = per_device * s.figures.flops_per_token / s.figures.peak_flops_per_s if known else None
+        mfu = None
+        if s.figures.flops_per_token and s.figures.peak_flops_per_s:
+            mfu = per_device * s.figures.flops_per_token / s.figures.peak_flops_per_s
         row = Row(
             state.global_step,
             logs["loss"],

@@ -180,8 +180,9 @@ class Run:
         batch, figures = self.settings.batch, self.settings.figures
         tokens = batch.global_batch * batch.sequence_length
         per_device = tokens / step_s / dist.get_world_size()
-        known = figures.flops_per_token and figures.peak_flops_per_s
-        mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s if known else None  # type: ignore[operator]
+        mfu = None
+        if figures.flops_per_token and figures.peak_flops_per_s:
+            mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s
         return Row(
             step,
             loss,

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from .errors import TrainError
 from .settings import Settings
 
-_AT_ONCE_BYTES = 1 << 30
+_AT_ONCE_BYTES = 1 << 30  # of complete tensors beside the shares of a rank
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
 
 

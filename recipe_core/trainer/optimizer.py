@@ -16,7 +16,7 @@ from .model import Part
 from .settings import Optimizer
 
 _GROWTH_STEPS = 1000
-_FIRST_SCALE = 2.0**16
+_FIRST_SCALE = 2.0**16  # where torch's GradScaler starts
 STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """The states that an optimizer keeps per parameter, by torch's names."""
 

@@ -80,7 +80,7 @@ class Passes:
         """The schedule of the pipeline; stages are numbered over ranks, then over chunks."""
         split, world = self.settings.split, self.world
         pipeline = world.mesh["pp"]
-        stages = [
+        stages: list[Any] = [
             PipelineStage(
                 part,
                 chunk * split.pp + world.pp_rank,
@@ -93,7 +93,7 @@ class Passes:
         if split.virtual_stages > 1:
             return ScheduleInterleaved1F1B(
                 stages, self.micro_batches, loss_fn=self._loss, scale_grads=False
-            )  # type: ignore[arg-type]
+            )
         kind = ScheduleGPipe if split.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], self.micro_batches, loss_fn=self._loss, scale_grads=False)
 
