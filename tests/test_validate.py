@@ -241,7 +241,10 @@ def test_a_table_is_read(tmp_path):
         (GOOD.replace(",8,closed", ",eight,closed"), ["line 3, column tp", "'eight'"]),
         (GOOD.replace(",8,closed", ",8,batch"), ["line 3, column mode", "'closed'", "'batch'"]),
         (GOOD.replace(",16,20", ",16,"), ["line 3: nothing was measured", "ttft_ms"]),
-        (GOOD.replace(",16,20", ",1.5,20"), ["line 3: the load of mode closed is a whole number"]),
+        (
+            GOOD.replace(",16,20", ",1.5,20"),
+            ["line 3: the load of mode closed must be a whole number"],
+        ),
         (GOOD.replace(",16,20", ",16,nan"), ["line 3, column tpot_ms", "finite"]),
         (GOOD.replace(",16,20", ",16,-1"), ["line 3, column tpot_ms", "greater than 0"]),
         (GOOD.replace("h100-sxm", ""), ["line 3, column device: is empty"]),
