@@ -173,4 +173,4 @@ def test_checkpoints_of_adapters_hold_nothing_else_and_are_gone_on_from(
 def test_adapters_need_weights(tmp_path: Path) -> None:
     done = Job(tmp_path / "job", lora={"rank": 4, "alpha": 8}).run(1)
     assert done.returncode != 0
-    assert "train: adapters are trained beside weights, and there are none." in done.stderr
+    assert "train: adapters need the weights of a model, and there are none." in done.stderr
