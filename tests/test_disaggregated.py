@@ -249,14 +249,14 @@ def test_drafts_go_with_pools():
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; there are 16"),
+        ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; only 16 available"),
         (
             {"replicas": 3},
-            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; there are 16",
+            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; only 16 available",
         ),
         ({"prefill": {"tp": 1}}, "prefill pool: needs "),
-        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads do not divide over tp 3"),
-        ({"engine": "transformers"}, "does not hand caches from a prefill pool"),
+        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads are not divisible by tp 3"),
+        ({"engine": "transformers"}, "cannot transfer KV caches from a prefill pool"),
     ],
 )
 def test_pools_that_cannot_run_say_why(candidate, reason):

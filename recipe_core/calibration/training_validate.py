@@ -122,7 +122,7 @@ def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) 
     """GiB of the rank that the run's source looked at, as it looked."""
     if run.memory_of == "first":
         return float(mem.stages_of(i)[0]) / GIB
-    outside = setting.figures.context_bytes.value if run.memory_of == "driver" else 0.0
+    outside = setting.calibration.context_bytes.value if run.memory_of == "driver" else 0.0
     return (float(mem.peak_bytes[i]) + outside) / GIB
 
 

@@ -33,8 +33,8 @@ from recipe_core.search.serving_candidates import (
     settings,
     spread_of,
 )
+from recipe_core.space.rules import load_rules, place_rules, refusals, search_rules, start_rules
 from recipe_core.space.serving import Cases, Setting, stack
-from recipe_core.space.splits import load_rules, place_rules, refusals, search_rules, start_rules
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 

@@ -113,7 +113,7 @@ def mlp_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
         return values * BYTES * layer.mlp.intermediate * (1.0 if gated else 0.5) / cases.tp
     m = layer.mlp
     rows = m.top_k * np.where(
-        cases.ep > 1, setting.figures.imbalance.value, 1.0
+        cases.ep > 1, setting.calibration.imbalance.value, 1.0
     )  # a rank with every expert has its own tokens' rows
     out: Float = rows * (4 * m.expert_hidden(setting.model.hidden) + 8 * m.intermediate) / cases.tp
     return out + (8 * m.shared_intermediate / cases.tp) + 8.0 * m.experts / cases.norm_share

@@ -27,7 +27,9 @@ def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
             f"{most} are {gib(parts[most])}"
         )
 
-    return Refusal("memory", peak > (1 + setting.figures.tight.value) * mem.capacity_bytes, said)
+    return Refusal(
+        "memory", peak > (1 + setting.calibration.tight.value) * mem.capacity_bytes, said
+    )
 
 
 def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> Iterator[Refusal]:

@@ -22,10 +22,10 @@ def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCas
         return cases, whole
     full = memory_rule(setting, whole).broken
     least = np.nanmax(
-        whole.by_stage - setting.figures.fragmentation.value * whole.parts["loss"], axis=1
+        whole.by_stage - setting.calibration.fragmentation.value * whole.parts["loss"], axis=1
     )
     rows = np.flatnonzero(
-        full & (least <= whole.capacity_bytes * (1 + setting.figures.tight.value))
+        full & (least <= whole.capacity_bytes * (1 + setting.calibration.tight.value))
     )  # others lack more than a loss
     if not len(rows):
         return cases, whole

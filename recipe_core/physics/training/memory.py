@@ -194,7 +194,7 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     host, peak = columns.pop("host"), columns.pop("peak")
     return Memory(
         columns,
-        setting.cluster.device.usable_memory_bytes - setting.figures.context_bytes.value,
+        setting.cluster.device.usable_memory_bytes - setting.calibration.context_bytes.value,
         host,
         peak,
     )
@@ -302,13 +302,13 @@ def _reserve(setting: TrainingSetting, parts: dict[str, Float], logits: Float) -
 
     The fp32 copies made after them do not fit into it.
     """
-    figures, eager = setting.figures, setting.framework.loss_bytes.value >= FP32_LOSS
+    calibration, eager = setting.calibration, setting.framework.loss_bytes.value >= FP32_LOSS
     unfit = BYTES * logits if setting.framework.sharding == "fsdp" and eager else 0.0
     moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
     return (
         unfit
-        + moving * (figures.fragmentation.value - 1)
-        + np.where(np.isnan(logits), np.nan, figures.reserve_bytes.value)
+        + moving * (calibration.fragmentation.value - 1)
+        + np.where(np.isnan(logits), np.nan, calibration.reserve_bytes.value)
     )
 
 

@@ -41,7 +41,7 @@ def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
 
 def _parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     """The same of pipelines of one length."""
-    figures = setting.figures
+    calibration = setting.calibration
     m = cases.micro_batches.astype(float)
     work = _mean_layer(setting, cases)
     again = recomputed(setting, cases, work)
@@ -85,8 +85,8 @@ def _parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     trained = whole.adapters if setting.frozen else whole.dense + whole.experts + whole.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
     parts["optimizer"] = optimizer_s(setting, cases, np.nanmax(trained, axis=1) / divided)
-    parts["fixed"] = np.full(len(cases), figures.step_s.value)
-    slow = figures.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
+    parts["fixed"] = np.full(len(cases), calibration.step_s.value)
+    slow = calibration.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
     parts["stragglers"] = slow * add(parts.values())
     return parts
 
@@ -112,7 +112,7 @@ def _hand_over(setting: TrainingSetting, cases: TrainingCases, m: Float) -> Floa
     one = send_s(cluster, across, BYTES * cases.tokens * setting.model.hidden / cases.norm_share)
     return np.where(
         cases.pp > 1,
-        setting.figures.pipeline_exposed.value
+        setting.calibration.pipeline_exposed.value
         * 2
         * one
         * cases.virtual_stages

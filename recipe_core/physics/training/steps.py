@@ -74,11 +74,11 @@ def _product(
         device, "gemm", used if not narrow else half, 2 * rows * inputs * outputs / faster, moved
     ) / setting.pace(used)
     if narrow:
-        figures = setting.figures
+        calibration = setting.calibration
         passes = (
-            figures.quantize_passes_by_operator
+            calibration.quantize_passes_by_operator
             if setting.framework.casts_by_operator
-            else figures.quantize_passes
+            else calibration.quantize_passes
         )
         cast = passes.value * 1.5 * BYTES * rows * inputs
         seconds = seconds + operator_s(device, "elementwise", half, rows * inputs, cast, 1.0)
@@ -118,8 +118,8 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Atten
     moved = BYTES * rows * 2 * wide
     if setting.flash:
         scores = operator_s(device, "attention_prefill", "bf16", 2 * rows * seen * wide, moved)
-        scores = scores * setting.figures.attention_slowdown.value / setting.pace("bf16")
-        scores = scores * (1 + setting.figures.ring_slowdown.value * np.log2(cases.cp))
+        scores = scores * setting.calibration.attention_slowdown.value / setting.pace("bf16")
+        scores = scores * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp))
     else:  # all pairs, the masked ones too; scores are written, read for the softmax, written, and read again
         pairs = rows * cases.sequence_length * heads
         scores = operator_s(
@@ -158,7 +158,7 @@ def _experts(
     here = (
         np.where(shared, share, rows)
         * m.top_k
-        * np.where(shared, setting.figures.imbalance.value, 1.0)
+        * np.where(shared, setting.calibration.imbalance.value, 1.0)
     )
     width = np.where(shared, m.intermediate, m.intermediate / cases.tp)
     weights = m.experts / np.where(shared, cases.ep, 1) * m.matrices * inside * width * BYTES
@@ -308,16 +308,16 @@ def _offloaded_s(
 
     Each is one device's share of its node, one after the other (ZeRO-Offload, arXiv:2101.06840, without its delayed update).
     """
-    figures = setting.figures
+    calibration = setting.calibration
     links = (
         (setting.states.reduced + setting.states.gathered)
         * trained
-        / figures.host_link_bytes_per_s.value
+        / calibration.host_link_bytes_per_s.value
     )
     kept = 2 * (setting.states.master + setting.optimizer.state_bytes) * trained  # read and written
     disks = np.where(
         cases.offload == OFFLOADS.index("optimizer-nvme"),
-        kept / figures.nvme_bytes_per_s.value,
+        kept / calibration.nvme_bytes_per_s.value,
         0.0,
     )
-    return links + moved / figures.host_memory_bytes_per_s.value + disks
+    return links + moved / calibration.host_memory_bytes_per_s.value + disks
