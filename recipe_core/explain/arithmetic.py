@@ -45,7 +45,7 @@ def _long(seconds: float) -> str:
 
 
 def arithmetic(board: ServingBoard, row: int) -> dict[str, list[Line]]:
-    """Lines on a serving split's memory and, if it can run, its time, throughput, cost and energy."""
+    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy."""
     estimate = board.estimate(row)
     if "memory" not in estimate or not np.isfinite(estimate["memory"]["total_bytes"]):
         return {}
@@ -224,7 +224,7 @@ def _rate_lines(board: ServingBoard, row: int, estimate: Mapping[str, Any]) -> l
 
 
 def training_arithmetic(board: TrainingBoard, row: int) -> dict[str, list[Line]]:
-    """Lines on a training split's fullest stage and, if it can run, its step and the run."""
+    """Lines on a training split's fullest stage and, if it runs, its step and the run."""
     estimate = board.estimate(row)
     if "memory" not in estimate:
         return {}

@@ -153,7 +153,7 @@ def step_timeline(board: TrainingBoard, row: int) -> tuple[list[Task], str]:
     left out.
 
     Raises:
-        InputError: for a split without a pipeline, and for a schedule whose order is not known here.
+        InputError: for a split without a pipeline, or a schedule whose order is not known here.
     """
     candidate, estimate = board.candidate(row), board.estimate(row)
     stages, chunks = int(candidate["pp"]), int(candidate["virtual_stages"])
