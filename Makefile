@@ -1,10 +1,14 @@
-# make run: set up and open the builder.  make test: set up and run every test.  See README.md.
+# make run: set up and open the builder.  make test: set up and run every test (make test-full: with
+# every random example and oracle).  See README.md.
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8501
 BIN := .venv/bin
+WORKERS ?= 2
+# Groups of tests that share a server stay together and start first; see tests/groups.py.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: run test demo chain check format screenshots clean
+.PHONY: run test test-full demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -12,7 +16,11 @@ run: .venv/.base
 
 test: .venv/.dev
 	@scripts/programs
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-full: .venv/.dev
+	@scripts/programs
+	RECIPE_EXAMPLES=100 $(PYTEST)
 
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py

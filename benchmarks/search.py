@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.evaluated import judge
-from recipe_core.search.serving_candidates import every_case, resolve, settings
-from recipe_core.search.serving_plan import plan
-from recipe_core.search.training_search import training_plan
+from recipe_core.search.evaluated import evaluate
+from recipe_core.search.plans import plan
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import every_case, settings
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 MODELS = (
@@ -85,7 +85,7 @@ def training(model: str) -> str:
         }
     )
     name = f"training of {model.split('/')[-1]}, 64 × H100, every stage of every pipeline"
-    return f"| {name}: {len(training_plan(asked)):,} candidates | {best(lambda: training_plan(asked).ranked) * 1e3:,.0f} ms |"
+    return f"| {name}: {len(plan(asked)):,} candidates | {best(lambda: plan(asked).ranked) * 1e3:,.0f} ms |"
 
 
 def best(
@@ -106,7 +106,7 @@ def legal(model: str, count: int) -> tuple[Any, Any]:
     found = resolve(request(model, loads=LOADS))
     setting = settings(found)[0]
     cases = every_case(found, setting)
-    rows = judge(setting, cases).legal
+    rows = evaluate(setting, cases).legal
     return setting, cases.take(np.resize(rows, count))
 
 
@@ -118,7 +118,7 @@ def growth(model: str) -> list[tuple[int, float]]:
         out.append(
             (
                 count,
-                best(lambda s=setting, c=cases: judge(s, c), 1 if count > 100_000 else 5)
+                best(lambda s=setting, c=cases: evaluate(s, c), 1 if count > 100_000 else 5)
                 / count
                 * 1e6,
             )

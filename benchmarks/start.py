@@ -1,13 +1,18 @@
-"""How long a reader waits for the first page after the server is started.
+"""How long a reader waits for the first page after the server is started, and for a plan on the command line.
 
 python benchmarks/start.py [STARTS]      default 5
+python benchmarks/start.py plan          the command line alone, which needs no browser
 
 Starts ``recipe serve`` anew each time and opens the first page in a real Chromium whose cache is empty. The page is usable when its
 question and its first control are there and its script has run to its end; it is whole when its chart is drawn too. A first start, which is
 told apart, has Python compile everything, as it does once after an installation. Processor time until the page is whole is told for server
 and browser: it is steadier than seconds where others use the machine.
 
-Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S. Needs playwright and a Chromium.
+A plan is measured as a whole process in turn with a plain loop: ``plan_ratio`` and ``plan_json_ratio`` are how much of the loop's processor
+time it takes (``process.py``).
+
+Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S, or a ratio over its limit. Needs playwright and a
+Chromium.
 """
 
 from __future__ import annotations
@@ -18,9 +23,12 @@ import statistics
 import sys
 import tempfile
 import time
+from typing import TYPE_CHECKING, Any
 
-from browsers import CHROMIUM, SETTLED, browser_processor_s, served
-from playwright.sync_api import Browser, sync_playwright
+from process import ratios, too_slow
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 LIMIT_S = 3.0
 USABLE = """
@@ -32,6 +40,8 @@ PATIENCE_MS = 90_000
 
 def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
     """Seconds from a start until the port answers, the page is usable, and all of it is drawn; processor time until then."""
+    from browsers import SETTLED, browser_processor_s, served
+
     counter = browser.new_browser_cdp_session()
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
@@ -51,8 +61,11 @@ def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+def page(starts: int) -> dict[str, Any]:
+    """Medians over some starts of the server, and the first one."""
+    from browsers import CHROMIUM
+    from playwright.sync_api import sync_playwright
+
     with tempfile.TemporaryDirectory() as compiled, sync_playwright() as playwright:
         environment = {
             name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
@@ -62,17 +75,19 @@ def main() -> None:
         first, *found = [start(browser, environment) for _ in range(starts + 1)]
         browser.close()
     medians = {name: round(statistics.median(each[name] for each in found), 2) for name in first}
-    print(
-        json.dumps(
-            {
-                "starts": starts,
-                **medians,
-                "first_start": {name: round(value, 2) for name, value in first.items()},
-            },
-            indent=1,
-        )
-    )
-    raise SystemExit(medians["usable_s"] > LIMIT_S)
+    return {
+        "starts": starts,
+        **medians,
+        "first_start": {name: round(value, 2) for name, value in first.items()},
+    }
+
+
+def main() -> None:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else "5"
+    command_line = ratios()
+    first_page = {} if wanted == "plan" else page(int(wanted))
+    print(json.dumps(first_page | command_line, indent=1))
+    raise SystemExit(first_page.get("usable_s", 0.0) > LIMIT_S or too_slow(command_line))
 
 
 if __name__ == "__main__":

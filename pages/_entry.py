@@ -35,23 +35,43 @@ page = st.navigation([*STEPS.values(), *BESIDE.values()], position="top")
 files, steps = [*STEPS, *BESIDE], list(STEPS.values())
 st.session_state["page"] = files[[*steps, *BESIDE.values()].index(page)]
 here = steps.index(page) if page in steps else None
-if here is not None:
-    st.progress((here + 1) / len(steps), text=f"Step {here + 1} of {len(steps)}: {page.title}")
-parts.show_notice()
-page.run()
-if here is not None:
-    with st.container(horizontal=True, horizontal_alignment="distribute" if here > 0 else "right"):
-        if here > 0 and st.button(
+
+
+def step_buttons(number: int) -> None:
+    """Back and Next, each in a place of its own: neither moves into the other's on another page."""
+    alignment = "distribute" if number > 0 else "right"
+    with st.container(horizontal=True, horizontal_alignment=alignment):
+        if number == 0:
+            st.empty()
+        elif st.button(
             "Back", icon=":material/arrow_back:", key="back", shortcut="Ctrl+Shift+Enter"
         ):
-            st.switch_page(steps[here - 1], query_params=common.link())
-        if here + 1 < len(steps):
-            forward = st.button(
-                f"Next: {steps[here + 1].title.lower()}",
-                type=common.main_button(),
-                key="next",
-                shortcut="Ctrl+Enter",
-            )
-            if forward:
-                st.switch_page(steps[here + 1], query_params=common.link())
+            st.switch_page(steps[number - 1], query_params=common.link())
+        if number + 1 == len(steps):
+            st.empty()
+        elif st.button(
+            f"Next: {steps[number + 1].title.lower()}",
+            type=common.main_button(),
+            key="next",
+            shortcut="Ctrl+Enter",
+        ):
+            st.switch_page(steps[number + 1], query_params=common.link())
+
+
+# Streamlit replaces what stands on the screen place by place, and takes away what is left only when
+# a run has ended; one that a step cuts short never does. So the frame takes the same three places on
+# every page and in every state, and fills them before the page, which may take long: else buttons of
+# an earlier run stand beside the new ones.
+if here is None:
+    st.empty()
+else:
+    st.progress((here + 1) / len(steps), text=f"Step {here + 1} of {len(steps)}: {page.title}")
+body = st.container()
+if here is None:
+    st.empty()
+else:
+    step_buttons(here)
+with body:
+    parts.show_notice()
+    page.run()
 common.write_url()

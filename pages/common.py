@@ -24,11 +24,11 @@ from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
-from recipe_core.request.schema import PlanRequest
+from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search import fixes
-from recipe_core.search.board import Board
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan
 
 MAX_PINS = 4
 BY_MEANS = {"objective.limits.percentile": None}
@@ -111,7 +111,11 @@ def edit(
     optional: bool = False,
     **options: Any,
 ) -> None:
-    """Draw a widget on one field of the request. ``optional``: an empty widget takes the field out, else it changes nothing."""
+    """Draw a widget on one field of the request.
+
+    Its help is the field's description, unless a page says more than the field does. ``optional``:
+    an empty widget takes the field out, else it changes nothing.
+    """
     key = f"_{field}"
     st.session_state[key] = read(
         value_of(request(), field)
@@ -122,10 +126,9 @@ def edit(
         if optional or value not in (None, []):
             apply({field: None if value is None else write(value)})
 
-    empty = (
-        {"value": None} if optional and widget == st.number_input else {}
-    )  # an emptied field stays empty instead of falling to its minimum
-    widget(label, key=key, on_change=commit, **empty, **options)
+    if optional and widget == st.number_input:
+        options["value"] = None  # an emptied field stays empty instead of falling to its minimum
+    widget(label, key=key, on_change=commit, **{"help": describe_field(field), **options})
 
 
 def pick_device(
@@ -228,9 +231,9 @@ def working(what: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=32)
-def _board(text: str, digest: str, may_read: bool) -> Board:  # noqa: ARG001 - the digest tells changed folders apart
+def _board(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001 - the digest tells changed folders apart
     with working("Judging every split"):
-        return board_of(PlanRequest.parse(json.loads(text)), folders=may_read)
+        return plan(PlanRequest.parse(json.loads(text)), folders=may_read)
 
 
 @lru_cache(maxsize=64)
@@ -250,12 +253,12 @@ def _cache_key() -> tuple[str, str]:
     ), model().digest
 
 
-def board() -> Board:
+def board() -> Plan:
     """The plan of the request, cached; raises RecipeError. Shared between sessions, so read only."""
     return _board(*_cache_key(), folders_allowed())
 
 
-def board_or_none() -> Board | None:
+def board_or_none() -> Plan | None:
     """The plan; None where the verdict above says what is wrong, and the fix."""
     try:
         return board()
@@ -274,14 +277,14 @@ def chosen_key() -> str | None:
     return key_of(candidate.model_dump()) if candidate else None
 
 
-def chosen(found: Board) -> int | None:
+def chosen(found: Plan) -> int | None:
     """The row of the chosen split while it fits, else the best row."""
     key = chosen_key()
     row = found.row(key) if key else None
     return row if row is not None and found.feasible[row] else found.best()
 
 
-def chosen_is_gone(found: Board) -> str | None:
+def chosen_is_gone(found: Plan) -> str | None:
     """The name of a chosen split that no longer fits."""
     key = chosen_key()
     row = found.row(key) if key else None

@@ -7,7 +7,7 @@ from recipe_core.base import labels
 from recipe_core.present import charts, tables
 from recipe_core.present.tables import SHOWN_ROWS
 from recipe_core.request import split_key
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 
 def pin_clicked() -> None:
@@ -17,7 +17,7 @@ def pin_clicked() -> None:
             common.toggle_pin(custom[0])
 
 
-def cards(board: Board, row: int) -> None:
+def cards(board: Plan, row: int) -> None:
     """The main figures of the best split."""
     with st.grid(5, min_column_width=150):
         st.metric(
@@ -38,7 +38,7 @@ def cards(board: Board, row: int) -> None:
             )
 
 
-def told(board: Board, name: str, row: int) -> str | None:
+def told(board: Plan, name: str, row: int) -> str | None:
     """What a figure means, the exact value, and where measured runs are expected."""
     measure, band = board.measures[name], board.band(name, row)
     said = [measure.help] if measure.help else []
@@ -49,7 +49,7 @@ def told(board: Board, name: str, row: int) -> str | None:
     return common.escape(". ".join(said) + ".")
 
 
-def axes(board: Board) -> tuple[str, str]:
+def axes(board: Plan) -> tuple[str, str]:
     """The two measures that are drawn against each other."""
     known = [name for name in board.measures if board.known(name)]
     chosen = []
@@ -69,7 +69,7 @@ def axes(board: Board) -> tuple[str, str]:
 
 
 @st.fragment
-def scatter(board: Board) -> None:
+def scatter(board: Plan) -> None:
     """What splits trade, by click; other axes leave the rest of the page as it is."""
     common.follow_edit()
     x, y = axes(board)
@@ -79,14 +79,14 @@ def scatter(board: Board) -> None:
         key="frontier",
         on_select=pin_clicked,
         selection_mode="points",
-        alt=f"{titles[0]} against {titles[1]} for {len(board)} splits; {len(board.ranked)} fit.".capitalize(),
+        alt=f"{titles[0]} against {titles[1]} for {len(board)} splits; {len(board.order)} fit.".capitalize(),
     )
     st.caption(
         "The larger a mark, the more devices. Click a mark to pin it, or tick rows in the table below. Up to four pins are compared."
     )
 
 
-def tray(board: Board) -> None:
+def tray(board: Plan) -> None:
     """Pinned splits side by side, each with what it is now and a way to take it or take it out."""
     with st.grid(common.MAX_PINS):
         for key in common.pins():
@@ -94,9 +94,9 @@ def tray(board: Board) -> None:
                 pinned(board, key)
 
 
-def pinned(board: Board, key: str) -> None:
+def pinned(board: Plan, key: str) -> None:
     """One pinned split."""
-    row = board.row(key)
+    row = board.find(key)
     if row is None:
         st.markdown(
             f"**{labels.split_name(split_key.split_of(key))}** is not a split of this plan any more."
@@ -123,7 +123,7 @@ def pinned(board: Board, key: str) -> None:
         )
 
 
-def columns(board: Board) -> list[str]:
+def columns(board: Plan) -> list[str]:
     """The measures that the table shows, as the reader chose."""
     with st.popover("Columns", icon=":material/view_column:"):
         chosen = st.pills(
@@ -139,10 +139,10 @@ def columns(board: Board) -> list[str]:
 
 
 @st.fragment
-def ranked_table(board: Board) -> None:
+def ranked_table(board: Plan) -> None:
     """Every split that fits, best first; ticks are pins, and other columns leave the rest of the page as it is."""
     common.follow_edit()
-    shown = [int(row) for row in board.ranked[:SHOWN_ROWS]]
+    shown = [int(row) for row in board.order[:SHOWN_ROWS]]
     frame = tables.splits_frame(board, shown)
     names = frame["key"].tolist()
 
@@ -171,14 +171,14 @@ def ranked_table(board: Board) -> None:
         column_config=parts.column_config(board),
         alt=f"The {len(frame)} best splits that fit, best first",
     )
-    if len(board.ranked) > len(shown):
-        st.caption(f"The first {len(shown):,} of {len(board.ranked):,} are listed.")
+    if len(board.order) > len(shown):
+        st.caption(f"The first {len(shown):,} of {len(board.order):,} are listed.")
 
 
 parts.head("Which split?")
 board = common.board_or_none()
 if board is not None:
-    best = board.best()
+    best = board.best_row
     if best is not None:
         cards(board, best)
     if best is not None or board.beyond_limits():

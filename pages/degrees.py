@@ -7,10 +7,10 @@ import parts
 import streamlit as st
 
 from recipe_core.present import charts, tables
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 
-def degrees(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
+def degrees(board: Plan, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
     """Splits by their degrees."""
     measures = [name for name in board.listed if board.known(name)]
     name = st.selectbox(
@@ -30,7 +30,7 @@ def degrees(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes 
     along(board, measures[1:6])
 
 
-def along(board: Board, measures: list[str]) -> None:
+def along(board: Plan, measures: list[str]) -> None:
     """Splits as lines along their degrees and measures, and those that pass through what was marked."""
     figure = charts.parallel(board, measures, dark=common.dark())
     alt = "Every split along its degrees and measures"

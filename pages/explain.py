@@ -19,10 +19,10 @@ from recipe_core.explain.timeline import best_with_pipeline, step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
 from recipe_core.present import charts, tables
 from recipe_core.request.schema import LOADS
-from recipe_core.search.board import Board
-from recipe_core.search.fixes import fixes
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.changes import fixes
+from recipe_core.search.plan import Plan
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 from recipe_core.targets.start_command import start_command
 
 UNITS = {
@@ -34,15 +34,15 @@ UNITS = {
 
 
 @st.fragment
-def look_closer(board: Board) -> None:
+def look_closer(board: Plan) -> None:
     """Which split to look at, and every view of it; only the open tab is computed, and the rest of the page stays as it is."""
     common.follow_edit()
-    best = board.best()
+    best = board.best_row
     st.header("A closer look", anchor=False)
-    row = focus(board) if best is not None else board.nearest()
+    row = focus(board) if best is not None else board.nearest_row()
     if row is None:
         return
-    views = SERVING if isinstance(board, ServingBoard) else TRAINING
+    views = SERVING if isinstance(board, ServingPlan) else TRAINING
     shown = {
         name: draw
         for name, (draw, needs_best) in views.items()
@@ -58,7 +58,7 @@ def look_closer(board: Board) -> None:
         starts(board, row)
 
 
-def starts(board: Board, row: int) -> None:
+def starts(board: Plan, row: int) -> None:
     """What starts the split that is looked at, to copy; or why nothing does."""
     try:
         command = start_command(board, row, folders=folders_allowed())
@@ -74,32 +74,32 @@ def starts(board: Board, row: int) -> None:
     parts.code(command)
 
 
-def focus(board: Board) -> int:
+def focus(board: Plan) -> int:
     """The split that is looked at: the best, the chosen one or a pinned one."""
     fitting = [
-        row for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]
+        row for key in common.pins() if (row := board.find(key)) is not None and board.feasible[row]
     ]
-    rows = list(dict.fromkeys([int(board.ranked[0]), common.chosen(board), *fitting]))
+    rows = list(dict.fromkeys([int(board.order[0]), common.chosen(board), *fitting]))
     options = {board.key(row): board.label(row) for row in rows}
     options[board.key(rows[0])] += " (best)"
     said = "The best, the one you took, and those you pinned"
     key = st.selectbox(
         "Split", list(options), format_func=options.get, key="focus", help=said, width=460
     )
-    return board.row(key) if key in options else rows[0]
+    return board.find(key) if key in options else rows[0]
 
 
-def beside(board: Board, row: int) -> dict[str, int]:
+def beside(board: Plan, row: int) -> dict[str, int]:
     """The split that is looked at and the pinned ones that fit, by name."""
     pinned = [
         found
         for key in common.pins()
-        if (found := board.row(key)) is not None and board.feasible[found]
+        if (found := board.find(key)) is not None and board.feasible[found]
     ]
     return {board.label(each): each for each in dict.fromkeys([row, *pinned])}
 
 
-def memory(board: Board, row: int) -> None:
+def memory(board: Plan, row: int) -> None:
     """Memory of a device by part, of this split and others; of each stage where there are several."""
     keys = [*common.pins(), board.key(row)]
     rows = tables.memory_rows(board, keys)
@@ -126,7 +126,7 @@ def memory(board: Board, row: int) -> None:
         )
 
 
-def step_time(board: ServingBoard, row: int) -> None:
+def step_time(board: ServingPlan, row: int) -> None:
     """Where the time of a token and of a first token goes."""
     estimate = board.explained(row)
     left, right = st.columns(2, gap="large")
@@ -151,9 +151,9 @@ def step_time(board: ServingBoard, row: int) -> None:
     )
 
 
-def load(board: ServingBoard, row: int) -> None:
+def load(board: ServingPlan, row: int) -> None:
     """A split over its load."""
-    workload = board.table.found.workload
+    workload = board.problem.workload
     what = UNITS[LOADS[workload.mode]]
     curves = {name: load_curve(board, each) for name, each in beside(board, row).items()}
     here = float(board.columns["load"][row])
@@ -174,7 +174,7 @@ def load(board: ServingBoard, row: int) -> None:
     )
 
 
-def cost(board: ServingBoard, row: int) -> None:
+def cost(board: ServingPlan, row: int) -> None:
     """Cost per token when devices are not always busy."""
     rows = {name: each for name, each in beside(board, row).items() if board.known("usd_hour")}
     if not rows:
@@ -196,7 +196,7 @@ def cost(board: ServingBoard, row: int) -> None:
     )
 
 
-def depends(board: ServingBoard, row: int) -> None:
+def depends(board: ServingPlan, row: int) -> None:
     """What a figure depends on."""
     known = [name for name in FIGURES if board.known(name)]
     name = st.segmented_control(
@@ -237,17 +237,17 @@ def lines(found: dict[str, list[Line]]) -> None:
         )
 
 
-def serving_lines(board: ServingBoard, row: int) -> None:
+def serving_lines(board: ServingPlan, row: int) -> None:
     """The arithmetic of a serving split."""
     lines(arithmetic(board, row))
 
 
-def training_lines(board: TrainingBoard, row: int) -> None:
+def training_lines(board: TrainingPlan, row: int) -> None:
     """The arithmetic of a training split."""
     lines(training_arithmetic(board, row))
 
 
-def training_step(board: TrainingBoard, row: int) -> None:
+def training_step(board: TrainingPlan, row: int) -> None:
     """Where the time of a step goes."""
     figure = charts.waterfall(
         board.estimate(row)["breakdown_s"]["step"], TRAINING_CAUSES, dark=common.dark()
@@ -255,7 +255,7 @@ def training_step(board: TrainingBoard, row: int) -> None:
     st.plotly_chart(figure, key="waterfall-step", alt="Time of a step by part")
 
 
-def pipeline(board: TrainingBoard, row: int) -> None:
+def pipeline(board: TrainingPlan, row: int) -> None:
     """The timetable of the pipeline; of the best split that has one, where this one has none."""
     if board.degree("pp")[row] == 1:
         piped = best_with_pipeline(board)
@@ -282,7 +282,7 @@ def pipeline(board: TrainingBoard, row: int) -> None:
     st.caption(common.escape(note))
 
 
-def scale(board: TrainingBoard, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
+def scale(board: TrainingPlan, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
     """The best split on each number of devices."""
     found = scaling(board)
     if len(found.rows) < 2:
@@ -314,7 +314,7 @@ def scale(board: TrainingBoard, row: int) -> None:  # noqa: ARG001 - every view 
     )
 
 
-def why_not(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
+def why_not(board: Plan, row: int) -> None:  # noqa: ARG001 - every view takes the split that is looked at
     """Refused splits, the reasons of each, and what would let it run."""
     number = int((~board.feasible).sum())
     if not number:
@@ -352,9 +352,9 @@ def why_not(board: Board, row: int) -> None:  # noqa: ARG001 - every view takes 
         st.caption("Tick a row to see what would let that split run.")
 
 
-def remedy(board: Board, key: str) -> None:
+def remedy(board: Plan, key: str) -> None:
     """What would let one refused split run, as one click each."""
-    row = board.row(key)
+    row = board.find(key)
     if row is None:
         return
     with st.container(border=True):
@@ -375,7 +375,7 @@ def remedy(board: Board, key: str) -> None:
                         on_click=common.apply,
                         args=(fix.changes,),
                     )
-                elif fix.key and (near := board.row(fix.key)) is not None:
+                elif fix.key and (near := board.find(fix.key)) is not None:
                     label = f"Pin {common.escape(board.label(near))}, the nearest that fits"
                     st.button(
                         label,
@@ -386,7 +386,7 @@ def remedy(board: Board, key: str) -> None:
                     )
 
 
-View = Callable[[Board, int], None]
+View = Callable[[Plan, int], None]
 SERVING: dict[str, tuple[View, bool]] = {
     "Memory": (memory, False),
     "Time": (step_time, True),

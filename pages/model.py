@@ -14,6 +14,7 @@ from recipe_core.model.uploaded import MAX_BYTES, uploaded_config
 from recipe_core.model.variants import variants
 from recipe_core.present.charts import parts_bars
 from recipe_core.present.views import model_view
+from recipe_core.request.schema import describe_field
 
 KINDS = {
     "mla": "latent (MLA)",
@@ -152,7 +153,6 @@ def formats(spec: ModelSpec) -> None:
             read=lambda value: value or "bf16",
             options=["bf16", "fp16", "fp8"],
             required=True,
-            help="States are kept as the framework keeps them; see the memory by part",
         )
         return
     now = common.request().options.weight_dtypes
@@ -166,7 +166,9 @@ def formats(spec: ModelSpec) -> None:
         format_func=lambda name: f"as stored ({spec.weight_dtype})" if name == "auto" else name,
         selection_mode="multi",
         wrap=True,
-        help=f"Each is judged on its own. {chip.title} has kernels for these; engines convert 16-bit weights to some of them on loading.",
+        # more than the field knows: which formats this device offers
+        help=f"{describe_field('options.weight_dtypes')} {chip.title} has kernels for these; "
+        "engines convert 16-bit weights to some of them on loading.",
     )
 
 

@@ -8,10 +8,10 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
 from recipe_core.request.describe import steps_of
 from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
-from recipe_core.request.schema import LOADS
+from recipe_core.request.schema import LOADS, describe_field
 from recipe_core.search import slos
-from recipe_core.search.board import Board
 from recipe_core.search.measures import Measure
+from recipe_core.search.plan import Plan
 
 MODES = {
     "closed": "Closed loop",
@@ -64,7 +64,7 @@ def preset() -> None:
     )
 
 
-def whole(label: str, field: str, step: int, said: str | None = None, **options: object) -> None:
+def whole(label: str, field: str, step: int) -> None:
     """A field that counts something."""
     common.edit(
         st.number_input,
@@ -73,12 +73,10 @@ def whole(label: str, field: str, step: int, said: str | None = None, **options:
         min_value=1,
         max_value=1 << 30,
         step=step,
-        help=said,
-        **options,
     )
 
 
-def unless_empty(label: str, field: str, step: float, said: str, empty: str, least: float) -> None:
+def unless_empty(label: str, field: str, step: float, empty: str, least: float) -> None:
     """A number that may be left out; ``empty`` is what stands there then."""
     common.edit(
         st.number_input,
@@ -90,7 +88,6 @@ def unless_empty(label: str, field: str, step: float, said: str, empty: str, lea
         step=step,
         format="%.3g",
         placeholder=empty,
-        help=said,
     )
 
 
@@ -114,9 +111,9 @@ def serving_load() -> None:
             names = {"closed": "Requests in flight", "static": "Batch size", "offline": "Requests"}
             whole(names[workload.mode], LOADS[workload.mode], 1)
     with prompt:
-        whole("Input tokens", "input_tokens", 256, "Mean length of a prompt")
+        whole("Input tokens", "input_tokens", 256)
     with answer:
-        whole("Output tokens", "output_tokens", 64, "Mean length of an answer")
+        whole("Output tokens", "output_tokens", 64)
 
 
 def serving_details() -> None:
@@ -138,7 +135,6 @@ def serving_details() -> None:
                 format="%.2f",
                 disabled=exact,
                 placeholder="exact" if exact else "as is typical",
-                help="0.2 means lengths from 0.8 to 1.2 of the mean; it shapes percentiles and the longest request",
             )
         common.edit(
             st.number_input,
@@ -148,7 +144,6 @@ def serving_details() -> None:
             max_value=0.99,
             step=0.1,
             format="%.2f",
-            help="Share of a prompt's tokens that are already in the cache",
         )
         common.edit(
             st.number_input,
@@ -159,7 +154,6 @@ def serving_details() -> None:
             max_value=1 << 30,
             step=1024,
             placeholder="as needed",
-            help="Tokens of the longest request that the engine is told to accept; empty: input and output, rounded up",
         )
 
 
@@ -177,10 +171,9 @@ def training_run() -> None:
     with length:
         whole("Tokens a sequence", "sequence_length", 1024)
     with batch:
-        whole("Sequences a step", "global_batch", 8, "The global batch, over all devices")
+        whole("Sequences a step", "global_batch", 8)
     with tokens:
-        said = "Tokens of the whole run; empty: time and cost of the run are not estimated"
-        unless_empty("Token budget", "tokens", 1e9, said, "only a step", least=1.0)
+        unless_empty("Token budget", "tokens", 1e9, "only a step", least=1.0)
     if workload.tokens:
         st.caption(steps_of(workload))
 
@@ -204,29 +197,15 @@ def training_details() -> None:
             options=list(OPTIMIZERS),
             format_func=OPTIMIZERS.get,
         )
-        common.edit(
-            st.selectbox,
-            "Attention",
-            "workload.attention",
-            options=["flash", "eager"],
-            help="Eager attention keeps the scores",
-        )
+        common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
         if workload.method in ("lora", "qlora"):
             whole("Rank of adapters", "lora_rank", 8)
-            unless_empty(
-                "Alpha of adapters",
-                "lora_alpha",
-                8.0,
-                "What adapters give is multiplied by alpha / rank",
-                "twice the rank",
-                least=0.01,
-            )
+            unless_empty("Alpha of adapters", "lora_alpha", 8.0, "twice the rank", least=0.01)
     common.edit(
         st.toggle,
         "Loss made piece by piece",
         "workload.fused_loss",
         read=bool,
-        help="Logits are never whole in memory; untouched, only where they do not fit and the framework can",
     )
 
 
@@ -244,7 +223,6 @@ def engines() -> None:
         options=list(dict.fromkeys([*runs, *stated])),
         selection_mode="multi",
         wrap=True,
-        help="Each chosen engine is judged",
     )
     common.edit(
         st.pills,
@@ -255,19 +233,12 @@ def engines() -> None:
         options=list(dict.fromkeys(["auto", *chip.kv_dtypes, *request.options.kv_dtypes])),
         selection_mode="multi",
         wrap=True,
-        help="Each chosen format is judged; auto is the checkpoint's own",
     )
-    common.edit(
-        st.toggle,
-        "Also splits whose ranks share a cache (cp)",
-        "options.context_parallel",
-        help="Where there are more ranks than KV heads",
-    )
+    common.edit(st.toggle, "Also splits whose ranks share a cache (cp)", "options.context_parallel")
     common.edit(
         st.toggle,
         "Also prefill pools (prompts computed on devices of their own)",
         "options.disaggregated",
-        help="Any split in each pool, in as many copies as there are devices; not for static batches",
     )
 
 
@@ -292,7 +263,7 @@ def aim() -> None:
     st.caption(known[now].help if now else "Several goals by weights, as the link says.")
 
 
-def limit(found: Board, name: str) -> None:
+def limit(found: Plan, name: str) -> None:
     """A slider over round steps; each says how many splits keep it."""
     measure = found.measures[name]
     field = f"objective.limits.{measure.limit}"
@@ -316,6 +287,7 @@ def limit(found: Board, name: str) -> None:
         options,
         key=key,
         on_change=commit,
+        help=describe_field(field),
         format_func=lambda value: (
             FREE
             if value == FREE
@@ -339,7 +311,7 @@ def limit_text(measure: Measure, value: float) -> str:
     return measure.show(value * measure.limit_factor)
 
 
-def limits(found: Board) -> None:
+def limits(found: Plan) -> None:
     """All limits, the usual ones first."""
     if not training:
         common.edit(
@@ -349,7 +321,6 @@ def limits(found: Board) -> None:
             options=list(PERCENTILES)[1:],
             format_func=lambda value: PERCENTILES.get(value, f"p{significant(value)}"),
             optional=True,
-            help="None chosen: the mean. A percentile is simulated request by request for the best splits, which takes some seconds",
         )
     with st.grid(2, gap="medium"):
         for name in LIMITED[training]:

@@ -8,7 +8,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
 from recipe_core.request.describe import summary
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 PAGE_OF = {
     "model": "model.py",
@@ -75,7 +75,7 @@ def problem(error: RecipeError) -> None:
         )
 
 
-def nothing_fits(found: Board) -> None:
+def nothing_fits(found: Plan) -> None:
     """Which limit refuses everything, by how much for the nearest split, and the change that helps as one click."""
     row = found.nearest()
     if row is None:
@@ -105,7 +105,7 @@ def code(text: str) -> None:
     st.code(text, language=None, wrap_lines=True)
 
 
-def column_config(board: Board) -> dict[str, object]:
+def column_config(board: Plan) -> dict[str, object]:
     """Titles, units and bars of the table's columns."""
     config: dict[str, object] = {
         name: st.column_config.NumberColumn(

@@ -13,6 +13,7 @@ from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Commitment
+from recipe_core.request.schema import describe_field
 
 PRICES = {"offer": "Cloud offer", "stated": "My own price", "owned": "Own hardware"}
 CHEAPEST = ""
@@ -157,7 +158,7 @@ def offer_list() -> None:
         lambda chosen: {"hardware.commitment": None if chosen == "on-demand" else chosen},
         options=kinds,
         required=True,
-        help="On demand: by the hour. Spot: until the provider takes it back. Reserved: paid for a term, used or not",
+        help=describe_field("hardware.commitment"),
     )
     prices = {offer.name: offer for offer in every if offer.commitment == kind}
 

@@ -20,7 +20,7 @@ from recipe_core.request import edit
 from recipe_core.request.edit import SHARED, shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 BEST, STATED = "", "stated"
 LISTED = 50
@@ -39,12 +39,12 @@ def is_stated() -> bool:
     )
 
 
-def is_gone(board: Board) -> str | None:
+def is_gone(board: Plan) -> str | None:
     """The name of a chosen split that no longer fits; what only the request can name is judged by itself."""
     return None if is_stated() else common.chosen_is_gone(board)
 
 
-def wanted(board: Board) -> PlanRequest:
+def wanted(board: Plan) -> PlanRequest:
     """The request; without its split where that no longer fits."""
     asked = common.request()
     return (
@@ -52,11 +52,11 @@ def wanted(board: Board) -> PlanRequest:
     )
 
 
-def option_label(board: Board, key: str) -> str:
+def option_label(board: Plan, key: str) -> str:
     """A split in the list, with its figures."""
     if key == STATED:
         return f"As stated: {overview.stated(common.request().candidate)}"
-    row = board.best() if key == BEST else board.row(key)
+    row = board.best_row if key == BEST else board.find(key)
     lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
     return f"{lead}{board.label(row)} · {board.phrase(row)}"
 
@@ -73,13 +73,13 @@ def chosen_changes(key: str) -> dict:
     )
 
 
-def picker(board: Board) -> None:
+def picker(board: Plan) -> None:
     """The chosen split: the best one, a pinned one, or any that fits."""
     gone = is_gone(board)
     pinned = [
-        key for key in common.pins() if (row := board.row(key)) is not None and board.feasible[row]
+        key for key in common.pins() if (row := board.find(key)) is not None and board.feasible[row]
     ]
-    ranked = [board.key(int(row)) for row in board.ranked[:LISTED]]
+    ranked = [board.key(int(row)) for row in board.order[:LISTED]]
     now = (
         STATED
         if is_stated()
@@ -104,7 +104,7 @@ def picker(board: Board) -> None:
         )
 
 
-def take_away(bundle: Bundle, board: Board) -> None:
+def take_away(bundle: Bundle, board: Plan) -> None:
     """The bundle and the report as files, each made on click."""
     recipe, addresses = bundle.recipe, place.addresses(bundle)
     pins = [key for key in dict.fromkeys([key_of(recipe.candidate), *common.pins()]) if key]
@@ -162,7 +162,7 @@ def described(recipe: Recipe, device_title: str) -> None:
     st.caption("Eight of ten measured runs are expected within a band.")
 
 
-def taken(board: Board) -> None:
+def taken(board: Plan) -> None:
     """The chosen split's bundle and all about it; or why there is none."""
     request = wanted(board)
     key = (json.dumps(request.to_json()), common.model().digest, folders_allowed())
@@ -184,7 +184,7 @@ def taken(board: Board) -> None:
     handout.show(bundle, request)
 
 
-def refused(board: Board, error: RecipeError) -> None:
+def refused(board: Plan, error: RecipeError) -> None:
     """Why a split has no bundle, what helps as one click, and the engines that would take it."""
     st.error(f"**This split cannot be built.** {common.escape(error)}", icon=":material/block:")
     row = common.chosen(board)
@@ -205,7 +205,7 @@ def refused(board: Board, error: RecipeError) -> None:
 
 parts.head("Take it")
 board = common.board_or_none()
-if board is not None and board.best() is not None:
+if board is not None and board.best_row is not None:
     picker(board)
     taken(board)
 elif board is not None:

@@ -8,7 +8,7 @@
 ...     "workload": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64},
 ... })
 >>> table = plan(request)
->>> best = table.candidate(int(table.ranked[0]))
+>>> best = table.candidate(int(table.order[0]))
 """
 
 __version__ = "0.1.0"

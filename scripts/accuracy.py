@@ -37,11 +37,11 @@ from recipe_core.calibration.validate import (
 from recipe_core.hardware.cluster import device, roofline
 from recipe_core.measured.serving_runs import PUBLISHED, Run, published_runs
 from recipe_core.model.catalog import catalog_model, in_catalog
-from recipe_core.physics.serving import estimates
-from recipe_core.physics.serving.estimates import Band, BandFile
+from recipe_core.physics.serving import bands as shipped
+from recipe_core.physics.serving.bands import Band, BandFile
 
 ROOT = Path(__file__).parent.parent
-BANDS = ROOT / "recipe_core" / "estimate" / "bands.yaml"
+BANDS = ROOT / "recipe_core" / "physics" / "serving" / "bands.yaml"
 REPORT = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
 PRIOR = 1.5
@@ -130,7 +130,7 @@ def counted() -> pd.DataFrame:
     """Fitted numbers by file: devices, fabrics, engines."""
     files = [
         *(ROOT / "hw_profiles").glob("**/*.yaml"),
-        *(ROOT / "recipe_core" / "engines").glob("*.yaml"),
+        *(ROOT / "recipe_core" / "engines" / "serving").glob("*.yaml"),
     ]
     rows = [
         (path.relative_to(ROOT).as_posix(), fitted_numbers(read_document(path)))
@@ -388,7 +388,7 @@ def main() -> None:
     truth = Path(sys.argv[1])
     runs = publish_runs.as_runs(publish_runs.runs(truth))
     BANDS.write_text(to_yaml(bands(compare(runs).figures).model_dump(mode="json")))
-    estimates.bands.cache_clear()
+    shipped.bands.cache_clear()
     found = compare(runs)  # again, with the bands that were just written
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
     memory = accuracy_memory.report(

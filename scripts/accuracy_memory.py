@@ -15,7 +15,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.serving_plan import PlanTable, chosen_plan
+from recipe_core.search.plans import plan_candidate
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Setting
 
 DEVICES = {
@@ -115,11 +116,11 @@ DIFFERENCES = (
 )
 
 
-def _windowed(table: PlanTable) -> bool:
+def _windowed(table: ServingPlan) -> bool:
     """Whether a model bounds some layers' caches: vLLM up to about 0.19 logged wrong token counts for those (vllm#40691)."""
     return any(
         layer.attention is not None and layer.attention.window is not None
-        for layer in table.found.model.layers
+        for layer in table.problem.model.layers
     )
 
 
@@ -188,7 +189,7 @@ def measured(row: Any) -> float:
     return float(row.value) * (block if row.quantity == "num_gpu_blocks" else 1)
 
 
-def as_logged(row: Any, table: PlanTable, at: int) -> tuple[Memory, Memory, str]:
+def as_logged(row: Any, table: ServingPlan, at: int) -> tuple[Memory, Memory, str]:
     """Memory of a row's start-up with what its engine did otherwise than the pinned version, without that, and what it was."""
     block = next(block for block in table.blocks if block.setting is table.setting(at))
     at -= sum(len(other.cases) for other in table.blocks[: table.blocks.index(block)])
@@ -227,7 +228,7 @@ def compared(path: Path) -> pd.DataFrame:
     for row in facts.itertuples():
         asked = request(row, shares)
         try:
-            table, at = chosen_plan(PlanRequest.parse(asked)) if asked else (None, 0)
+            table, at = plan_candidate(PlanRequest.parse(asked)) if asked else (None, 0)
         except RecipeError:
             table = None
         if table is not None and not (str(row.quantity) in TOKENS and _windowed(table)):
@@ -274,7 +275,7 @@ def capacity(path: Path) -> str:
             "hardware": {"device": chip, "per_node": row.tp},
             "workload": workload,
         }
-        table, at = chosen_plan(
+        table, at = plan_candidate(
             PlanRequest.parse(
                 asked | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
             )

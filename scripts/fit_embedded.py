@@ -1,4 +1,4 @@
-"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/transformers.yaml``.
+"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/serving/transformers.yaml``.
 
     python scripts/fit_embedded.py MODEL_DIR [--device NAME]      (the demo's model, for its tokenizer)
 
@@ -31,7 +31,8 @@ from recipe_core.launcher.main import main as launcher
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.recipe import make_recipe
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 
 LAYERS = (2, 8, 16)
 LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 32), "rocm": (1, 4, 16, 32)}
@@ -97,7 +98,7 @@ def measured(bundle: Path, load: int) -> dict[str, Any]:
 
 def without_engine(wanted: PlanRequest) -> tuple[float, float, float]:
     """Time to first token, time per token and decoding sequences as they were if the engine cost nothing."""
-    exact = one_split(resolve(wanted), CandidateRequest(tp=1, pp=1, dp=1))
+    exact = one_case(resolve(wanted), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact
     runtime = setting.cluster.device.runtime

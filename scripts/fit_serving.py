@@ -1,4 +1,4 @@
-"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/*.yaml``, to measured serving runs.
+"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to measured serving runs.
 
     python scripts/fit_serving.py TRUTH_DIR [--write] [--leave-out]
 
@@ -36,15 +36,17 @@ from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.rates import serving
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.batch import setting_key
-from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.plans import shared_key
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import Cases, Setting, stack
 
 Array = NDArray[np.float64]
 Key = tuple[str, str]  # engine and runtime
 
 ROOT = Path(__file__).parent.parent
-ENGINES, LEFT_OUT = ROOT / "recipe_core" / "engines", ROOT / "docs" / "leave_one_out.json"
+ENGINES = ROOT / "recipe_core" / "engines" / "serving"
+LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
 NAMES = ("step_s", "sequence_s", "layer_s", "launch_s", "request_s", "input_token_s", "bunched")
 # Orders of magnitude, and a closed loop that sends ten times as many requests as run at once.
 PRIOR = {
@@ -95,11 +97,11 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
         try:
             request = PlanRequest.parse(run.request())
             found = resolve(request)
-            exact = one_split(found, request.candidate or CandidateRequest())
+            exact = one_case(found, request.candidate or CandidateRequest())
         except RecipeError:
             continue
         if exact is not None:
-            groups[setting_key(found, exact[0])].append((place, found, *exact))
+            groups[shared_key(found, exact[0])].append((place, found, *exact))
     out = []
     for members in groups.values():
         setting = members[0][2]
@@ -302,7 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("truth", type=Path)
     parser.add_argument(
-        "--write", action="store_true", help="put the numbers into recipe_core/engines/"
+        "--write", action="store_true", help="put the numbers into recipe_core/engines/serving/"
     )
     parser.add_argument(
         "--leave-out",

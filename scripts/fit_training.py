@@ -3,7 +3,7 @@
     python scripts/fit_training.py TRUTH_DIR [--fit] [--held-out FILE]
 
 TRUTH_DIR holds ``training_calibration.csv.gz``; runs are those of publish_training.py. ``--fit`` prints the figures for
-``recipe_core/training/frameworks.yaml``; ``--held-out`` fits once without each source, scores it, and writes the table as JSON to FILE.
+``recipe_core/engines/training/frameworks.yaml``; ``--held-out`` fits once without each source, scores it, and writes the table as JSON to FILE.
 Sources of fewer than ``FEW`` runs are not left out in turn.
 """
 

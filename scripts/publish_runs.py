@@ -1,9 +1,9 @@
-"""Choose the measured runs that the project ships: write recipe_core/published/runs.csv.
+"""Choose the measured runs that the project ships: write recipe_core/measured/published/runs.csv.
 
     python scripts/publish_runs.py TRUTH_DIR
 
 Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run, devices
-as files of hw_profiles, engines, dtypes and modes as a request names them (see recipe_core/published/README.md). Kept are runs of
+as files of hw_profiles, engines, dtypes and modes as a request names them (see recipe_core/measured/published/README.md). Kept are runs of
 quality A or B without speculative decoding, in a mode a request has, on a device there is a profile of, with split, lengths and
 load stated.
 

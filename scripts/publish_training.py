@@ -1,9 +1,9 @@
-"""Choose the measured training runs that the project ships: write recipe_core/published/training.csv.
+"""Choose the measured training runs that the project ships: write recipe_core/measured/published/training.csv.
 
     python scripts/publish_training.py TRUTH_DIR
 
 Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run (see
-recipe_core/published/README.md). Kept are dense pre-training runs of quality A or B on a device there is a profile of, with dimensions,
+recipe_core/measured/published/README.md). Kept are dense pre-training runs of quality A or B on a device there is a profile of, with dimensions,
 split, lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no experts or other mixers that
 the table leaves out), without 4-bit products, activations on the host, and faults of the cluster that the source names.
 

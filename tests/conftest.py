@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests ask no hub; before anything reads the setting
 
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # threads of torch that wait leave their core to the other worker
+
 import pytest
+from hypothesis import settings
 
 from recipe_core.request.schema import PlanRequest
+from tests import groups
+from tests.sizes import examples
+
+# The machine is shared with another worker and real servers: no example is late.
+settings.register_profile("suite", max_examples=examples(100), deadline=None)
+settings.load_profile("suite")
 
 Answer = TypeVar("Answer")
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+@pytest.hookimpl(trylast=True)  # after items are left out by -k and -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=groups.place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: object
+) -> groups.GroupScheduling | None:
+    return groups.GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def request_values(
@@ -50,6 +76,19 @@ def finished(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
     """What a coroutine returns, run in a thread of its own: browser tests leave a loop running in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
+
+
+DEMO_MODEL = Path(__file__).parents[1] / "scripts" / "demo_model.py"
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model, trained once; tests that change its folder copy it."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    words = [sys.executable, str(DEMO_MODEL), str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "built" in done.stdout
+    return folder
 
 
 @pytest.fixture

@@ -12,14 +12,8 @@ import numpy as np
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.request.schema import CandidateRequest
-from recipe_core.search.serving_candidates import (
-    Resolved,
-    describe,
-    every_split,
-    one_split,
-    resolve,
-    setting,
-)
+from recipe_core.search.problem import ServingProblem, resolve
+from recipe_core.search.serving_candidates import describe, every_split, one_case, setting
 from recipe_core.space.serving import Cases, Setting
 from recipe_core.space.splits import refusals
 from tests.conftest import make_request
@@ -43,9 +37,9 @@ DRAFT_CHECKPOINT = "example/Model-EAGLE3"
 @cache
 def legal(
     model: str, name: str, device: str, per_node: int, nodes: int, weights: str, cache_dtype: str
-) -> tuple[Resolved, Setting, Cases]:
+) -> tuple[ServingProblem, Setting, Cases]:
     """Every split that no rule refuses."""
-    found: Resolved = resolve(
+    found: ServingProblem = resolve(
         make_request(model, device, per_node, nodes, options={"context_parallel": True})
     )
     chosen = setting(found, engine(name), weights, cache_dtype)
@@ -78,7 +72,7 @@ def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
 
 
 def _deployment(
-    draw: random.Random, found: Resolved, chosen: Setting, splits: Cases
+    draw: random.Random, found: ServingProblem, chosen: Setting, splits: Cases
 ) -> Deployment | None:
     """One of the splits with limits, pools and drafts; None where a rule refuses those."""
     values = describe(chosen, splits, draw.randrange(len(splits)))
@@ -97,7 +91,7 @@ def _deployment(
             "method": draw.choice(methods),
             "model": DRAFT_CHECKPOINT,
         }
-    exact = one_split(found, CandidateRequest.model_validate(values))
+    exact = one_case(found, CandidateRequest.model_validate(values))
     if exact is None or any(rule.broken[0] for rule in refusals(*exact)):
         return None
     context = draw.choice((2048, 4096, 8191))

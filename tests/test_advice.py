@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 import pytest
+from recipe_core.search.advice import looser_limits
 
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.advice import looser_limits, nearest, remedies
-from recipe_core.search.serving_plan import plan
+from recipe_core.search.changes import helpful_changes
+from recipe_core.search.plans import plan
 
 
 @pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "usd_per_hour", "request_latency_ms"])
 def test_a_looser_limit_lets_the_named_split_in(field):
     table = plan(change(DEFAULT, {f"objective.limits.{field}": 0.01}))
-    assert not len(table.ranked)
+    assert not len(table.order)
     [(changes, row)] = looser_limits(table)
     assert list(changes) == [f"objective.limits.{field}"]
-    assert row == nearest(table)
+    assert row == table.nearest_row()
     assert row in plan(change(DEFAULT, changes)).ranked
 
 
@@ -31,11 +32,11 @@ def test_what_lacks_memory_gets_changes_that_really_work(count):
         DEFAULT, {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.per_node": count}
     )
     table = plan(small)
-    found = remedies(table)
+    found = helpful_changes(table)
     assert found
     for remedy in found:
         after = plan(change(small, remedy.changes))
-        assert after.candidate(int(after.ranked[0])) == remedy.candidate
+        assert after.candidate(int(after.order[0])) == remedy.candidate
 
 
 def test_only_weights_that_the_engine_can_load_are_proposed():
@@ -44,7 +45,7 @@ def test_only_weights_that_the_engine_can_load_are_proposed():
     )
     proposed = [
         value
-        for remedy in remedies(table)
+        for remedy in helpful_changes(table)
         for field, value in remedy.changes.items()
         if field == "options.weight_dtypes"
     ]
@@ -53,5 +54,5 @@ def test_only_weights_that_the_engine_can_load_are_proposed():
 
 def test_nothing_is_proposed_where_something_fits():
     table = plan(DEFAULT)
-    assert nearest(table) is None
-    assert remedies(table) == []
+    assert table.nearest_row() is None
+    assert helpful_changes(table) == []

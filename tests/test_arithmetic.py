@@ -10,9 +10,9 @@ import pytest
 from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board_of import board_of
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.plans import plan
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 
 
 def number(text: str) -> float:
@@ -50,9 +50,9 @@ def lines(found: dict[str, list[Line]]) -> dict[str, Line]:
 )
 @pytest.mark.parametrize("pipeline", [False, True])
 def test_serving_lines_give_their_values(changes: dict[str, Any], pipeline: bool) -> None:
-    board = board_of(change(DEFAULT, changes))
-    assert isinstance(board, ServingBoard)
-    rows = [int(row) for row in board.ranked if (board.degree("pp")[row] > 1) == pipeline][:3]
+    board = plan(change(DEFAULT, changes))
+    assert isinstance(board, ServingPlan)
+    rows = [int(row) for row in board.order if (board.degree("pp")[row] > 1) == pipeline][:3]
     for row in rows:
         found = lines(arithmetic(board, row))
         for name in (
@@ -70,9 +70,9 @@ def test_serving_lines_give_their_values(changes: dict[str, Any], pipeline: bool
 
 
 def test_cost_and_energy_are_of_the_same_rate() -> None:
-    board = board_of(DEFAULT)
-    assert isinstance(board, ServingBoard)
-    found = lines(arithmetic(board, int(board.ranked[0])))
+    board = plan(DEFAULT)
+    assert isinstance(board, ServingPlan)
+    found = lines(arithmetic(board, int(board.order[0])))
     hourly, rate = number(found["Cost per hour"].value), number(found["Output"].value)
     assert hourly / (3600 * rate) * 1e6 == pytest.approx(
         number(found["Cost per million output tokens"].value.lstrip("$")), rel=0.01
@@ -80,16 +80,16 @@ def test_cost_and_energy_are_of_the_same_rate() -> None:
 
 
 def test_a_refused_split_shows_its_memory_alone() -> None:
-    board = board_of(change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct"}))
-    assert isinstance(board, ServingBoard)
-    short = next(int(row) for row in board.refused() if board.codes(int(row)) == {"memory"})
+    board = plan(change(DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct"}))
+    assert isinstance(board, ServingPlan)
+    short = next(int(row) for row in board.refused_rows() if board.codes(int(row)) == {"memory"})
     assert list(arithmetic(board, short)) == ["Memory of the fullest device"]
 
 
 def test_training_lines_give_their_values() -> None:
-    board = board_of(change(DEFAULT, {"workload.kind": "training", "hardware.nodes": 2}))
-    assert isinstance(board, TrainingBoard)
-    found = lines(training_arithmetic(board, int(board.ranked[0])))
+    board = plan(change(DEFAULT, {"workload.kind": "training", "hardware.nodes": 2}))
+    assert isinstance(board, TrainingPlan)
+    found = lines(training_arithmetic(board, int(board.order[0])))
     for name in ("Peak", "Tokens of a step", "Tokens per device"):
         assert evaluated(found[name].numbers) == pytest.approx(
             number(found[name].value), rel=0.02

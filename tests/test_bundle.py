@@ -19,11 +19,12 @@ from recipe_core.bundle.write import EPOCH, bundle_files, write_bundle, zip_byte
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
 from tests.conftest import make_request
+from tests.recipes import recipe_of
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return make_recipe(make_request(candidate={"tp": 8, "pp": 1, "dp": 1}))
+    return recipe_of(candidate={"tp": 8, "pp": 1, "dp": 1})
 
 
 def repack(recipe: Recipe, change) -> bytes:

@@ -16,13 +16,14 @@ from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.recipe.lock import ImageLock
 from tests.conftest import make_request
+from tests.recipes import recipe_of
 
 pytest.importorskip("cryptography", reason="needs cryptography (the extra 'sign')")
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1))
+    return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 1)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_an_unsigned_bundle_is_refused_where_a_key_is_asked_for(recipe, keys, tm
 
 def test_a_signature_of_another_bundle_is_refused(recipe, keys, tmp_path):
     """Files and manifest that agree with each other do not help without the key."""
-    other = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 2))
+    other = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
     folder = write_bundle(other, tmp_path / "b")
     (folder / SIGNATURE).write_bytes(bundle_files(recipe, keys[0])[SIGNATURE])
     for public in (None, keys[1]):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.bundle.write import Bundle, bundle_of, replace_folder
+from recipe_core.bundle.write import Bundle, replace_folder
 from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.link import from_query
@@ -19,13 +19,14 @@ from recipe_core.targets import SERVING, TRAINING, Parameters, form
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
 from tests.conftest import make_request
+from tests.recipes import bundle_for_request, recipe_of
 from tests.test_report import QUERIES
 
 ADDRESSES = {1: ("127.0.0.1",), 2: ("10.0.0.1", "10.0.0.2")}
 
 
 def bundle(name: str) -> Bundle:
-    return bundle_of(make_recipe(from_query(QUERIES[name])[0]))
+    return bundle_for_request(from_query(QUERIES[name])[0])
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -104,13 +105,13 @@ def test_the_form_asks_only_for_what_is_read() -> None:
 def test_a_recipe_for_another_place_is_the_recipe_made_there(place: dict[str, object]) -> None:
     request: PlanRequest = make_request()
     parameters = Parameters.model_validate(place)
-    assert with_parameters(make_recipe(request), parameters) == make_recipe(
+    assert with_parameters(recipe_of(), parameters) == make_recipe(
         request, Additions(parameters=parameters)
     )
 
 
 def test_an_image_that_moves_is_refused_in_another_place() -> None:
-    recipe = make_recipe(make_request())
+    recipe = recipe_of()
     with pytest.raises(InputError, match=r"parameters\.image"):
         with_parameters(
             recipe, Parameters.model_construct(**(Parameters().model_dump() | {"image": "vllm"}))

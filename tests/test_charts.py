@@ -17,21 +17,21 @@ from recipe_core.present import charts, tables
 from recipe_core.present.charts import front, lines
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board import Board
-from recipe_core.search.board_of import board_of
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 TRAIN = ("workload.kind", "training")
 
 
 @cache
-def board(*changes: tuple[str, Any]) -> Board:
-    return board_of(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
+def board(*changes: tuple[str, Any]) -> Plan:
+    return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
 
 
-def training() -> Board:
+def training() -> Plan:
     return board(TRAIN, ("hardware.nodes", 4))
 
 
@@ -198,7 +198,7 @@ def test_a_waterfall_ends_at_the_whole_time() -> None:
 
 def test_causes_are_stacked_to_the_whole_time() -> None:
     found = board()
-    assert isinstance(found, ServingBoard)
+    assert isinstance(found, ServingPlan)
     causes = found.explained(found.best())["causes_s"]["decode"]
     bars = charts.causes_bars([("best", causes)]).data
     assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best()])
@@ -214,7 +214,7 @@ def test_a_pipeline_has_a_bar_for_every_pass() -> None:
 
 def test_load_curves_mark_the_request_and_the_limit() -> None:
     found = board()
-    assert isinstance(found, ServingBoard)
+    assert isinstance(found, ServingPlan)
     curve = curves.load_curve(found, found.best())
     figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
@@ -230,7 +230,7 @@ def test_half_as_busy_costs_twice_as_much() -> None:
 
 def test_scaling_is_drawn_beside_proportion() -> None:
     found = training()
-    assert isinstance(found, TrainingBoard)
+    assert isinstance(found, TrainingPlan)
     scaled = curves.scaling(found)
     ideal, best = charts.scaling_curve(scaled, [found.label(row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
@@ -239,7 +239,7 @@ def test_scaling_is_drawn_beside_proportion() -> None:
 
 def test_a_tornado_starts_at_the_figure() -> None:
     found = board()
-    assert isinstance(found, ServingBoard)
+    assert isinstance(found, ServingPlan)
     base, swings = tornado.tornado(found, found.best(), "tpot")
     less, more = charts.swings(base, swings, found.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}

@@ -16,7 +16,7 @@ from recipe_core.request.describe import steps_of, summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plans import plan
 from recipe_core.search.slos import limit_steps
 
 TRAINING = change(DEFAULT, {"workload.kind": "training"})
@@ -27,7 +27,7 @@ def test_every_preset_can_be_applied_is_recognised_and_fits(request_: Any) -> No
     for name in presets(request_):
         after = change(request_, preset_changes(request_, name))
         assert preset_of(after) == name
-        assert board_of(after).best() is not None
+        assert plan(after).best() is not None
 
 
 def test_a_request_of_its_own_is_no_preset() -> None:
@@ -48,28 +48,28 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
     request = change(
         DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.ttft_ms": 400.0}
     )
-    board = board_of(request)
+    board = plan(request)
     found = limit_steps(board, name)
     assert list(found.steps) == sorted(found.steps)
     for step in found.steps[:: max(1, len(found.steps) // 4)]:
         field = f"objective.limits.{board.measures[name].limit}"
-        after = board_of(change(request, {field: int(step) if name == "gpus" else step}))
-        assert found.count(step) == len(after.ranked)
+        after = plan(change(request, {field: int(step) if name == "gpus" else step}))
+        assert found.count(step) == len(after.order)
     assert found.count(None) == len(
-        board_of(change(request, {f"objective.limits.{board.measures[name].limit}": None})).ranked
+        plan(change(request, {f"objective.limits.{board.measures[name].limit}": None})).ranked
     )
 
 
 def test_the_stated_limit_is_a_step_and_does_not_count_against_itself() -> None:
-    board = board_of(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
+    board = plan(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
     found = limit_steps(board, "tpot", 7.777)
     assert 7.777 in found.steps
-    assert found.count(7.777) == len(board.ranked)
-    assert found.without > len(board.ranked)
+    assert found.count(7.777) == len(board.order)
+    assert found.without > len(board.order)
 
 
 def test_a_measure_that_is_not_known_has_no_steps() -> None:
-    board = board_of(
+    board = plan(
         change(
             DEFAULT, {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": 1}
         )
@@ -79,10 +79,10 @@ def test_a_measure_that_is_not_known_has_no_steps() -> None:
 
 
 def test_training_limits_count_too() -> None:
-    board = board_of(TRAINING)
+    board = plan(TRAINING)
     found = limit_steps(board, "gpus")
     assert found.steps == tuple(sorted(set(board.raw("gpus")[board.runs])))
-    assert found.kept[-1] == found.without == len(board.ranked)
+    assert found.kept[-1] == found.without == len(board.order)
 
 
 def test_owning_adds_capital_upkeep_and_power() -> None:

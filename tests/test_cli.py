@@ -1,4 +1,4 @@
-"""The command line as a user sees it: text, JSON and exit codes, in real processes."""
+"""The command line as a user sees it: text, JSON and exit codes; what only a process shows, in real ones."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from recipe_core.base.documents import to_yaml
+from tests.command_line import ROOT, recipe
 from tests.conftest import request_values
-
-ROOT = Path(__file__).parent.parent
-
-
-def recipe(
-    *words: str, stdin: str | None = None, cwd: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "recipe_core", *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-    )
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture
@@ -112,9 +95,51 @@ def test_thousands_of_lines_are_answered_together(tmp_path):
     assert rates[0] < rates[63] < rates[1023]
 
 
+def process(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """``recipe`` as a shell starts it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe_core", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
 def test_requests_come_from_standard_input_too():
-    done = recipe("estimate", "-", "--json", stdin=to_yaml(request_values(candidate={"tp": 8})))
+    done = process("estimate", "-", "--json", stdin=to_yaml(request_values(candidate={"tp": 8})))
     assert json.loads(done.stdout)["feasible"] is True
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_ends_with_the_code_of_its_answer():
+    """As in this process, so in one of its own: the other tests here may trust ``tests.command_line``."""
+    no, bad = to_yaml(request_values(per_node=1)), to_yaml(request_values(model="llama-9"))
+    for stdin, code in ((no, 1), (bad, 2)):
+        alone, inside = (
+            process("plan", "-", "--json", stdin=stdin),
+            recipe("plan", "-", "--json", stdin=stdin),
+        )
+        assert alone.returncode == code
+        assert (alone.stdout, alone.stderr) == (inside.stdout, inside.stderr)
+        assert inside.returncode == code
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    """As in ``recipe models --json | head -c 1``, with more written than a pipe holds."""
+    words = [sys.executable, "-m", "recipe_core", "models", "--json"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as writer:
+        assert writer.stdout
+        assert writer.stderr
+        assert writer.stdout.read(1) == b"["
+        writer.stdout.close()
+        assert writer.stderr.read() == b""
+        assert writer.wait(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -356,7 +381,7 @@ def test_a_busy_port_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = recipe("serve", "--port", str(port))
+        done = process("serve", "--port", str(port))
     assert done.returncode == 2
     assert str(port) in done.stderr
     assert "--port" in done.stderr

@@ -16,6 +16,7 @@ from recipe_core.commands.meaning import meaning_of
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine, engine_names
+from tests.sizes import examples
 
 PUBLISHED = [
     json.loads(line)
@@ -494,7 +495,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(PIECES, max_size=20), st.sampled_from([" ", "", "="]))
 def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
     with pytest.MonkeyPatch.context() as patch:
@@ -510,7 +511,7 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
             assert launch.visible_devices is None or launch.visible_devices > 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(READ),
     st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12),

@@ -13,7 +13,7 @@ from recipe_core.model.spec import layer_kinds
 from recipe_core.physics.serving.cache import context_bytes, in_flight_bytes
 from recipe_core.physics.serving.cache_pages import packing
 from recipe_core.physics.serving.operators import Step, step_parts
-from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
 
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
@@ -40,7 +40,7 @@ def one(model=FLASH, tp=2, max_context=30_000, engine="vllm", **parts):
         "ep": 1,
         "max_batched_tokens": 8192,
     } | parts
-    table, at = chosen_plan(
+    table, at = plan_candidate(
         make_request(model, "h200-sxm", 8, 1, workload=workload, candidate=candidate)
     )
     return table.blocks[0], table.estimate(at)

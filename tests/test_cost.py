@@ -14,8 +14,9 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.physics.serving.cost import Cost, at_work, busy, cost
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.operators import Step, step_parts, total
-from recipe_core.search.serving_candidates import every_split, one_split, resolve, settings
-from recipe_core.search.serving_plan import chosen_plan, plan
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import every_split, one_case, settings
 from tests.conftest import make_request, request_values
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
@@ -26,7 +27,7 @@ DEVICES = ["h100-sxm", "mi300x", "b200-sxm", "l4", "rx-7900-xtx"]
 def estimate_of(*args, hardware=None, **parts):
     values = request_values(*args, **parts)
     values["hardware"] |= hardware or {}
-    table, row = chosen_plan(type(make_request()).parse(values))
+    table, row = plan_candidate(type(make_request()).parse(values))
     return table.estimate(row)
 
 
@@ -172,14 +173,14 @@ def test_energy_is_power_over_rate_and_says_its_basis():
 
 def test_the_energy_objective_ranks_by_joules():
     table = plan(make_request(objective={"optimize": "energy"}))
-    joules = table.columns["joules_per_token"][table.ranked]
+    joules = table.columns["joules_per_token"][table.order]
     assert np.all(np.diff(joules) >= -1e-3 * joules[1:])
     assert joules[0] < joules[-1]
 
 
 def _estimates(*args, **parts):
     request = make_request(*args, **({"candidate": ONE | {"tp": 4}} | parts))
-    return estimate(*one_split(resolve(request), request.candidate))
+    return estimate(*one_case(resolve(request), request.candidate))
 
 
 def test_columns_are_many_cases_of_one():

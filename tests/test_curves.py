@@ -11,22 +11,22 @@ from recipe_core.explain.curves import load_curve, scaling, usd_per_million_by_u
 from recipe_core.explain.tornado import FIGURES, tornado
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board_of import board_of
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.plans import plan
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 
 
 @cache
-def serving(mode: str = "closed") -> ServingBoard:
-    board = board_of(change(DEFAULT, {"workload.mode": mode}))
-    assert isinstance(board, ServingBoard)
+def serving(mode: str = "closed") -> ServingPlan:
+    board = plan(change(DEFAULT, {"workload.mode": mode}))
+    assert isinstance(board, ServingPlan)
     return board
 
 
 @pytest.mark.parametrize("mode", ["closed", "open", "static", "offline"])
 def test_a_load_curve_goes_through_the_request(mode: str) -> None:
     board = serving(mode)
-    row = board.best()
+    row = board.best_row
     assert row is not None
     curve = load_curve(board, row)
     here = int(np.argmin(np.abs(curve.load - board.columns["load"][row])))
@@ -41,8 +41,8 @@ def test_cost_falls_with_use() -> None:
 
 
 def test_scaling_has_the_best_of_each_number_of_devices() -> None:
-    board = board_of(change(DEFAULT, {"workload.kind": "training", "hardware.nodes": 2}))
-    assert isinstance(board, TrainingBoard)
+    board = plan(change(DEFAULT, {"workload.kind": "training", "hardware.nodes": 2}))
+    assert isinstance(board, TrainingPlan)
     found = scaling(board)
     assert list(found.gpus) == sorted(set(board.raw("gpus")[board.feasible]))
     for gpus, rate in zip(found.gpus, found.tokens_per_s, strict=True):
@@ -55,7 +55,7 @@ def test_scaling_has_the_best_of_each_number_of_devices() -> None:
 @pytest.mark.parametrize("measure", FIGURES)
 def test_a_tornado_moves_one_assumption_at_a_time(measure: str) -> None:
     board = serving()
-    row = board.best()
+    row = board.best_row
     assert row is not None
     base, swings = tornado(board, row, measure)
     assert base == pytest.approx(board.raw(measure)[row])
@@ -66,7 +66,7 @@ def test_a_tornado_moves_one_assumption_at_a_time(measure: str) -> None:
 
 def test_a_tornado_knows_which_way_things_go() -> None:
     board = serving()
-    row = board.best()
+    row = board.best_row
     assert row is not None
     base, swings = tornado(board, row, "usd")
     found = {swing.name: swing for swing in swings}

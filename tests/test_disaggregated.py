@@ -17,9 +17,9 @@ from recipe_core.present.terminal import split_text
 from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.serving_candidates import one_split, resolve
-from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.plans import estimate_batch, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 from recipe_core.search.verdict import check_request
 from tests.conftest import make_request, request_values
 
@@ -37,13 +37,13 @@ def values(model=LLAMA, workload=CLOSED, nodes=2, device="h100-sxm", **candidate
 
 
 def estimate_of(*args, **parts):
-    return estimate_many([values(*args, **parts)])[0]
+    return estimate_batch([values(*args, **parts)])[0]
 
 
 def columns(*args, **parts):
     """The setting and the one case of a request."""
     request = PlanRequest.parse(values(*args, **parts))
-    exact = one_split(resolve(request), request.candidate)
+    exact = one_case(resolve(request), request.candidate)
     assert exact is not None
     return exact
 
@@ -177,7 +177,7 @@ def test_with_nothing_to_wait_for_tpot_is_that_of_decoding_alone():
 
 def test_decoding_is_not_disturbed_by_prompts():
     long_prompts = CLOSED | {"input_tokens": 8192, "concurrency": 32}
-    shared = estimate_many([values(workload=long_prompts, prefill=None)])[0]["serving"]
+    shared = estimate_batch([values(workload=long_prompts, prefill=None)])[0]["serving"]
     assert estimate_of(workload=long_prompts)["serving"]["tpot_s"] < 0.9 * shared["tpot_s"]
 
 
@@ -206,7 +206,7 @@ def test_an_arrival_rate_that_a_pool_cannot_serve_is_refused():
 def test_one_call_or_many_say_the_same():
     plain = values(prefill=None)
     several = [values(), plain, values(prefill={"tp": 2}), values(workload=OPEN), values(tp=2)]
-    assert estimate_many(several) == [estimate_many([value])[0] for value in several]
+    assert estimate_batch(several) == [estimate_batch([value])[0] for value in several]
 
 
 def test_both_pools_are_counted_and_shown():
@@ -220,7 +220,7 @@ def test_both_pools_are_counted_and_shown():
         parts = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
         assert sum(memory[name] for name in parts) == memory["total_bytes"]
     assert any("pool bounds the rate" in note for note in answer["notes"])
-    table, row = chosen_plan(PlanRequest.parse(values()))
+    table, row = plan_candidate(PlanRequest.parse(values()))
     assert (
         split_text(table.candidate(row))
         == "tp 4 × pp 1 × dp 2 with a prefill pool of tp 4 × pp 1 × dp 1 × 2 replicas"
@@ -229,7 +229,7 @@ def test_both_pools_are_counted_and_shown():
 
 def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
     request = PlanRequest.parse(values() | {"candidate": {"prefill": {"tp": 8}}})
-    table, row = chosen_plan(request)
+    table, row = plan_candidate(request)
     best = table.candidate(row)
     assert table.reasons(row) == []
     assert best["prefill"]["tp"] == 8
@@ -281,13 +281,13 @@ def test_pools_that_cannot_run_say_why(candidate, reason):
 def test_what_pools_do_not_go_with_is_an_error(parts, field):
     request = request_values(nodes=2, **(parts | {"candidate": POOLS | parts.get("candidate", {})}))
     with pytest.raises(InputError) as caught:
-        chosen_plan(PlanRequest.parse(request))
+        plan_candidate(PlanRequest.parse(request))
     assert caught.value.field == field
 
 
 def test_a_prefill_pool_that_takes_every_device_leaves_no_split():
     with pytest.raises(RecipeError, match="no split"):
-        chosen_plan(make_request(candidate={"prefill": {"tp": 8}}))
+        plan_candidate(make_request(candidate={"prefill": {"tp": 8}}))
 
 
 def test_recipes_keep_pools_and_requests_are_checked():
@@ -306,8 +306,8 @@ def test_links_keep_pools():
 
 def test_a_described_candidate_asks_for_the_same():
     request = PlanRequest.parse(values(speculative={"tokens": 2, "acceptance": 0.6}))
-    table, row = chosen_plan(request)
-    again, other = chosen_plan(
+    table, row = plan_candidate(request)
+    again, other = plan_candidate(
         request.model_copy(
             update={"candidate": type(request.candidate).model_validate(table.candidate(row))}
         )
@@ -329,7 +329,7 @@ def test_numbers_stay_finite_for_every_pool_size():
         for pp in (1, 2)
         for n in (1, 8)
     ]
-    for answer in estimate_many(every):
+    for answer in estimate_batch(every):
         assert answer["feasible"], answer["reasons"]
         assert all(np.isfinite(value) and value > 0 for value in answer["serving"].values())
         assert 0 < answer["pools"]["prefill"]["busy"] <= 1.0001

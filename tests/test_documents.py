@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,24 @@ def test_words_that_look_like_something_else_stay_words(word):
 def test_a_value_in_two_places_is_written_twice():
     shared = {"a": [1]}
     assert documents.parse_yaml(documents.to_yaml([shared, shared])) == [shared, shared]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {
+            "a": {"b": [1, 2.5, True, None, 'é"\n'], "c": {}},
+            "d": [],
+            "e": (),
+            "f": [[], {"g": (1,)}],
+        },
+        [1e16, 1e-7, -0.0, math.nan, [math.inf]],
+        {1: {True: 1, None: 2, 2.5: math.nan}},
+        "text",
+        math.nan,
+    ],
+)
+def test_indented_json_is_as_the_library_writes_it(value: object) -> None:
+    assert documents.to_json(value) == json.dumps(
+        documents.finite(value), indent=1, ensure_ascii=False, allow_nan=False
+    )

@@ -10,7 +10,7 @@ from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
 from recipe_core.request.schema import LOADS
 from recipe_core.request.split_key import cluster_of, key_of, split_key, split_of
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plans import plan
 
 
 @pytest.mark.parametrize("mode", sorted(LOADS))
@@ -108,7 +108,7 @@ def test_training_of_a_short_model_starts_with_short_sequences() -> None:
         change(DEFAULT, {"model": "EleutherAI/pythia-12b"}), {"workload.kind": "training"}
     )
     assert request.workload.sequence_length == 2048
-    assert len(board_of(request))
+    assert len(plan(request))
 
 
 def test_taking_a_split_of_another_cluster_swaps_the_clusters() -> None:

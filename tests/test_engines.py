@@ -15,7 +15,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.launch.serving.start import launch
 from recipe_core.launcher.plan import Filler, Parameters
 from recipe_core.recipe import deployment_of
-from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.plans import plan_candidate
 from tests.conftest import LLAMA_70B, make_request
 
 
@@ -25,7 +25,7 @@ def launched(*args, options=None, workload=None, **candidate):
         "options": options or {},
         "workload": workload or {},
     }
-    table, row = chosen_plan(make_request(*args, **parts))
+    table, row = plan_candidate(make_request(*args, **parts))
     assert table.reasons(row) == []
     return launch(deployment_of(table, row))
 
@@ -221,7 +221,7 @@ def test_pools_stand_behind_a_router(name, program):
 
 
 def test_engines_that_stay_in_a_node_are_refused_more():
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(
             LLAMA_70B, "h100-sxm", 8, 2, candidate={"engine": "tgi", "tp": 16, "pp": 1, "dp": 1}
         )
@@ -230,7 +230,7 @@ def test_engines_that_stay_in_a_node_are_refused_more():
 
 
 def test_groups_that_do_not_pack_are_refused():
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, candidate={"tp": 2, "pp": 1, "dp": 3})
     )
     assert "do not pack into 2 nodes" in table.reasons(row)[0]
@@ -312,7 +312,7 @@ def test_options_that_contradict_or_leak_are_refused(options, says):
     ],
 )
 def test_weights_without_kernels_are_refused(model, device, name, says):
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(model, device, candidate={"engine": name, "tp": 4, "pp": 1, "dp": 1})
     )
     assert (says is None and table.reasons(row) == []) or any(
@@ -411,3 +411,11 @@ def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
     assert content["context_servers"] == {"num_instances": 3, "urls": there["prefill"]}
     assert content["generation_servers"] == {"num_instances": 2, "urls": there["decode"]}
     assert {p.node for p in found.processes} == {0, 1}
+
+
+def test_a_runtime_has_one_default_engine_at_most():
+    runtimes = [runtime for name in engine_names() for runtime in engine(name).default_on]
+    assert len(runtimes) == len(set(runtimes))
+    assert {runtime: default_engine(runtime).name for runtime in runtimes} == {
+        r: n for n in engine_names() for r in engine(n).default_on
+    }

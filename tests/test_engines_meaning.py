@@ -14,8 +14,9 @@ from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.start import launch
 from tests.deployments import deployments
+from tests.sizes import examples
 
-EACH = 300
+EACH = examples(300, least=60)
 LIMITS = ("max_num_seqs", "max_batched_tokens", "memory_fraction")
 CACHE = {
     "auto": None,
@@ -169,8 +170,11 @@ def server(name, process, files):
             return read_tgi(words, process.env)
         case "llama-cpp":
             return read_llama(words)
-        case _:
+        case "transformers":
             return read_transformers(words)
+    raise NotImplementedError(
+        f"{name} is launched, but nothing here reads its launches back: add a reader"
+    )
 
 
 def expected(deployment, pool):

@@ -14,9 +14,10 @@ from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
 from recipe_core.recipe import deployment_of, make_recipe
 from recipe_core.request.schema import CandidateRequest
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.serving_candidates import one_split, resolve
-from recipe_core.search.serving_plan import PlanTable, judged, plan
+from recipe_core.search.plans import estimate_batch, plan
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
+from recipe_core.search.serving_plan import ServingPlan, judged
 from recipe_core.search.verdict import check_request
 from recipe_core.space import placement
 from recipe_core.space.splits import place_rules, refusals
@@ -67,7 +68,7 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
     for _ in range(26):
         request = asked(draw)
         table = plan(request)
-        for row in map(int, table.ranked[:TOP]):
+        for row in map(int, table.order[:TOP]):
             other = table.setting(row).needs_other_checkpoint
             assert (
                 any("Needs a checkpoint" in note for note in table.estimate(row)["notes"]) == other
@@ -99,14 +100,14 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
                 draw.choice(MODELS), "b200-sxm", *draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))
             )
         )
-        chosen, cases = one_split(found, CandidateRequest(**split))
+        chosen, cases = one_case(found, CandidateRequest(**split))
         if (
             any(rule.broken[0] for rule in refusals(chosen, cases))
             or chosen.needs_other_checkpoint
             or not chosen.cache_can_be_had
         ):
             continue
-        table = PlanTable(found, (judged(found, chosen, cases),))
+        table = ServingPlan(found, (judged(found, chosen, cases),))
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
         assert set(placed) <= set(table.reasons(0))
         if not placed:
@@ -126,12 +127,12 @@ def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
     request = make_request(
         "openai/gpt-oss-120b", "h100-sxm", 8, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
     )
-    assert estimate_many([request.to_json()])[0]["feasible"]
+    assert estimate_batch([request.to_json()])[0]["feasible"]
     request = make_request(
         "openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
     )
     said = "3 servers of 4 devices do not pack into 2 nodes of 6; use fewer replicas, or degrees that divide a node"
-    answer = estimate_many([request.to_json()])[0]
+    answer = estimate_batch([request.to_json()])[0]
     assert (answer["feasible"], answer["reasons"]) == (False, [said])
     assert "serving" not in answer
     verdict = check_request(request)

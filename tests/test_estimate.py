@@ -11,9 +11,10 @@ from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_model
 from recipe_core.physics.serving.weights import stage_layers
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.serving_plan import chosen_plan, pareto_front, plan
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.search.rows import pareto_front
 from tests.conftest import make_request, request_values
+from tests.sizes import examples
 
 MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -29,7 +30,7 @@ def memory_of(**candidate):
     model, name = candidate.pop("model"), candidate.pop("device", "h100-sxm")
     workload = candidate.pop("workload", {})
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1} | candidate
-    table, row = chosen_plan(make_request(model, name, 8, 4, workload=workload, candidate=split))
+    table, row = plan_candidate(make_request(model, name, 8, 4, workload=workload, candidate=split))
     return table.estimate(row)["memory"]
 
 
@@ -114,7 +115,7 @@ def test_layers_are_spread_over_stages_as_vllm_does(layers, stages, sizes):
 @pytest.mark.parametrize("chip", DEVICES)
 def test_parts_add_to_totals_exactly(name, chip):
     table = plan(make_request(name, chip))
-    for row in map(int, table.ranked):
+    for row in map(int, table.order):
         answer = table.estimate(row)
         m, s, parts = answer["memory"], answer["serving"], answer["breakdown_s"]
         assert (
@@ -143,7 +144,7 @@ def test_memory_never_rises_with_tp(name):
                 assert c["activations_bytes"][b] <= c["activations_bytes"][a]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(MODELS),
     chip=st.sampled_from(DEVICES),
@@ -183,7 +184,7 @@ def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
 
 @pytest.mark.parametrize("field", ["input_tokens", "concurrency"])
 def test_more_work_never_makes_a_token_faster(field):
-    answers = estimate_many(
+    answers = estimate_batch(
         request_values(
             workload={field: value}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}
         )
@@ -195,9 +196,9 @@ def test_more_work_never_makes_a_token_faster(field):
 
 def test_an_open_loop_serves_what_arrives_or_is_refused():
     rate = {"mode": "open", "concurrency": None, "request_rate": 2.0}
-    table, row = chosen_plan(make_request(workload=rate, candidate={"tp": 8, "pp": 1, "dp": 1}))
+    table, row = plan_candidate(make_request(workload=rate, candidate={"tp": 8, "pp": 1, "dp": 1}))
     assert table.estimate(row)["serving"]["output_tokens_per_s"] == pytest.approx(512, rel=1e-6)
-    flood, row = chosen_plan(
+    flood, row = plan_candidate(
         make_request(workload=rate | {"request_rate": 500.0}, candidate={"tp": 8, "pp": 1, "dp": 1})
     )
     assert "500 requests/s arrive" in flood.reasons(row)[0]
@@ -205,11 +206,13 @@ def test_an_open_loop_serves_what_arrives_or_is_refused():
 
 def test_a_slow_open_loop_is_as_fast_as_a_lonely_request():
     candidate = {"tp": 8, "pp": 1, "dp": 1}
-    lonely = chosen_plan(make_request(workload={"concurrency": 1}, candidate=candidate))[
+    lonely = plan_candidate(make_request(workload={"concurrency": 1}, candidate=candidate))[
         0
     ].estimate(0)["serving"]
     rare = {"mode": "open", "concurrency": None, "request_rate": 0.01}
-    slow = chosen_plan(make_request(workload=rare, candidate=candidate))[0].estimate(0)["serving"]
+    slow = plan_candidate(make_request(workload=rare, candidate=candidate))[0].estimate(0)[
+        "serving"
+    ]
     assert slow["request_latency_s"] == pytest.approx(lonely["request_latency_s"], rel=0.02)
 
 
@@ -227,14 +230,14 @@ def test_many_estimates_equal_single_ones():
         for load in (1, 100)
         for tp, pp, dp in ((8, 1, 1), (2, 2, 1), (1, 1, 2))
     ]
-    for value, together in zip(values, estimate_many(values), strict=True):
-        (alone,) = estimate_many([value])
+    for value, together in zip(values, estimate_batch(values), strict=True):
+        (alone,) = estimate_batch([value])
         assert alone == together
 
 
 def test_a_bad_line_answers_its_error_in_its_place():
     good = request_values(candidate={"tp": 8, "pp": 1, "dp": 1})
-    first, second, third = estimate_many([good, {"model": "nope"}, good])
+    first, second, third = estimate_batch([good, {"model": "nope"}, good])
     assert first["feasible"]
     assert first == third
     assert second["error"]["field"] == "hardware"

@@ -20,8 +20,7 @@ from recipe_core.physics.training.estimates import RUN
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.present.schemas import schema
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.serving_plan import plan
-from recipe_core.search.training_search import training_plan
+from recipe_core.search.plans import plan
 from tests.conftest import make_request
 
 jsonschema = pytest.importorskip(
@@ -83,7 +82,7 @@ def test_estimates_of_serving_are_what_the_schema_says(validator, seed):
             estimate = table.estimate(row) if draw.random() < 0.8 else table.detailed(row)
             assert said(validator, estimate) == []
             seen[estimate["feasible"]] += 1
-        for row in map(int, table.ranked[:2]):
+        for row in map(int, table.order[:2]):
             assert said(validator, table.detailed(row)) == []
             seen["causes"] += "causes_s" in table.detailed(row)
             seen["percentiles"] += "ttft_p95_s" in table.detailed(row)["serving"]
@@ -107,14 +106,14 @@ def test_estimates_of_training_are_what_the_schema_says(validator, seed):
             "per_node": 8,
             "nodes": 1,
         }
-        table = training_plan(
+        table = plan(
             PlanRequest.parse(
                 {"model": draw.choice(MODELS[:2]), "hardware": hardware, "workload": workload}
             )
         )
         for row in [
             *draw.sample(range(len(table)), min(60, len(table))),
-            *map(int, table.ranked[:10]),
+            *map(int, table.order[:10]),
         ]:
             estimate = table.estimates.row(row)
             assert said(validator, estimate) == []
@@ -125,7 +124,7 @@ def test_estimates_of_training_are_what_the_schema_says(validator, seed):
 def test_it_is_strict(validator):
     """Anything more, less or of another kind is found, at every depth."""
     table = plan(make_request())
-    good = plain(table.detailed(int(table.ranked[0])))
+    good = plain(table.detailed(int(table.order[0])))
     changes = [
         lambda e: e.update(surprise=1),
         lambda e: e["serving"].update(ttft_p95=1.0),

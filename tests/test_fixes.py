@@ -9,16 +9,16 @@ import pytest
 from recipe_core.base.labels import change_label
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board_of import board_of
-from recipe_core.search.fixes import fixes, nearest_fitting, remedies
-from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.changes import fixes, helpful_changes, nearest_feasible
+from recipe_core.search.plans import plan
+from recipe_core.search.serving_plan import ServingPlan
 
 LLAMA_70B = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
 TRAINING = {"workload.kind": "training"}
 
 
 def refused_with(board: Any, code: str) -> int:
-    return next(int(row) for row in board.refused() if code in board.codes(int(row)))
+    return next(int(row) for row in board.refused_rows() if code in board.codes(int(row)))
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def refused_with(board: Any, code: str) -> int:
 )
 def test_a_change_that_is_offered_lets_the_split_run(changes: dict[str, Any], code: str) -> None:
     request = change(DEFAULT, changes)
-    board = board_of(request)
-    rows = [int(row) for row in board.refused() if code in board.codes(int(row))]
+    board = plan(request)
+    rows = [int(row) for row in board.refused_rows() if code in board.codes(int(row))]
     found = [(row, fix) for row in rows for fix in fixes(board, row) if fix.changes]
     assert found, "no split has a fix"
     row, fix = found[0]
-    after = board_of(change(request, fix.changes))
+    after = plan(change(request, fix.changes))
     key = (
         board.key(row).replace(".bf16.", f".{fix.changes['options.weight_dtypes'][0]}.", 1)
         if "options.weight_dtypes" in fix.changes
@@ -52,9 +52,9 @@ def test_a_change_that_is_offered_lets_the_split_run(changes: dict[str, Any], co
 
 @pytest.mark.parametrize("changes", [LLAMA_70B, TRAINING | {"hardware.nodes": 2}])
 def test_the_nearest_split_that_fits_differs_least(changes: dict[str, Any]) -> None:
-    board = board_of(change(DEFAULT, changes))
-    row = int(board.refused()[0])
-    near = nearest_fitting(board, row)
+    board = plan(change(DEFAULT, changes))
+    row = int(board.refused_rows()[0])
+    near = nearest_feasible(board, row)
     assert near is not None
     assert board.feasible[near]
     assert fixes(board, row)[-1].key == board.key(near)
@@ -62,10 +62,10 @@ def test_the_nearest_split_that_fits_differs_least(changes: dict[str, Any]) -> N
 
 
 def test_the_nearest_to_an_odd_split_is_beside_it() -> None:
-    board = board_of(change(DEFAULT, LLAMA_70B))
-    row = board.row("vllm.bf16.bf16.tp7.pp1.dp1.ep1")
+    board = plan(change(DEFAULT, LLAMA_70B))
+    row = board.find("vllm.bf16.bf16.tp7.pp1.dp1.ep1")
     assert row is not None
-    near = nearest_fitting(board, row)
+    near = nearest_feasible(board, row)
     assert board.key(near or 0) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 
 
@@ -79,11 +79,11 @@ def test_the_nearest_to_an_odd_split_is_beside_it() -> None:
 )
 def test_where_nothing_fits_remedies_let_something_in(changes: dict[str, Any]) -> None:
     request = change(DEFAULT, changes)
-    board = board_of(request)
-    assert board.best() is None
-    found = remedies(board)
+    board = plan(request)
+    assert board.best_row is None
+    found = helpful_changes(board)
     assert found
     for remedy in found:
-        after = board_of(change(request, remedy.changes))
-        assert after.best() is not None
-        assert remedy.split == after.label(after.best()) or isinstance(after, ServingBoard)
+        after = plan(change(request, remedy.changes))
+        assert after.best_row is not None
+        assert remedy.split == after.label(after.best_row) or isinstance(after, ServingPlan)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from recipe_core.base.units import GIB
-from recipe_core.search.serving_plan import chosen_plan, plan
+from recipe_core.search.plans import plan, plan_candidate
 from tests.conftest import make_request
 
 
 def verdict(model, device, **parts):
     candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {})
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(model, device, parts.pop("per_node", 8), candidate=candidate, **parts)
     )
     return table.reasons(row), table.estimate(row)
@@ -28,7 +28,7 @@ def test_llama_70b_in_fp8_needs_two_h100(count, runs):
             options={"weight_dtypes": ["fp8"]},
         )
     )
-    assert bool(len(table.ranked)) is runs
+    assert bool(len(table.order)) is runs
 
 
 def test_qwen_32b_names_the_longest_context_that_fits():

@@ -22,9 +22,11 @@ from recipe_core.physics.network import (
     send_s,
 )
 from recipe_core.physics.serving.operators import Step, step_parts
-from recipe_core.search.serving_candidates import one_split, resolve
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import cases
 from tests.conftest import make_request
+from tests.sizes import examples
 
 KIB, MIB = 1 << 10, 1 << 20
 AIC = "operator latencies collected by ai-dynamo/aiconfigurator"
@@ -105,7 +107,7 @@ WHERE = {
 @given(
     size=SIZES, ranks=st.sampled_from([1, 2, 4, 8]), more=st.floats(min_value=1.0, max_value=100.0)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_more_bytes_never_take_less(operation, name, size, ranks, more):
     first, second = (
         one(operation, WHERE[name], ranks, size),
@@ -226,7 +228,7 @@ def _parts(model="deepseek-ai/DeepSeek-V3", change=None, **candidate):
         nodes=4,
         candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1} | candidate,
     )
-    chosen, split = one_split(resolve(request), request.candidate)
+    chosen, split = one_case(resolve(request), request.candidate)
     if change is not None:
         chosen = replace(chosen, engine=change(chosen.engine))
     batch = np.array([512.0])

@@ -9,7 +9,6 @@ import pytest
 from recipe_core.base import labels
 from recipe_core.base.units import gib
 from recipe_core.bundle import browse
-from recipe_core.bundle.write import bundle_of
 from recipe_core.present import overview
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.other_engines import other_engines
@@ -19,15 +18,16 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
 from recipe_core.request.schema import CandidateRequest
 from tests.conftest import make_request
+from tests.recipes import bundle_for_request, recipe_for_request, recipe_of
 from tests.test_report import QUERIES
 
 
 def recipe(name: str) -> Recipe:
-    return make_recipe(from_query(QUERIES[name])[0])
+    return recipe_for_request(from_query(QUERIES[name])[0])
 
 
 def test_every_option_has_its_flag_value_and_layer() -> None:
-    made = make_recipe(make_request())
+    made = recipe_of()
     rows = {row.name: row for row in overview.origins(made)}
     assert rows["--tensor-parallel-size"].value == str(made.candidate["tp"])
     assert rows["--tensor-parallel-size"].layer == "objective"
@@ -36,9 +36,7 @@ def test_every_option_has_its_flag_value_and_layer() -> None:
 
 
 def test_what_a_person_stated_comes_first() -> None:
-    rows = overview.origins(
-        make_recipe(make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}))
-    )
+    rows = overview.origins(recipe_of(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}))
     assert rows[0].layer == "user"
     order = [LAYERS.index(row.layer) for row in rows]
     assert order == sorted(order, reverse=True)
@@ -80,7 +78,7 @@ def test_fallbacks_say_what_changes() -> None:
 
 
 def test_the_same_split_elsewhere_is_estimated_or_refused_with_reasons() -> None:
-    made = make_recipe(make_request())
+    made = recipe_of()
     found = {each.name: each for each in other_engines(recipe_request(made), made.candidate)}
     assert "vllm" not in found
     assert found["sglang"].reasons == ()
@@ -91,7 +89,7 @@ def test_the_same_split_elsewhere_is_estimated_or_refused_with_reasons() -> None
 
 def test_taking_another_engine_keeps_the_split() -> None:
     request = make_request()
-    made = make_recipe(request)
+    made = recipe_for_request(request)
     (sglang,) = [
         each
         for each in other_engines(recipe_request(made), made.candidate)
@@ -112,16 +110,17 @@ def test_a_training_split_is_tried_on_every_framework() -> None:
         from_query({"workload.kind": "training", "workload.tokens": "1e9"})[0],
         {"workload.sequence_length": 1024},
     )
-    made = make_recipe(request)
+    made = recipe_for_request(request)
     found = other_engines(recipe_request(made), made.candidate)
-    assert {each.name for each in found} == {"torch", "deepspeed", "accelerate", "megatron"}
+    assert {each.name for each in found} >= {"torch", "deepspeed", "accelerate", "megatron"}
+    assert made.engine.name not in {each.name for each in found}
     assert all(bool(each.reasons) != bool(each.figures) for each in found)
     for each in (each for each in found if not each.reasons):
         assert make_recipe(change(request, each.changes)).engine.name == each.name
 
 
 def test_files_are_listed_searched_and_cut() -> None:
-    files = bundle_of(make_recipe(make_request())).files
+    files = bundle_for_request(make_request()).files
     every = browse.listing(files)
     assert [each.path for each in every[:2]] == ["README.md", "recipe.yaml"]
     assert {each.path for each in every} == set(files)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import HardwareError, InputError
@@ -16,8 +17,9 @@ from recipe_core.bundle.write import write_bundle
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.doors.api import create_api
+from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
-from recipe_core.hardware.custom import MAX_BYTES, read_profile
+from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
@@ -30,10 +32,7 @@ from recipe_core.request.describe import summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, MAX_VALUE, from_query, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.board_of import board_of
-from recipe_core.search.serving_plan import chosen_plan, plan
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.space.serving import Setting
 from tests.conftest import make_request, request_values
 
@@ -69,7 +68,7 @@ def figure(value: float) -> dict[str, Any]:
 
 def best(profile: Any, **parts: Any) -> dict[str, Any]:
     table = plan(make_request(device=profile, **parts))
-    return table.estimate(int(table.ranked[0]))
+    return table.estimate(int(table.order[0]))
 
 
 @pytest.fixture(scope="module")
@@ -247,11 +246,11 @@ def test_profiles_of_one_name_are_told_apart() -> None:
         request_values(device=each, candidate={"tp": 8, "pp": 1, "dp": 1})
         for each in (OURS, SLOW, "h100-sxm", OURS)
     ]
-    answers = estimate_many(requests)
+    answers = estimate_batch(requests)
     assert answers[0] == answers[3]
     times = [answer["serving"]["tpot_s"] for answer in answers[:3]]
     assert times[2] < times[0] < times[1]
-    assert [estimate_many([each])[0] for each in requests] == answers
+    assert [estimate_batch([each])[0] for each in requests] == answers
 
 
 def test_training_tells_them_apart_too() -> None:
@@ -263,7 +262,7 @@ def test_training_tells_them_apart_too() -> None:
     ]
     found = []
     for request in asked:
-        estimates, row = chosen_training(request)
+        estimates, row = plan_candidate(request)
         found.append(estimates.row(row)["training"]["step_s"])
     assert len(set(found)) == 3
     assert found[2] < found[0]
@@ -276,10 +275,10 @@ def test_clusters_side_by_side_may_share_a_name() -> None:
     table = plan(request)
     bandwidths = {
         table.setting(int(row)).cluster.device.memory_bandwidth_bytes_per_s.value
-        for row in table.ranked
+        for row in table.order
     }
     assert bandwidths == {1e12, 3.35e12}
-    assert table.setting(int(table.ranked[0])).cluster.device == device("h100-sxm")
+    assert table.setting(int(table.order[0])).cluster.device == device("h100-sxm")
     assert summary(request).count("my-h100") == 2
 
 
@@ -373,16 +372,28 @@ def test_files_are_read_only_where_asked(tmp_path: Path) -> None:
     values = request_values(
         device=str(path), options={"hardware": [{"device": str(path)}, {"device": "l40s"}]}
     )
-    with pytest.raises(HardwareError, match="files=True"):
+    with pytest.raises(HardwareError, match="with_profiles"):
         plan(PlanRequest.parse(values))
-    request = PlanRequest.parse(values, files=True)
+    request = PlanRequest.parse(with_profiles(values))
     assert request.hardware.device == OURS
     assert [each.device_name for each in request.options.hardware] == ["my-h100", "l40s"]
-    assert estimate_many([values], files=True)[0]["feasible"]
-    assert "error" in estimate_many([values])[0]
+    assert estimate_batch([with_profiles(values)])[0]["feasible"]
+    assert "error" in estimate_batch([values])[0]
     path.unlink()
     with pytest.raises(InputError, match="cannot read"):
-        PlanRequest.parse(values, files=True)
+        PlanRequest.parse(with_profiles(values))
+
+
+def test_the_command_line_reads_paths_line_by_line(tmp_path: Path) -> None:
+    path, lines = tmp_path / "mine.yaml", tmp_path / "many.jsonl"
+    path.write_text(to_yaml(OURS))
+    values = [request_values(device=str(path)), request_values(device=str(tmp_path / "no.yaml"))]
+    lines.write_text("\n".join(json.dumps(value | {"candidate": {"tp": 8}}) for value in values))
+    for command in ("estimate", "check"):
+        done = CliRunner().invoke(app, [command, str(lines)])
+        first, second = map(json.loads, done.stdout.splitlines())
+        assert "error" not in first
+        assert "cannot read" in second["error"]["message"]
 
 
 def test_a_command_is_judged_on_a_profile() -> None:
@@ -405,7 +416,7 @@ def test_a_recipe_holds_the_whole_profile(recipe: Recipe) -> None:
     assert recipe.lock is not None
     assert recipe.lock.device is not None
     assert recipe.lock.device.profile_digest == device(OURS).digest
-    table, row = chosen_plan(recipe_request(recipe))
+    table, row = plan_candidate(recipe_request(recipe))
     assert table.estimate(row)["serving"] == recipe.estimate["serving"]
 
 
@@ -512,14 +523,14 @@ def everywhere(value: float) -> dict[str, Any]:
 def test_nothing_that_a_profile_may_say_breaks_an_estimate(
     fields: dict[str, Any], workload: dict[str, Any], tmp_path: Path
 ) -> None:
-    board = board_of(
+    board = plan(
         PlanRequest.parse(
             {**request_values("Qwen/Qwen3-0.6B", OURS | fields), "workload": workload}
         )
     )
-    row = board.best()
+    row = board.best_row
     if row is None:
-        nearest = board.nearest()
+        nearest = board.nearest_row()
         assert nearest is not None
         assert board.reasons(nearest)
         return

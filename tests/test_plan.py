@@ -10,13 +10,13 @@ import pytest
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.model.catalog import catalog_model
 from recipe_core.present.views import plan_view
-from recipe_core.search.advice import nearest
-from recipe_core.search.serving_plan import COLUMNS, chosen_plan, plan
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.serving_plan import COLUMNS
 from tests.conftest import LLAMA_70B, make_request
 
 
 def reasons_of(model, device, **candidate):
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(model, device, 8, candidate={"pp": 1, "dp": 1} | candidate)
     )
     return table.reasons(row)
@@ -25,14 +25,14 @@ def reasons_of(model, device, **candidate):
 @pytest.mark.parametrize("device", ["h100-sxm", "mi300x"])
 def test_llama_70b_runs_on_eight(device):
     table = plan(make_request(LLAMA_70B, device))
-    splits = [table.candidate(int(row)) for row in table.ranked]
+    splits = [table.candidate(int(row)) for row in table.order]
     assert any((s["tp"], s["pp"], s["dp"]) == (8, 1, 1) for s in splits)
 
 
 def test_llama_70b_in_bf16_is_refused_on_one_h100_with_the_shortfall():
     table = plan(make_request(LLAMA_70B, "h100-sxm", 1))
-    assert len(table.ranked) == 0
-    (reason,) = table.reasons(nearest(table))
+    assert len(table.order) == 0
+    (reason,) = table.reasons(table.nearest_row())
     assert "of 72.8 GiB per device (92% of 79.2 GiB)" in reason
     assert "GiB too much" in reason
     assert plan_view(table)["nearest"]["changes"]
@@ -41,7 +41,7 @@ def test_llama_70b_in_bf16_is_refused_on_one_h100_with_the_shortfall():
 @pytest.mark.parametrize("device", ["h200-sxm", "mi300x"])
 def test_deepseek_v3_runs_on_eight(device):
     table = plan(make_request("deepseek-ai/DeepSeek-V3", device))
-    splits = [table.candidate(int(row)) for row in table.ranked]
+    splits = [table.candidate(int(row)) for row in table.order]
     assert any((s["tp"], s["ep"]) == (8, 8) for s in splits)
     assert all(s["weight_dtype"] == "fp8-block" for s in splits)
 
@@ -52,7 +52,7 @@ def test_qwen_32b_on_l40s(count, runs):
 
 
 def test_more_ranks_than_kv_heads_repeat_the_cache_and_are_not_refused():
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 8, candidate={"tp": 8, "pp": 1, "dp": 1})
     )
     assert table.reasons(row) == []
@@ -90,7 +90,7 @@ def test_what_an_engine_cannot_do_is_said(model, candidate, says):
 
 
 def test_a_context_beyond_the_model_is_refused():
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(workload={"max_context": 200_000}, candidate={"tp": 8, "pp": 1, "dp": 1})
     )
     assert "exceed the model's context of 131,072" in table.reasons(row)[0]
@@ -98,8 +98,8 @@ def test_a_context_beyond_the_model_is_refused():
 
 def test_limits_refuse_with_the_figure_and_the_limit():
     table = plan(make_request(objective={"limits": {"tpot_ms": 0.001}}))
-    assert len(table.ranked) == 0
-    assert "exceeds the limit of 0.001" in table.reasons(nearest(table))[0]
+    assert len(table.order) == 0
+    assert "exceeds the limit of 0.001" in table.reasons(table.nearest_row())[0]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_limits_refuse_with_the_figure_and_the_limit():
 )
 def test_ranking_follows_the_objective(optimize, column, sign):
     table = plan(make_request(objective={"optimize": optimize}))
-    values = sign * table.columns[column][table.ranked]
+    values = sign * table.columns[column][table.order]
     assert all(a <= b * (1 + 1e-3 * sign) or a <= b for a, b in pairwise(values))
 
 
@@ -124,7 +124,7 @@ def test_ties_go_to_the_simpler_split():
             "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 2, objective={"optimize": "gpus"}
         )
     )
-    assert table.columns["gpus"][table.ranked[0]] == 1
+    assert table.columns["gpus"][table.order[0]] == 1
 
 
 def test_all_nodes_or_any():
@@ -134,19 +134,19 @@ def test_all_nodes_or_any():
 
 
 def test_a_candidate_left_open_is_chosen():
-    table, row = chosen_plan(make_request(candidate={"tp": 4}))
+    table, row = plan_candidate(make_request(candidate={"tp": 4}))
     assert table.candidate(row)["tp"] == 4
     with pytest.raises(RecipeError, match="agrees"):
-        chosen_plan(make_request(candidate={"tp": 400}))
+        plan_candidate(make_request(candidate={"tp": 400}))
 
 
 def test_the_frame_has_every_row_and_column():
     table = plan(make_request())
-    frame = table.frame()
+    frame = table.to_frame()
     assert len(frame) == len(table)
     assert set(COLUMNS) < set(frame.columns)
-    assert frame["rank"].notna().sum() == len(table.ranked)
-    assert (frame["reasons"] == "").sum() == len(table.ranked)
+    assert frame["rank"].notna().sum() == len(table.order)
+    assert (frame["reasons"] == "").sum() == len(table.order)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_the_frame_has_every_row_and_column():
 )
 def test_what_is_not_modelled_is_refused_not_ignored(parts, field):
     with pytest.raises(InputError) as caught:
-        plan(make_request(**parts)) if "candidate" not in parts else chosen_plan(
+        plan(make_request(**parts)) if "candidate" not in parts else plan_candidate(
             make_request(**parts)
         )
     assert caught.value.field == field
@@ -171,7 +171,7 @@ def test_what_is_not_modelled_is_refused_not_ignored(parts, field):
 def test_a_32_bit_checkpoint_runs_in_16_bit_where_caches_do(device, weights):
     config = {**catalog_model("Qwen/Qwen3-0.6B").config, "torch_dtype": "float32"}
     request = make_request(config, device, 1, candidate={})
-    table, row = chosen_plan(request)
+    table, row = plan_candidate(request)
     assert table.candidate(row)["weight_dtype"] == table.candidate(row)["kv_dtype"] == weights
     assert table.columns["feasible"][row]
 

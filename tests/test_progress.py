@@ -7,7 +7,7 @@ import pytest
 from recipe_core.base import progress
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.serving_plan import plan
+from recipe_core.search.plans import plan
 
 P95 = {
     "model": "meta-llama/Llama-3.1-70B-Instruct",

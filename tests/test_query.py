@@ -13,6 +13,7 @@ from recipe_core.request.edit import change, value_of
 from recipe_core.request.link import DEFAULT, FIELDS, TRAINING, from_query, link_query, to_query
 from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
 from recipe_core.request.split_key import read_pins
+from tests.sizes import examples
 
 numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
 tokens = st.integers(1, 100_000)
@@ -124,7 +125,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(requests)
 def test_a_request_survives_its_link(value: dict[str, Any]) -> None:
     if value["workload"].get("kind") == "training":  # which has engines of its own
@@ -139,7 +140,7 @@ def test_a_request_survives_its_link(value: dict[str, Any]) -> None:
     assert from_query(query) == (request, [])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.dictionaries(st.sampled_from([*FIELDS, "v", "pins", "utm_source"]), st.text(max_size=20)))
 def test_any_link_opens(query: dict[str, str]) -> None:
     request, ignored = from_query(query)

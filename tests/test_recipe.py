@@ -24,9 +24,9 @@ from recipe_core.recipe.decision import decide
 from recipe_core.recipe.fallbacks import fallback_request, fallbacks
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
-from recipe_core.search.serving_plan import chosen_plan
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
+from tests.recipes import recipe_of
 
 ROOT = Path(__file__).parent.parent
 OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
@@ -41,7 +41,7 @@ SHORT = {"input_tokens": 64, "output_tokens": 64}
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4))
+    return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4)
 
 
 def test_a_recipe_comes_back_from_its_yaml(recipe):
@@ -88,7 +88,7 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
         each.kind for each in recipe.fallbacks
     }
     for fallback in recipe.fallbacks:
-        table, row = chosen_plan(fallback_request(recipe.request, fallback))
+        table, row = plan_candidate(fallback_request(recipe.request, fallback))
         estimate = table.estimate(row)
         assert estimate["feasible"], (fallback.kind, estimate["reasons"])
         assert table.candidate(row) == fallback.candidate
@@ -140,7 +140,7 @@ def test_training_has_fallbacks_too():
     found = fallbacks(decision, request)
     assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
     for each in found:
-        estimates, row = chosen_training(fallback_request(decision.request.to_json(), each))
+        estimates, row = plan_candidate(fallback_request(decision.request.to_json(), each))
         assert estimates.row(row)["feasible"]
         assert estimates.candidate(row) == each.candidate
 
@@ -165,7 +165,7 @@ def test_training_has_fallbacks_too():
     ],
 )
 def test_every_option_says_what_set_it(parts, option, layer):
-    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 4, **parts))
+    found = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, **parts)
     assert found.provenance[f"options.{option}"] == layer
     assert {name for name in found.provenance if name.startswith("options.")} == {
         f"options.{name}" for name in found.engine.options
@@ -206,7 +206,7 @@ def test_every_meaning_is_of_an_option_there_is():
 
 
 def test_what_hardware_asks_for_is_the_architectures():
-    found = make_recipe(make_request("Qwen/Qwen3-8B", "mi300x", 1))
+    found = recipe_of("Qwen/Qwen3-8B", "mi300x", 1)
     assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
     assert found.provenance["environment.VLLM_ROCM_USE_AITER"] == "architecture"
     assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"

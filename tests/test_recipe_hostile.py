@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from recipe_core.base.errors import BundleError, RecipeError
 from recipe_core.bundle.write import bundle_files
-from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import rebuilt
 from recipe_core.recipe.diff import diff, diff_text
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import hardware_named, recipe_for
-from tests.conftest import make_request
+from tests.recipes import recipe_of
+from tests.sizes import examples
 
-EXAMPLES = int(os.environ.get("RECIPE_EXAMPLES", "12"))
-"""Each builds a bundle; more are worth a run by hand."""
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -34,8 +33,17 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-RECIPE = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 2))
-PLAIN = RECIPE.model_dump(mode="json")
+
+
+@cache
+def whole() -> Recipe:
+    return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
+
+
+@cache
+def plain() -> dict[str, Any]:
+    """Its plain values; copy before changing."""
+    return whole().model_dump(mode="json")
 
 
 def paths(value: Any, here: tuple = ()) -> list[tuple]:
@@ -50,11 +58,12 @@ def paths(value: Any, here: tuple = ()) -> list[tuple]:
     return [each for key, item in items for each in [(*here, key), *paths(item, (*here, key))]]
 
 
-PLACES = [path for path in paths(PLAIN) if path[0] not in ("fallbacks",)]
+def places() -> st.SearchStrategy[tuple]:
+    return st.sampled_from([path for path in paths(plain()) if path[0] != "fallbacks"])
 
 
 def changed(path: tuple, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(PLAIN)
+    out = copy.deepcopy(plain())
     at = out
     for key in path[:-1]:
         at = at[key]
@@ -67,25 +76,25 @@ def read(path: tuple, value: Any) -> Recipe | None:
     try:
         return Recipe.parse(changed(path, value))
     except BundleError as error:
-        return None if error.message else RECIPE
+        return None if error.message else whole()
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(PLACES), JSON)
+@settings(max_examples=examples(200), deadline=None)
+@given(st.deferred(places), JSON)
 def test_no_value_anywhere_crashes_a_comparison(path, value):
     recipe = read(path, value)
     if recipe is not None:
-        assert diff_text(diff(RECIPE, recipe))
-        assert diff_text(diff(recipe, RECIPE))
+        assert diff_text(diff(whole(), recipe))
+        assert diff_text(diff(recipe, whole()))
 
 
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(120, least=12),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.generate],
 )
-@given(st.sampled_from(PLACES), JSON)
+@given(st.deferred(places), JSON)
 def test_no_value_anywhere_crashes_what_a_recipe_is_used_for(path, value):
     recipe = read(path, value)
     if recipe is None:
@@ -100,7 +109,7 @@ def test_no_value_anywhere_crashes_what_a_recipe_is_used_for(path, value):
             use(recipe)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(JSON)
 def test_no_value_is_migrated_into_a_crash(value):
     with pytest.raises(BundleError):
@@ -119,6 +128,6 @@ def test_an_estimate_without_its_figures_is_named(path):
 
 
 def test_migrating_changes_nothing_in_place():
-    before = copy.deepcopy(PLAIN)
-    migrate(PLAIN)
-    assert before == PLAIN
+    before = copy.deepcopy(plain())
+    migrate(plain())
+    assert before == plain()

@@ -19,6 +19,7 @@ from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.place import Parameters
 from tests.conftest import make_request
+from tests.recipes import recipe_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -45,14 +46,14 @@ def snapshot(tmp_path, tiny_config):
     return folder
 
 
-def recipe_of(folder):
+def recipe_of_folder(folder):
     return make_recipe(
         make_request(str(folder), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
     )
 
 
 def test_a_lock_pins_what_is_started():
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1))
+    recipe = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 1)
     lock = recipe.lock
     assert lock.recipe_digest == recipe.digest
     assert (lock.engine.name, lock.engine.version) == (recipe.engine.name, recipe.engine.version)
@@ -108,7 +109,7 @@ def test_the_image_is_the_engines_or_the_users():
 
 @pytest.mark.parametrize(("device", "what"), [("h100-sxm", "driver"), ("mi300x", "rocm")])
 def test_the_oldest_host_software_is_in_the_lock(device, what):
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B", device, 1))
+    recipe = recipe_of("Qwen/Qwen3-8B", device, 1)
     assert recipe.lock.floors == {what: engine("vllm").floors[recipe.device.runtime].version}
 
 
@@ -151,7 +152,7 @@ def test_an_engine_that_cannot_be_told_a_revision_says_so():
 
 
 def test_a_snapshot_names_its_model_and_revision(snapshot):
-    lock = recipe_of(snapshot).lock
+    lock = recipe_of_folder(snapshot).lock
     assert (lock.model.id, lock.model.revision) == ("org/tiny", COMMIT)
     assert lock.model.checkpoint.of == "content"
     assert snapshot_of("/models/tiny") is None
@@ -188,7 +189,7 @@ def levels(found) -> dict[str, str]:
 
 
 def test_nothing_differs_from_a_fresh_lock(snapshot, monkeypatch):
-    recipe = recipe_of(snapshot)
+    recipe = recipe_of_folder(snapshot)
     monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: recipe.engine.version)
     found = levels(verify_lock(recipe, recipe.lock, snapshot))
     assert (
@@ -202,7 +203,7 @@ def test_nothing_differs_from_a_fresh_lock(snapshot, monkeypatch):
 
 
 def test_what_differs_is_named(snapshot, monkeypatch, tmp_path):
-    recipe = recipe_of(snapshot)
+    recipe = recipe_of_folder(snapshot)
     monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: "0.1.0")
     write_safetensors(tmp_path / "other.safetensors")
     changed = recipe.model_copy(update={"notes": ("another",)})
@@ -218,7 +219,7 @@ def test_what_differs_is_named(snapshot, monkeypatch, tmp_path):
     ("driver", "level"), [("550.54.15", "same"), ("470.1", "differs"), (None, "absent")]
 )
 def test_a_floor_may_be_passed_but_not_missed(monkeypatch, driver, level):
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1))
+    recipe = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 1)
     lock = recipe.lock.model_copy(update={"floors": {"driver": "525.60.13"}})
     monkeypatch.setattr("recipe_core.recipe.lockcheck._probe", lambda what: driver)
     assert levels(verify_lock(recipe, lock))["driver (at least)"] == level

@@ -13,8 +13,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.write import bundle_files
 from recipe_core.present.schemas import NAMES, schema
-from recipe_core.recipe import make_recipe
-from tests.conftest import make_request, request_values
+from tests.conftest import request_values
+from tests.recipes import recipe_of
 
 ROOT = Path(__file__).parent.parent
 jsonschema = pytest.importorskip(
@@ -46,7 +46,7 @@ def test_each_is_a_schema_with_no_room_for_unknown_fields(name):
 
 
 def test_documents_pass_and_changed_ones_do_not():
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 2))
+    recipe = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
     documents = {
         "request": request_values(),
         "recipe": recipe.model_dump(mode="json"),

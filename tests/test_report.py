@@ -9,15 +9,15 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from recipe_core.bundle.write import Bundle, bundle_of
+from recipe_core.bundle.write import Bundle
 from recipe_core.present import overview
 from recipe_core.present.report import html_report, sections
 from recipe_core.present.report.html import _chart
-from recipe_core.recipe import make_recipe
 from recipe_core.request.link import from_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plans import plan
 from recipe_core.targets.by_hand import read_addresses
+from tests.recipes import bundle_for_request
 
 POOLS = {
     f"candidate.{name}": value
@@ -71,8 +71,8 @@ def request_of(name: str) -> PlanRequest:
 @cache
 def report(name: str) -> tuple[Bundle, str]:
     request = request_of(name)
-    bundle = bundle_of(make_recipe(request))
-    return bundle, html_report(bundle, board_of(request))
+    bundle = bundle_for_request(request)
+    return bundle, html_report(bundle, plan(request))
 
 
 def read(html: str) -> Seen:
@@ -111,9 +111,7 @@ def test_a_report_says_what_the_recipe_says(name: str) -> None:
 @pytest.mark.parametrize(("name", "charts"), [("serving", 9), ("pools", 7), ("training", 4)])
 def test_every_section_has_its_charts_and_the_arithmetic(name: str, charts: int) -> None:
     bundle, html = report(name)
-    found = sections(
-        bundle, board_of(request_of(name)), (), read_addresses("", bundle.context.nodes)
-    )
+    found = sections(bundle, plan(request_of(name)), (), read_addresses("", bundle.context.nodes))
     titles = [section.title for section in found]
     assert [title for title in read(html).headings if title] == titles
     drawn = [chart for section in found for chart in section.charts]
@@ -132,7 +130,7 @@ def test_text_of_a_request_is_never_markup(tiny_config: dict[str, Any]) -> None:
             "workload": {"input_tokens": 128, "output_tokens": 128, "concurrency": 4},
         }
     )
-    html = html_report(bundle_of(make_recipe(request)), board_of(request))
+    html = html_report(bundle_for_request(request), plan(request))
     seen = read(html)
     assert "img" not in seen.tags
     assert "alert(1)" in seen.text

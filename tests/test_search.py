@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from recipe_core.base.errors import InputError
 from recipe_core.present.views import plan_view
 from recipe_core.recipe import make_recipe
-from recipe_core.search.evaluated import CHUNK, QUANTITIES, judge
-from recipe_core.search.sensitivity import sensitivity
-from recipe_core.search.serving_candidates import every_case, resolve
+from recipe_core.search.evaluated import CHUNK, QUANTITIES, evaluate
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.rows import pareto_front
+from recipe_core.search.sensitivity import flips
+from recipe_core.search.serving_candidates import every_case
 from recipe_core.search.serving_candidates import settings as every_setting
-from recipe_core.search.serving_plan import chosen_plan, pareto_front, plan
 from recipe_core.space.splits import enumerate_splits
 from tests.conftest import LLAMA_70B, make_request
+from tests.sizes import examples
 
 MIXED = (
     "openai/gpt-oss-120b",
@@ -28,9 +31,10 @@ MIXED = (
 )
 
 
-def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
+def test_candidates_alone_and_together_are_the_same_bits():
+    """A thousand of them in the full run."""
     rng = np.random.default_rng(5)
-    compared = 0
+    draws, compared = examples(250, least=40), 0
     for model in MIXED:
         found = resolve(
             make_request(
@@ -41,22 +45,22 @@ def test_a_thousand_candidates_alone_and_together_are_the_same_bits():
         )
         setting = every_setting(found)[0]
         cases = every_case(found, setting)
-        together = judge(setting, cases)
-        for i in rng.choice(len(cases), 250, replace=False):
-            alone = judge(setting, cases.take([i]))
+        together = evaluate(setting, cases)
+        for i in rng.choice(len(cases), draws, replace=False):
+            alone = evaluate(setting, cases.take([i]))
             assert alone.feasible[0] == together.feasible[i]
             for name in QUANTITIES:
                 assert np.array_equal(
                     alone.quantities[name][0], together.quantities[name][i], equal_nan=True
                 ), (model, i, name)
             compared += 1
-    assert compared == 1000
+    assert compared == draws * len(MIXED)
 
 
 def test_rows_beyond_a_chunk_have_their_details_too():
     found = resolve(make_request(nodes=4, options={"loads": [1 + n for n in range(256)]}))
     setting = every_setting(found)[0]
-    block = judge(setting, every_case(found, setting))
+    block = evaluate(setting, every_case(found, setting))
     assert len(block.legal) > CHUNK
     assert block.estimates is None
     last = int(block.legal[-1])
@@ -97,7 +101,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
     assert set(tokens) == {1, 2, 4, 8}
     for few, many in pairwise(sorted(tokens)):
         assert tokens[many] == pytest.approx(2 * tokens[few], rel=0.01)
-    grouped, row = chosen_plan(
+    grouped, row = plan_candidate(
         make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "cp": 2})
     )
     assert grouped.reasons(row) == [
@@ -115,7 +119,7 @@ def test_loads_and_limits_of_a_step_are_combined_with_legal_splits():
     assert len(table) == len(plain) - legal + legal * 3 * 2
     assert set(c["load"][c["feasible"]].tolist()) == {8, 64, 256}
     view = plan_view(table, 1)["candidates"][0]
-    assert view["load"] == c["load"][table.ranked[0]]
+    assert view["load"] == c["load"][table.order[0]]
 
 
 def test_goodput_is_the_best_throughput_within_the_limits():
@@ -126,9 +130,9 @@ def test_goodput_is_the_best_throughput_within_the_limits():
         "options": {"loads": loads},
     }
     table = plan(make_request(workload={"concurrency": 1}, **parts))
-    best = table.at(int(table.ranked[0]))
+    best = table.at(int(table.order[0]))
     assert 1 < best[0].cases.load[best[1]] < 1024
-    assert table.columns["tpot_s"][table.ranked].max() <= 0.025
+    assert table.columns["tpot_s"][table.order].max() <= 0.025
 
 
 def test_the_least_hardware_for_a_rate():
@@ -143,7 +147,7 @@ def test_the_least_hardware_for_a_rate():
                 objective={"optimize": "gpus", "limits": {"tpot_ms": 50}},
             )
         )
-        row = int(table.ranked[0])
+        row = int(table.order[0])
         gpus.append(int(table.columns["gpus"][row]))
         assert table.columns["output_tokens_per_s"][row] == pytest.approx(rate * 256, rel=1e-6)
     assert gpus == sorted(gpus)
@@ -153,15 +157,15 @@ def test_the_least_hardware_for_a_rate():
 def test_devices_are_compared_side_by_side():
     other = {"device": "mi300x", "per_node": 8}
     table = plan(make_request(options={"hardware": [other]}, objective={"optimize": "cost"}))
-    frame = table.frame()
+    frame = table.to_frame()
     assert set(frame.device) == {"h100-sxm", "mi300x"}
     best = frame[frame["rank"] == 1].iloc[0]
     feasible = frame[frame.feasible]
     assert best.usd_per_million_output_tokens == pytest.approx(
         feasible.usd_per_million_output_tokens.min(), rel=1e-3
     )
-    row = int(table.ranked[0])
-    alone, at = chosen_plan(table.asked(row))
+    row = int(table.order[0])
+    alone, at = plan_candidate(table.request_of(row))
     assert alone.found.cluster.device.name == best.device
     assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][row]
 
@@ -183,7 +187,7 @@ def test_a_recipe_is_of_the_device_and_load_that_won():
 def test_weights_lie_between_their_goals():
     def best(**objective):
         table = plan(make_request(nodes=2, objective=objective))
-        row = int(table.ranked[0])
+        row = int(table.order[0])
         return float(table.columns["tpot_s"][row]), float(
             table.columns["usd_per_million_output_tokens"][row]
         )
@@ -207,7 +211,7 @@ def test_weights_lie_between_their_goals():
 )
 def test_each_limit_refuses_and_says_what_would_do(limits, code):
     table = plan(make_request(objective={"limits": limits}))
-    assert not len(table.ranked)
+    assert not len(table.order)
     assert any(rule == code and broken.any() for rule, broken in table.blocks[0].rules())
     change = plan_view(table)["nearest"]["changes"][0]["set"]
     name = next(iter(limits))
@@ -238,14 +242,14 @@ def test_a_front_of_three_columns(rows):
 
 def test_a_front_of_chosen_columns():
     table = plan(make_request())
-    assert table.front_of("ttft_s", "tpot_s", "usd_per_million_output_tokens")[table.ranked].any()
+    assert table.front_of("ttft_s", "tpot_s", "usd_per_million_output_tokens")[table.order].any()
     with pytest.raises(InputError, match="two or three columns"):
         table.front_of("tpot_s", "colour")
 
 
 def test_sensitivity_names_what_flips_the_decision():
     table = plan(make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2))
-    changes = sensitivity(table)
+    changes = flips(table)
     assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= {
         change.what for change in changes
     }
@@ -258,7 +262,7 @@ def test_sensitivity_names_what_flips_the_decision():
             )
         after = plan(request)
         assert change.candidate == (
-            after.candidate(int(after.ranked[0])) if len(after.ranked) else None
+            after.candidate(int(after.order[0])) if len(after.order) else None
         )
 
 
@@ -272,7 +276,7 @@ def test_a_tie_goes_to_the_simplest_and_is_counted():
             options=options,
         )
     )
-    best = table.candidate(int(table.ranked[0]))
+    best = table.candidate(int(table.order[0]))
     assert best["tp"] == best["pp"] == best["dp"] == 1
     assert plan_view(table, 1)["counts"]["tied_with_best"] == table.tied == 2
 
@@ -282,7 +286,7 @@ def test_wasteful_pipelines_are_named_but_can_be_asked_for():
     c = table.columns
     row = next(row for row in range(len(table)) if c["tp"][row] == 1 and c["pp"][row] == 45)
     assert "80 layers over 45 stages are 2 in the fullest, as over 40" in table.reasons(row)[0]
-    stated, at = chosen_plan(
+    stated, at = plan_candidate(
         make_request(per_node=8, nodes=6, candidate={"engine": "vllm", "tp": 1, "pp": 45, "dp": 1})
     )
     assert not any("stages" in reason for reason in stated.reasons(at))
@@ -295,10 +299,10 @@ def test_pools_are_searched_beside_plain_splits():
         objective={"optimize": "tpot"},
     )
     table = plan(request)
-    pools = [row for row in map(int, table.ranked) if "prefill" in table.candidate(row)]
+    pools = [row for row in map(int, table.order) if "prefill" in table.candidate(row)]
     assert pools
     assert all(table.columns["gpus"][row] <= 8 for row in pools)
-    alone, at = chosen_plan(table.asked(pools[0]))
+    alone, at = plan_candidate(table.request_of(pools[0]))
     assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][pools[0]]
     splits = {
         str(
@@ -318,3 +322,14 @@ def test_pools_are_searched_beside_plain_splits():
                 workload={"mode": "static", "concurrency": None, "batch": 4},
             )
         )
+
+
+@pytest.mark.parametrize(
+    "options", [{"loads": [1, 64, 2000]}, {"disaggregated": True, "engines": ["vllm"]}]
+)
+def test_rows_written_together_are_those_written_alone(options):
+    table = plan(make_request(MIXED[1], nodes=2, options=options))
+    rows = np.random.default_rng(7).choice(len(table), 60, replace=False)
+    assert table.candidates(rows) == [table.candidate(int(row)) for row in rows]
+    assert table.estimates(rows) == [table.estimate(int(row)) for row in rows]
+    assert table.sentences(rows) == [table.reasons(int(row)) for row in rows]

@@ -21,10 +21,11 @@ from recipe_core.physics.serving.simulate import (
     simulate,
 )
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.advice import remedies
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.serving_plan import NEAREST, chosen_plan, plan
+from recipe_core.search.changes import helpful_changes
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.search.serving_plan import NEAREST
 from tests.conftest import make_request, request_values
+from tests.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 A_SECOND = StepTimes([[0.0, 1.0]] * 4, [[[[1.0] * 2] * 2] * 2] * 2)
@@ -63,7 +64,7 @@ def case(workload, model=LLAMA_8B, device="h100-sxm", **candidate):
     request = make_request(
         model, device, split["tp"] * split["pp"] * split["dp"], workload=workload, candidate=split
     )
-    block = chosen_plan(request)[0].blocks[0]
+    block = plan_candidate(request)[0].blocks[0]
     assert block.feasible[0], block.reasons(0)
     return block.estimates
 
@@ -128,7 +129,7 @@ def test_an_arrival_waits_for_the_step_under_way():
     assert two.first[1] == 52.0
 
 
-@hypothesis_settings(deadline=None, max_examples=150)
+@hypothesis_settings(deadline=None, max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100)),
@@ -299,7 +300,7 @@ def test_a_quiet_open_loop_has_the_formula_s_means():
 
 def test_the_queue_grows_without_end_when_more_arrives_than_is_served():
     block = (
-        chosen_plan(
+        plan_candidate(
             make_request(
                 LLAMA_8B,
                 per_node=1,
@@ -348,11 +349,11 @@ def test_an_estimate_says_goodput_where_times_have_limits():
     request = {"candidate": {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}, "per_node": 1}
     assert (
         "goodput_requests_per_s"
-        not in chosen_plan(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
+        not in plan_candidate(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
     )
-    found = chosen_plan(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[
-        0
-    ].detailed(0)
+    found = plan_candidate(
+        make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request)
+    )[0].detailed(0)
     serving = found["serving"]
     assert 0 < serving["goodput_requests_per_s"] < serving["output_tokens_per_s"] / 256
     assert (
@@ -392,7 +393,7 @@ def limited_plan(**limits):
 def best_figures(percentile: float) -> dict[str, float]:
     """The figures of the best split, with a percentile."""
     table = limited_plan(percentile=percentile)
-    return table.estimate(int(table.ranked[0]))["serving"]
+    return table.estimate(int(table.order[0]))["serving"]
 
 
 def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
@@ -428,7 +429,7 @@ def test_a_higher_percentile_passes_no_more():
 
 def test_a_remedy_for_a_percentile_works():
     request = make_request(objective={"limits": {"ttft_ms": 50, "percentile": 95}})
-    remedy = remedies(plan(request))[0]
+    remedy = helpful_changes(plan(request))[0]
     (field, value), *_ = remedy.changes.items()
     assert field == "objective.limits.ttft_ms"
     assert len(limited_plan(ttft_ms=value, percentile=95).ranked)
@@ -438,10 +439,10 @@ def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when
     values = request_values(
         LLAMA_8B, per_node=1, candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
     )
-    figures = chosen_plan(PlanRequest.parse(values))[0].detailed(0)["serving"]
+    figures = plan_candidate(PlanRequest.parse(values))[0].detailed(0)["serving"]
     assert figures["ttft_p50_s"] <= figures["ttft_p95_s"] <= figures["ttft_p99_s"]
     asked = values | {"objective": {"limits": {"percentile": 95}}}
-    plain, with_p95, longer = estimate_many(
+    plain, with_p95, longer = estimate_batch(
         [values, asked, asked | {"workload": values["workload"] | {"output_tokens": 512}}]
     )
     assert not [name for name in plain["serving"] if "_p95" in name]

@@ -12,8 +12,7 @@ from recipe_core.physics.serving.weights import draft_layer, draft_projection
 from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.serving_plan import chosen_plan, plan
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from tests.conftest import make_request, request_values
 
 LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
@@ -33,7 +32,7 @@ def estimate_of(model=LLAMA, drafts=None, workload=CLOSED, **candidate):
         workload=dict(workload) | ({"speculative": drafts} if drafts else {}),
         candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1} | candidate,
     )
-    return estimate_many([values])[0]
+    return estimate_batch([values])[0]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_the_method_left_out_is_what_the_model_has():
 
 def test_the_candidate_goes_before_the_workload_and_is_described():
     stated = {"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "speculative": drafted("ngram")[0]}
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(workload={"speculative": {"tokens": 5, "acceptance": 0.1}}, candidate=stated)
     )
     assert table.candidate(row)["speculative"] == drafted("ngram")[0]
@@ -165,7 +164,7 @@ def test_a_plan_ranks_with_the_workloads_drafts():
         make_request(workload={"concurrency": 4, "speculative": {"tokens": 3, "acceptance": 0.8}})
     )
     plain = plan(make_request(workload={"concurrency": 4}))
-    best = [table.columns["output_tokens_per_s"][table.ranked[0]] for table in (drafts, plain)]
+    best = [table.columns["output_tokens_per_s"][table.order[0]] for table in (drafts, plain)]
     assert best[0] > 1.5 * best[1]
 
 
@@ -199,12 +198,12 @@ def test_a_plan_ranks_with_the_workloads_drafts():
 )
 def test_what_a_model_or_this_version_lacks_is_said(parts, field, says):
     with pytest.raises(InputError, match=says) as caught:
-        chosen_plan(make_request(**parts))
+        plan_candidate(make_request(**parts))
     assert caught.value.field == field
 
 
 def test_engines_that_verify_no_drafts_refuse_them():
-    table, row = chosen_plan(
+    table, row = plan_candidate(
         make_request(
             "Qwen/Qwen3-0.6B",
             candidate={

@@ -13,7 +13,7 @@ from recipe_core.physics.serving.continuous_batching import (
     root,
 )
 from recipe_core.physics.serving.speculative import engine_step, engine_steps
-from recipe_core.search.serving_plan import plan
+from recipe_core.search.plans import plan
 from tests.conftest import LLAMA_70B, make_request
 
 MODELS = (

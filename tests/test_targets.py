@@ -18,6 +18,7 @@ from recipe_core.targets import Parameters, refusals, target_files, target_names
 from recipe_core.targets.fill import Variable, compose_literal, fill, kubernetes_literal, shell_word
 from recipe_core.targets.layout import INDEX, layout, same_pod
 from recipe_core.targets.pod import object_name
+from tests.sizes import examples
 from tests.targets import (
     AMD,
     EXAMPLES,
@@ -29,6 +30,7 @@ from tests.targets import (
     documents,
     pools,
     replicas,
+    reviewed,
     single,
     spread,
     training,
@@ -38,14 +40,23 @@ from tests.targets import (
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_as_they_were_reviewed(name):
-    """``python -m tests.targets`` writes them anew."""
+    """Byte for byte. ``python -m tests.targets`` writes them anew; ``tests.targets.reviewed`` says which files are kept, and why."""
     folder = GOLDENS / name
-    kept = {
+    goldens = {
         path.relative_to(folder).as_posix(): path.read_text()
         for path in folder.rglob("*")
         if path.is_file()
     }
-    assert kept == target_files(EXAMPLES[name])
+    assert goldens == reviewed(name)
+
+
+def test_every_target_of_every_example_is_kept_for_review():
+    offered = {path for value in EXAMPLES.values() for path in target_files(value)}
+    assert offered == {
+        path.relative_to(GOLDENS / name).as_posix()
+        for name in EXAMPLES
+        for path in (GOLDENS / name).rglob("*.*")
+    }
 
 
 def test_every_target_is_offered_or_refused():
@@ -400,7 +411,7 @@ PARAMETERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30, deadline=None, phases=QUICK)
+@settings(max_examples=examples(30), deadline=None, phases=QUICK)
 @given(LAUNCHES, st.sampled_from([(NVIDIA, VLLM), (AMD, ROCM)]), PARAMETERS)
 def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
     with pytest.MonkeyPatch.context() as patch:
@@ -419,7 +430,7 @@ def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
         assert not re.search(r"HF_TOKEN(=|: (?!null)|\n +value:)", text), path
 
 
-@settings(max_examples=30, deadline=None, phases=QUICK)
+@settings(max_examples=examples(30), deadline=None, phases=QUICK)
 @given(LAUNCHES, PARAMETERS)
 def test_every_target_says_the_launchs_own_degrees(launch, parameters):
     """Each command is found word by word in each target that starts commands, and no word was joined with another."""

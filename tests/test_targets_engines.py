@@ -11,7 +11,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Deployment
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.training.start import training_launch
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import plan_candidate
 from recipe_core.targets import Context, Image, refusals, target_files
 from tests.deployments import deployments
 from tests.targets import context
@@ -111,7 +111,7 @@ def test_launches_of_trainers_fit_their_targets(name):
         "zero_stage": 1 if name == "megatron" else 3,
         "recompute": "full",
     }
-    found, row = chosen_training(training_request(name, candidate=split))
+    found, row = plan_candidate(training_request(name, candidate=split))
     assert found.reasons(row) == []
     value = context(
         training_launch(found, row),

@@ -13,11 +13,12 @@ from recipe_core.explain.timeline import best_with_pipeline, step_timeline, time
 from recipe_core.physics.training.schedule import bubble_micro_batches
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board_of import board_of
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.plans import plan
+from recipe_core.search.training_plan import TrainingPlan
+from tests.sizes import examples
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(["1f1b", "gpipe", "interleaved"]),
     st.integers(2, 8),
@@ -36,7 +37,7 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.sampled_from(["1f1b", "gpipe", "interleaved"]), st.integers(2, 6), st.integers(1, 3))
 def test_no_stage_does_two_things_at_once_and_nothing_runs_too_early(
     schedule: str, stages: int, groups: int
@@ -70,7 +71,7 @@ def test_what_is_not_drawn_is_said() -> None:
 
 
 def test_a_row_is_drawn_with_its_own_bubble() -> None:
-    board = board_of(
+    board = plan(
         change(
             DEFAULT,
             {
@@ -80,10 +81,10 @@ def test_a_row_is_drawn_with_its_own_bubble() -> None:
             },
         )
     )
-    assert isinstance(board, TrainingBoard)
-    row = next(int(row) for row in board.ranked if board.degree("pp")[row] == 4)
+    assert isinstance(board, TrainingPlan)
+    row = next(int(row) for row in board.order if board.degree("pp")[row] == 4)
     tasks, note = step_timeline(board, row)
-    cases = board.table.estimates.cases.take([row])
+    cases = board.estimates.cases.take([row])
     each = max(task.end_s for task in tasks) / (
         len({task.micro_batch for task in tasks}) + bubble_micro_batches(cases)[0]
     )
@@ -96,6 +97,6 @@ def test_a_row_is_drawn_with_its_own_bubble() -> None:
     assert best is not None
     assert board.degree("pp")[best] > 1
     assert board.feasible[best]
-    alone = next(int(row) for row in board.ranked if board.degree("pp")[row] == 1)
+    alone = next(int(row) for row in board.order if board.degree("pp")[row] == 1)
     with pytest.raises(InputError, match="no pipeline"):
         step_timeline(board, alone)

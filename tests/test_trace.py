@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 
@@ -14,7 +13,8 @@ import pytest
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.search.serving_plan import chosen_plan
+from recipe_core.search.plans import plan_candidate
+from tests.command_line import recipe
 from tests.conftest import make_request, request_values
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
@@ -85,7 +85,9 @@ def traced(model, tp=1, pp=1, dp=1, ep=1, **parts):
         "max_num_seqs": 256,
     } | parts
     return trace(
-        *chosen_plan(make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate))
+        *plan_candidate(
+            make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate)
+        )
     )
 
 
@@ -271,18 +273,6 @@ def test_importing_the_package_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def recipe(*words, stdin):
-    command = [sys.executable, "-m", "recipe_core", *words]
-    return subprocess.run(
-        command,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "200"},
-        check=False,
-    )
-
-
 def test_the_command_line_adds_the_trace():
     request = to_yaml(
         request_values(LLAMA_8B, candidate={"engine": "vllm", "tp": 2, "pp": 1, "dp": 1})
@@ -293,4 +283,4 @@ def test_the_command_line_adds_the_trace():
     assert answer["trace"]["weights_bytes"] == pytest.approx(
         answer["memory"]["weights_bytes"], rel=0.01
     )
-    assert "traced in" in recipe("estimate", "-", "--trace", stdin=request).stdout
+    assert "traced in" in recipe("estimate", "-", "--trace", stdin=request, columns=200).stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from recipe_core.doors.cli import app
 from recipe_core.model.catalog import load_model
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plans import plan_candidate
+from tests.sizes import FULL
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B-Instruct"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
@@ -114,6 +116,19 @@ CASES: dict[str, dict[str, Any]] = {
     "FSDP 8, 6 layers, selective recomputation": SIX_LAYERS,
 }
 """Llama 3.1 8B, 4096 tokens, one micro-batch a replica, torchtitan, unless it says otherwise."""
+ONE_A_KIND = (
+    "FSDP 8",
+    "FSDP 8, parameters stay gathered (ZeRO-2)",
+    "HSDP 4 × 8, 2 micro-batches",
+    "8 replicas, 4 layers, 512 tokens, 2 micro-batches",
+    "TP 8, sequence parallel",
+    "PP 4 × FSDP 4, 1F1B, 8 layers",
+    "PP 2 × FSDP 4, 2 chunks a stage, 8 layers",
+    "MoE: Mixtral 8x7B, 4 layers, FSDP 8",
+    "FSDP 8, 6 layers, selective recomputation",
+)
+TRACED = tuple(CASES) if FULL else ONE_A_KIND
+"""A case of each way to split, or all in the full run (tests/sizes.py)."""
 
 
 def request(
@@ -148,13 +163,13 @@ def traces() -> dict[str, dict[str, Any]]:
     return traced()
 
 
-def traced() -> dict[str, dict[str, Any]]:
+def traced(names: Sequence[str] = TRACED) -> dict[str, dict[str, Any]]:
     """The trace of each case."""
-    asked = [chosen_training(PlanRequest.parse(request(**case))) for case in CASES.values()]
-    return dict(zip(CASES, trace_many(asked), strict=True))
+    asked = [plan_candidate(PlanRequest.parse(request(**CASES[name]))) for name in names]
+    return dict(zip(names, trace_many(asked), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TRACED)
 def test_the_formulas_agree_with_the_traced_step(
     traces: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -216,7 +231,7 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
     """Six layers: from three and four, and one by one."""
     extended = traces["FSDP 8, 6 layers, selective recomputation"]
     whole = trace_training(
-        *chosen_training(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True
+        *plan_candidate(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True
     )
     assert (extended["layers_traced"], whole["layers_traced"]) == ([4], [6])
     assert extended["peak_bytes"] == pytest.approx(whole["peak_bytes"], rel=1e-3)
@@ -250,12 +265,12 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
 )
 def test_what_cannot_be_traced_is_named(split: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        trace_training(*chosen_training(PlanRequest.parse(request(**split))))
+        trace_training(*plan_candidate(PlanRequest.parse(request(**split))))
 
 
 def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="traced are colwise and rowwise"):
-        trace_training(*chosen_training(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
+        trace_training(*plan_candidate(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
 
 
 def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
@@ -333,4 +348,4 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{table(traced())}\n")
+    sys.stdout.write(f"{table(traced(tuple(CASES)))}\n")

@@ -18,9 +18,9 @@ from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.run import goodput, interval_s
 from recipe_core.physics.training.schedule import bubble_micro_batches, step_parts
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.batch import estimate_many
-from recipe_core.search.training_problem import resolve_training, shared_columns, training_setting
-from recipe_core.search.training_search import chosen_training, training_plan
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.training_candidates import settings, shared_columns
 from recipe_core.space.training import SCHEDULES, training_cases
 
 SPLIT = {
@@ -49,7 +49,7 @@ def request(
 
 def answer(candidate: dict[str, Any], nodes: int = 8, **workload: Any) -> dict[str, Any]:
     """The estimate of one split."""
-    estimates, row = chosen_training(PlanRequest.parse(request(candidate, nodes, **workload)))
+    estimates, row = plan_candidate(PlanRequest.parse(request(candidate, nodes, **workload)))
     return estimates.row(row)
 
 
@@ -176,7 +176,7 @@ def test_no_device_multiplies_what_it_has_no_units_for() -> None:
     value = request(SPLIT | {"precision": "fp8"}) | {
         "hardware": {"device": "a100-sxm-80gb", "nodes": 8}
     }
-    estimates, row = chosen_training(PlanRequest.parse(value))
+    estimates, row = plan_candidate(PlanRequest.parse(value))
     assert any("does not multiply fp8" in reason for reason in estimates.reasons(row))
 
 
@@ -194,7 +194,7 @@ def test_bad_input_names_its_field(change: dict[str, Any], field: str) -> None:
     for part, fields in change.items():
         value[part] |= fields
     with pytest.raises(InputError) as raised:
-        chosen_training(PlanRequest.parse(value))
+        plan_candidate(PlanRequest.parse(value))
     assert raised.value.field == field
 
 
@@ -204,7 +204,7 @@ def test_many_lines_answer_in_order_and_as_one_does() -> None:
         request({"tp": "two"}),
         request(SPLIT | {"precision": "fp8"}),
     ]
-    got = estimate_many(values)
+    got = estimate_batch(values)
     assert [each.get("training", {}).get("step_s") for each in got[:4]] == [
         answer(split).get("training", {}).get("step_s") for split in splits
     ]
@@ -214,17 +214,17 @@ def test_many_lines_answer_in_order_and_as_one_does() -> None:
 
 def test_columns_do_not_change_each_other() -> None:
     """A shallow pipeline beside a deep one keeps its time to the bit."""
-    asked = resolve_training(PlanRequest.parse(request(SPLIT)))
+    asked = resolve(PlanRequest.parse(request(SPLIT)))
     shared = {"sequence_length": 8192, "global_batch": 256, "per_node": 8, "nodes": 8, "tp": 2}
     both = training_cases(2, pp=np.array([2, 16]), dp=np.array([16, 2]), zero_stage=1, **shared)
-    together = add(step_parts(training_setting(asked), both).values())
-    alone = add(step_parts(training_setting(asked), both.take([0])).values())
+    together = add(step_parts(settings(asked), both).values())
+    alone = add(step_parts(settings(asked), both.take([0])).values())
     assert together[0] == pytest.approx(alone[0], rel=1e-12)
 
 
 def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
-    table = training_plan(PlanRequest.parse(request(nodes=1, global_batch=64)))
-    view = table.view(5)
+    table = plan(PlanRequest.parse(request(nodes=1, global_batch=64)))
+    view = table.to_json(5)
     rates = [each["estimate"]["training"]["tokens_per_s"] for each in view["candidates"]]
     assert len(rates) == 5
     assert rates == sorted(rates, reverse=True)
@@ -243,19 +243,19 @@ def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
 
 def test_the_fewest_devices_that_train_a_model() -> None:
     value = request(nodes=2, global_batch=64) | {"objective": {"optimize": "gpus"}}
-    first = training_plan(PlanRequest.parse(value)).view(1)["candidates"][0]["candidate"]
+    first = plan(PlanRequest.parse(value)).view(1)["candidates"][0]["candidate"]
     assert 1 < first["tp"] * first["pp"] * first["cp"] * first["dp"] <= 4
 
 
 def test_when_nothing_fits_the_nearest_is_named() -> None:
     value = request(nodes=1, global_batch=64) | {"model": "meta-llama/Llama-3.1-405B-Instruct"}
-    view = training_plan(PlanRequest.parse(value)).view(1)
+    view = plan(PlanRequest.parse(value)).view(1)
     assert not view["candidates"]
     assert "short" in view["nearest"]["reasons"][0]
 
 
 def test_a_part_of_a_candidate_leaves_the_rest_to_the_search() -> None:
-    estimates, row = chosen_training(
+    estimates, row = plan_candidate(
         PlanRequest.parse(request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64))
     )
     chosen = estimates.candidate(row)
@@ -316,7 +316,7 @@ def test_logits_are_made_at_once_where_they_fit_and_where_the_framework_cannot_c
 
 def test_rows_that_fit_keep_their_memory_beside_those_that_are_decided() -> None:
     """Columns with and without a pipeline: only what did not fit is computed again."""
-    asked = resolve_training(PlanRequest.parse(request({"engine": "torchtitan"}, 1)))
+    asked = resolve(PlanRequest.parse(request({"engine": "torchtitan"}, 1)))
     columns = {
         "pp": np.array([1, 2, 1]),
         "dp": np.array([8, 4, 8]),
@@ -325,9 +325,9 @@ def test_rows_that_fit_keep_their_memory_beside_those_that_are_decided() -> None
         "zero_stage": 3,
     }
     cases = training_cases(3, **columns, **shared_columns(asked))
-    cases, mem = decided(training_setting(asked), cases)
+    cases, mem = decided(settings(asked), cases)
     assert cases.fused_loss.tolist() == [1, 0, 0]
-    again = memory(training_setting(asked), cases)
+    again = memory(settings(asked), cases)
     assert np.array_equal(mem.peak_bytes, again.peak_bytes)
     assert np.array_equal(mem.by_stage, again.by_stage, equal_nan=True)
 
@@ -338,7 +338,7 @@ def test_8_bits_without_a_compiler_are_no_faster() -> None:
 
     def rate(engine: str, precision: str) -> float:
         asked = request(split | {"engine": engine, "precision": precision}, 1, global_batch=8)
-        estimates, row = chosen_training(
+        estimates, row = plan_candidate(
             PlanRequest.parse(asked | {"hardware": {"device": "mi355x"}})
         )
         return float(estimates.row(row)["training"]["tokens_per_s_per_gpu"])

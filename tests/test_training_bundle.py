@@ -17,7 +17,7 @@ from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Recipe, make_recipe
 from recipe_core.recipe.build import Additions
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_search import training_plan
+from recipe_core.search.plans import plan
 from recipe_core.targets import Parameters
 
 IMAGE = Parameters(image="registry.example/trainer:1")
@@ -180,10 +180,10 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder(
 
 def test_an_open_request_gets_the_best_split_that_can_be_started() -> None:
     asked = request("meta-llama/Llama-3.1-8B", nodes=1, device="h100-sxm", per_node=8)
-    table = training_plan(asked)
+    table = plan(asked)
     chosen = make_recipe(asked).candidate
     before = []
-    for row in map(int, table.ranked):
+    for row in map(int, table.order):
         if table.estimates.candidate(row) == chosen:
             break
         before.append(row)

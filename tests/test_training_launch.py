@@ -7,7 +7,6 @@ import importlib.util
 import json
 import random
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from recipe_core.launch.training.corpus import corpus
 from recipe_core.launch.training.start import first_launchable, launch_reasons, training_launch
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.training_plan import TrainingTable
-from recipe_core.search.training_search import chosen_training, training_plan
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.training_plan import TrainingPlan
+from tests.sizes import examples
 
 LLAMA, QWEN_MOE, MIXTRAL = (
     "meta-llama/Llama-3.1-8B",
@@ -32,7 +32,9 @@ LLAMA, QWEN_MOE, MIXTRAL = (
 )
 ENGINES = ("torch", "torchtitan", "deepspeed", "accelerate", "megatron")
 OPTIONS = Path(__file__).parent / "data" / "torchtitan-0.3.0-options.txt"
-WANTED = 500
+WANTED = examples(500, least=100)
+TRIED = examples(1500, least=300)
+"""Rows of a table that are tried: many cannot be launched."""
 INLINE = {
     "model_type": "llama",
     "hidden_size": 256,
@@ -67,34 +69,33 @@ def request(
 
 
 @cache
-def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingTable:
+def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingPlan:
     limits = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
-    return training_plan(
-        request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits
-    )
+    return plan(request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits)
 
 
-def tables(engine: str) -> Iterator[TrainingTable]:
-    """Clusters of many sizes; frameworks that divide replicas only have few splits on each."""
+MANY_SIZES = ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
+
+
+def tables(engine: str, chance: random.Random) -> list[TrainingPlan]:
+    """Clusters of two sizes; of many sizes for frameworks that divide replicas only and have few splits on each."""
     models = {"torchtitan": (LLAMA, QWEN_MOE), "megatron": (LLAMA, MIXTRAL)}.get(engine, (LLAMA,))
-    many = engine in REPLICAS
-    for model in models:
-        for nodes, per_node in (
-            ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
-            if many
-            else ((2, 8), (1, 8))
-        ):
-            for batch in (96, 128, 192, 256, 640, 1120) if many else (128,):
-                yield table(engine, model, nodes, per_node, batch)
+    if engine not in REPLICAS:
+        return [table(engine, model, nodes, 8, 128) for model in models for nodes in (2, 1)]
+    every = [(*size, batch) for size in MANY_SIZES for batch in (96, 128, 192, 256, 640, 1120)]
+    return [
+        table(engine, LLAMA, *asked)
+        for asked in chance.sample(every, min(len(every), examples(len(every), least=12)))
+    ]
 
 
 @cache
-def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingTable, int, Launch]]:
+def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingPlan, int, Launch]]:
     """Splits picked at random among those that can be started."""
     chance = random.Random(engine)
-    out: list[tuple[dict[str, Any], TrainingTable, int, Launch]] = []
-    for found in tables(engine):
-        rows = chance.sample(range(len(found)), min(len(found), 1500))
+    out: list[tuple[dict[str, Any], TrainingPlan, int, Launch]] = []
+    for found in tables(engine, chance):
+        rows = chance.sample(range(len(found)), min(len(found), TRIED))
         e = found.estimates
         fine = [row for row in rows if not launch_reasons(e, row)][: WANTED // 2]
         out += [(e.candidate(row), found, row, training_launch(e, row)) for row in fine]
@@ -127,7 +128,7 @@ def layout(said: str) -> list[int]:
     return [int(stage[2:] or 0) for stage in stages]
 
 
-def batch(found: TrainingTable, row: int) -> dict[str, Any]:
+def batch(found: TrainingPlan, row: int) -> dict[str, Any]:
     e = found.estimates
     return {
         "sequence_length": int(e.cases.sequence_length[row]),
@@ -446,7 +447,7 @@ def test_accelerate_loads_what_is_rendered(tmp_path: Path) -> None:
 
 
 def test_primus_gets_megatrons_names_in_a_file() -> None:
-    found = training_plan(request("megatron", MIXTRAL, device="mi300x"))
+    found = plan(request("megatron", MIXTRAL, device="mi300x"))
     row = first_launchable(found)
     assert row is not None
     launch, candidate = training_launch(found.estimates, row), found.estimates.candidate(row)
@@ -467,10 +468,10 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         "micro_batch": 1,
         "recompute": "full",
     }
-    estimates, row = chosen_training(request("torch", nodes=4, candidate=plain, global_batch=96))
+    estimates, row = plan_candidate(request("torch", nodes=4, candidate=plain, global_batch=96))
     words = flags(training_launch(estimates, row).processes[0].argv)
     assert words["nnodes"] == "1:4"  # 24, 16 and 8 replicas divide a batch of 96
-    fixed, row = chosen_training(request("torch", nodes=4, candidate=plain, global_batch=32))
+    fixed, row = plan_candidate(request("torch", nodes=4, candidate=plain, global_batch=32))
     assert flags(training_launch(fixed, row).processes[3].argv)["node-rank"] == "3"
 
 
@@ -571,7 +572,7 @@ def test_what_a_framework_cannot_be_told_is_an_answer(
         "zero_stage": 0,
         "micro_batch": 1,
     } | parts
-    estimates, row = chosen_training(request(engine, candidate=candidate, **work))
+    estimates, row = plan_candidate(request(engine, candidate=candidate, **work))
     with pytest.raises(NoAnswer) as error:
         training_launch(estimates, row)
     assert (error.value.field, said in error.value.message) == (field, True)
@@ -601,7 +602,7 @@ def test_every_option_is_told_or_refused_by_its_name(
         "micro_batch": 1,
     }
     plain |= {"zero_stage": 2} if name == "gradient_sync" else {}
-    estimates, row = chosen_training(request(engine, candidate=plain | parts))
+    estimates, row = plan_candidate(request(engine, candidate=plain | parts))
     if engine in carried:
         assert READERS[engine](training_launch(estimates, row))[name] == parts[name]
         return
@@ -614,12 +615,12 @@ def test_megatron_is_told_the_stages_that_were_estimated() -> None:
     """A head worth 2.4 layers leaves the last of four stages the fewest."""
     piped = {"engine": "megatron", "tp": 1, "pp": 4, "dp": 4, "zero_stage": 1, "micro_batch": 1}
     words = flags(
-        training_launch(*chosen_training(request("megatron", candidate=piped))).processes[0].argv
+        training_launch(*plan_candidate(request("megatron", candidate=piped))).processes[0].argv
     )
     assert words["pipeline-model-parallel-layout"] == "Et*9|t*9|t*8|t*6L"
     chunks = piped | {"virtual_stages": 2}
     words = flags(
-        training_launch(*chosen_training(request("megatron", candidate=chunks))).processes[0].argv
+        training_launch(*plan_candidate(request("megatron", candidate=chunks))).processes[0].argv
     )
     assert "pipeline-model-parallel-layout" not in words
 
@@ -629,12 +630,12 @@ def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
     with pytest.raises(
         NoAnswer, match=r"dp 16 × micro_batch 3 = 48; the nearest that is: 96 or 144"
     ) as error:
-        training_launch(*chosen_training(request("torch", candidate=plain)))
+        training_launch(*plan_candidate(request("torch", candidate=plain)))
     assert error.value.field == "workload.global_batch"
 
 
 def test_models_without_a_torchtitan_configuration_are_refused() -> None:
-    found = training_plan(request("torchtitan", MIXTRAL))
+    found = plan(request("torchtitan", MIXTRAL))
     assert first_launchable(found) is None
     said = f"torchtitan ships no configuration of {MIXTRAL} in bf16."
     assert all(said in launch_reasons(found.estimates, int(row)) for row in found.ranked[:100])
@@ -695,7 +696,7 @@ def test_megatron_keeps_gradients_as_they_were_estimated(
         "micro_batch": 1,
         "precision": precision,
     }
-    estimates, row = chosen_training(request("megatron", candidate=split, **work))
+    estimates, row = plan_candidate(request("megatron", candidate=split, **work))
     words = set(training_launch(estimates, row).processes[0].argv)
     assert words & {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"} == said
     held, every = (

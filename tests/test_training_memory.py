@@ -12,7 +12,8 @@ from recipe_core.base.units import GIB
 from recipe_core.physics.training.activations import in_flight, layer_bytes
 from recipe_core.physics.training.memory import Memory, memory
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_problem import resolve_training, training_setting
+from recipe_core.search.problem import resolve
+from recipe_core.search.training_candidates import settings
 from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting, training_cases
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
@@ -26,7 +27,7 @@ def setting(engine: str = "torchtitan", model: Any = LLAMA_8B, **workload: Any) 
         "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 512} | workload,
         "candidate": {"engine": engine},
     }
-    return training_setting(resolve_training(PlanRequest.parse(value)))
+    return settings(resolve(PlanRequest.parse(value)))
 
 
 def cases(n: int, **columns: Any) -> TrainingCases:

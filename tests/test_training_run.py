@@ -9,7 +9,7 @@ import pytest
 
 from recipe_core.physics.training.elastic import elastic_nodes, next_smaller
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_search import chosen_training, training_plan
+from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.training import training_cases
 
 SPLIT = {
@@ -34,7 +34,7 @@ def answer(
         "hardware": {"device": "h100-sxm", "nodes": 8} | (hardware or {}),
         "workload": asked,
     }
-    estimates, row = chosen_training(
+    estimates, row = plan_candidate(
         PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})})
     )
     return estimates.row(row)
@@ -130,7 +130,7 @@ def test_a_host_has_to_hold_what_is_offloaded() -> None:
         "micro_batch": 1,
         "offload": "optimizer",
     }
-    estimates, row = chosen_training(PlanRequest.parse(value | {"candidate": split}))
+    estimates, row = plan_candidate(PlanRequest.parse(value | {"candidate": split}))
     assert any("host memory" in reason for reason in estimates.reasons(row))
 
 
@@ -207,12 +207,12 @@ def test_nothing_fits_says_what_would() -> None:
         "hardware": {"device": "a100-sxm-40gb"},
         "options": {"nodes": "all"},
     }
-    table = training_plan(
+    table = plan(
         PlanRequest.parse(
             value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}
         )
     )
-    view = table.view(3)
+    view = table.to_json(3)
     assert not view["candidates"]
     assert all("memory" in reason or "needs" in reason for reason in view["nearest"]["reasons"])
     nodes = next(each for each in view["nearest"]["remedies"] if each["field"] == "hardware.nodes")
@@ -221,7 +221,7 @@ def test_nothing_fits_says_what_would() -> None:
 
 def test_no_row_of_the_front_is_beaten_in_both() -> None:
     value = {"model": "meta-llama/Llama-3.1-8B", "hardware": {"device": "h100-sxm"}}
-    table = training_plan(
+    table = plan(
         PlanRequest.parse(
             value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}
         )
@@ -230,6 +230,6 @@ def test_no_row_of_the_front_is_beaten_in_both() -> None:
     memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
     assert len(front) > 2
     for i in front:
-        better = (memory[table.ranked] < memory[i]) & (rate[table.ranked] > rate[i])
+        better = (memory[table.order] < memory[i]) & (rate[table.order] > rate[i])
         assert not better.any()
-    assert np.max(rate[front]) == np.max(rate[table.ranked])
+    assert np.max(rate[front]) == np.max(rate[table.order])

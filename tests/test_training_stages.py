@@ -11,7 +11,8 @@ from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_problem import resolve_training, training_setting
+from recipe_core.search.problem import resolve
+from recipe_core.search.training_candidates import settings
 from recipe_core.space.training import TrainingSetting, training_cases
 
 SHARED = {"sequence_length": 4096, "global_batch": 256, "per_node": 8, "nodes": 64}
@@ -34,7 +35,7 @@ def setting(engine: str, vocabulary: int = 131072, **more: Any) -> TrainingSetti
         "workload": workload,
         "candidate": {"engine": engine},
     }
-    return training_setting(resolve_training(PlanRequest.parse(value)))
+    return settings(resolve(PlanRequest.parse(value)))
 
 
 @pytest.mark.parametrize(("pp", "first", "last"), [(2, 18, 14), (4, 9, 6), (32, 2, 0)])

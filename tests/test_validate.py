@@ -27,7 +27,7 @@ from recipe_core.hardware.cluster import device
 from recipe_core.measured.serving_runs import FIGURES, PUBLISHED, Run, published_runs, read_runs
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.batch import estimate_many
+from recipe_core.search.plans import estimate_batch
 from tests.conftest import LLAMA_70B
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def run(**values) -> Run:
 
 def measured_as(factor: float, **values) -> Run:
     """A run whose every figure is ``factor`` times the estimate."""
-    served = estimate_many([run(**values).request()])[0]["serving"]
+    served = estimate_batch([run(**values).request()])[0]["serving"]
     times = {
         f"{name}_ms": served[f"{name}_s"] * 1e3 * factor
         for name in ("ttft", "tpot", "request_latency")
@@ -393,7 +393,8 @@ def test_no_number_is_keyed_by_a_model():
         for word in (model, model.split("/")[-1], model.replace("/", "--"))
     }
     folders = [
-        ROOT / "recipe_core" / "estimate",
+        ROOT / "recipe_core" / "physics",
+        ROOT / "recipe_core" / "space",
         ROOT / "recipe_core" / "engines",
         ROOT / "hw_profiles",
     ]

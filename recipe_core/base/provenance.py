@@ -13,7 +13,7 @@ Remark = Annotated[str, Field(max_length=1000)]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Source(_Data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ TRAINING = {
     ),
     "peak_memory_bytes": ("Memory of the fullest device", gib),
 }
+FIGURES = {"serving": SERVING, "training": TRAINING}
 MEMORY = {
     "weights_bytes": "Weights",
     "kv_needed_bytes": "KV cache needed",
@@ -41,34 +43,24 @@ class TextRow:
     basis: str
 
 
-def serving_rows(estimate: dict[str, Any]) -> list[TextRow]:
-    """Latency and throughput of a feasible estimate."""
-    return _rows(estimate, "serving", SERVING)
-
-
-def training_rows(estimate: dict[str, Any]) -> list[TextRow]:
-    """Step time, rates and memory of a feasible training estimate."""
-    return _rows(estimate, "training", TRAINING)
-
-
-def _rows(estimate: dict[str, Any], part: str, shown: dict[str, tuple[str, Any]]) -> list[TextRow]:
-    """The figures that have a band."""
-    values, bands, basis = estimate[part], estimate["bands"], estimate["basis"]
+def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
+    """Figures of a feasible estimate that have a band: latency and throughput, or step, rates and memory."""
+    values, bands, basis = estimate[kind], estimate["bands"], estimate["basis"]
     return [
         TextRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
-        for key, (label, show) in shown.items()
+        for key, (label, show) in FIGURES[kind].items()
         if key in bands
     ]
 
 
-def memory_rows(estimate: dict[str, Any]) -> list[tuple[str, str]]:
+def memory_rows(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Parts of a device's memory, then their total and what the engine may use."""
     memory = estimate["memory"]
     parts = [(label, gib(memory[key])) for key, label in MEMORY.items()]
     return [*parts, ("Total", gib(memory["total_bytes"])), ("Usable", gib(memory["usable_bytes"]))]
 
 
-def cost_text(estimate: dict[str, Any]) -> str | None:
+def cost_text(estimate: Mapping[str, Any]) -> str | None:
     """Cost per hour and per million output tokens with the price's basis, or None when no price is known."""
     cost = estimate["cost"]
     if cost["usd_per_hour"] is None:

@@ -14,6 +14,15 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Spread = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 WeightDtype = Literal[
-    "auto", "bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"
+    "auto",
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp8",
+    "fp8-block",
+    "int8",
+    "int4",
+    "mxfp4",
+    "nvfp4",
 ]
 KvDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8"]

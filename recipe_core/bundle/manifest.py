@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from recipe_core.base.described import DESCRIBED
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import BundleError, InputError
 
@@ -19,12 +20,19 @@ _CHANGED = "The bundle was changed; build it again or get it from its author."
 class Manifest(BaseModel):
     """The recipe's name and digest, and files by path."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
     schema_version: Literal[1] = 1
+    """Version of this schema."""
+
     recipe: str
+    """Name of the recipe that the bundle was made from."""
+
     recipe_digest: Sha256
+    """SHA-256 of the recipe's content, in hexadecimal digits."""
+
     files: Annotated[dict[str, Sha256], Field(min_length=1)]
+    """SHA-256 of every other file, in hexadecimal digits, by its path in the bundle."""
 
     @classmethod
     def of(cls, name: str, digest: str, files: Mapping[str, bytes]) -> Manifest:
@@ -42,16 +50,16 @@ class Manifest(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(step) for step in first["loc"])
-            raise BundleError(
-                f"{MANIFEST}: {where}: {first['msg']}.", hint="Build the bundle again."
-            ) from None
+            message = f"{MANIFEST}: {where}: {first['msg']}."
+            raise BundleError(message, hint="Build the bundle again.") from None
 
     def verify(self, files: Mapping[str, bytes]) -> None:
         """Raise BundleError for the first file that is missing, added or changed."""
         found = set(files)
+        listed = set(self.files)
         for what, names in (
-            ("is missing", set(self.files) - found),
-            ("is not in the manifest", found - set(self.files)),
+            ("is missing", listed - found),
+            ("is not in the manifest", found - listed),
         ):
             if names:
                 raise BundleError(f"{min(names)} {what}.", hint=_CHANGED)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recipe_core.base.labels import training_split
-from recipe_core.base.text_rows import cost_text, serving_rows, training_rows
+from recipe_core.base.text_rows import cost_text, text_rows
 from recipe_core.base.units import gib
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
@@ -144,11 +144,7 @@ def _expected(recipe: Recipe) -> str:
         for name, value in recipe.request["workload"].items()
         if name != "kind" and value
     )
-    figures = (
-        serving_rows(recipe.estimate)
-        if recipe.kind == "serving"
-        else training_rows(recipe.estimate)
-    )
+    figures = text_rows(recipe.kind, recipe.estimate)
     rows = [
         f"| {row.label} | {row.value} | {row.low} – {row.high} | {row.basis} |" for row in figures
     ]

@@ -20,12 +20,9 @@ from recipe_core.physics.training.fits import memory_rule
 from recipe_core.physics.training.memory import Memory, memory
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.training_problem import (
-    one_case,
-    resolve_training,
-    setting_key,
-    training_setting,
-)
+from recipe_core.search.plans import shared_key
+from recipe_core.search.problem import resolve
+from recipe_core.search.training_candidates import one_case
 from recipe_core.space.training import TrainingCases, TrainingSetting, stack_cases
 from recipe_core.space.training_rules import rules
 
@@ -83,14 +80,14 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     wrong: Counter[str] = Counter()
     for n, run in enumerate(runs):
         try:
-            problem = resolve_training(PlanRequest.parse(run.request()))
-            case, setting = one_case(problem), training_setting(problem)
+            problem = resolve(PlanRequest.parse(run.request()))
+            pair = one_case(problem, problem.candidate)
         except RecipeError as error:
             wrong[error.message] += 1
             continue
-        if case is None:
+        if pair is None:
             raise InputError(f"{run.id} has no split.", field="table")
-        members.setdefault(setting_key(problem, setting), []).append((n, setting, case))
+        members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
     groups = [
         RunGroup(m[0][1], stack_cases([c for _, _, c in m]), np.array([n for n, _, _ in m]))
         for m in members.values()

@@ -14,7 +14,7 @@ import pandas as pd
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.hardware.cluster import device
 from recipe_core.measured.serving_runs import FIGURES, SHOWN, SPLIT, Run
-from recipe_core.search.batch import estimate_many
+from recipe_core.search.plans import estimate_batch
 
 CELL = ("source", "device", "model")
 BY = ("device", "model", "source", "engine")
@@ -53,7 +53,7 @@ class Comparison:
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Estimates all runs in one call and puts each estimate beside what was measured."""
-    answers = estimate_many(run.request() for run in runs)
+    answers = estimate_batch(run.request() for run in runs)
     not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
     refused = tuple(
         (run, answer["reasons"][0])

@@ -14,7 +14,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
 from recipe_core.engines.grammar import programs
-from recipe_core.search.batch import estimate_many
+from recipe_core.search.plans import estimate_batch
 
 SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
 MAX_FILES = 100_000
@@ -166,13 +166,8 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def check_values(
-    values: list[Any], usual: dict[str, Any], *, files: bool = False
-) -> Iterator[dict[str, Any]]:
-    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run.
-
-    ``files`` is that of ``PlanRequest.parse``.
-    """
+def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run."""
     is_command = [
         isinstance(value, dict) and ("command" in value or "argv" in value) for value in values
     ]
@@ -180,9 +175,7 @@ def check_values(
         _item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if is_command[n - 1]
     ]
     verdicts = check_items(items, usual, every=True)
-    estimates = iter(
-        estimate_many((value for n, value in enumerate(values) if not is_command[n]), files=files)
-    )
+    estimates = iter(estimate_batch((value for n, value in enumerate(values) if not is_command[n])))
     for each in is_command:
         if each:
             yield next(verdicts)

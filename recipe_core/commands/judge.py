@@ -24,10 +24,11 @@ from recipe_core.hardware.cluster import device, fabric
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.advice import remedies
-from recipe_core.search.batch import setting_key
-from recipe_core.search.serving_candidates import Resolved, every_split, one_split, resolve, setting
-from recipe_core.search.serving_plan import PlanTable, judged, plan
+from recipe_core.search.changes import helpful_changes
+from recipe_core.search.plans import plan, shared_key
+from recipe_core.search.problem import ServingProblem, resolve
+from recipe_core.search.serving_candidates import engine_of, every_split, one_case, setting
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Cases, Setting, stack
 
 
@@ -49,7 +50,7 @@ def check_command(
     answer = verdict.answer(ground)
     if isinstance(verdict, View) and not answer["ok"] and answer["better"] is None:
         found = plan(_without_split(verdict.ready.found.request), folders=folders)
-        answer["changes"] = [remedy.to_json() for remedy in remedies(found)]
+        answer["changes"] = [remedy.to_json() for remedy in helpful_changes(found)]
     return answer
 
 
@@ -250,7 +251,7 @@ def _judge(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unkn
     for n, case in enumerate(cases):
         try:
             ready = _resolve(case, ground, models)
-            groups[setting_key(ready.found, ready.setting)].append((n, ready))
+            groups[shared_key(ready.found, ready.setting)].append((n, ready))
         except RecipeError as error:
             out[n] = Unknown(case, error)
     for members in groups.values():
@@ -295,7 +296,7 @@ def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
     return Ready(case, found, *_own(case, found))
 
 
-def _looked_up(case: Case, request: dict[str, Any], models: _Models) -> Resolved:
+def _looked_up(case: Case, request: dict[str, Any], models: _Models) -> ServingProblem:
     """The request with its names looked up; without a draft where the model has none or it cannot be estimated."""
     try:
         return resolve(PlanRequest.parse(request), folders=models.folders)
@@ -392,13 +393,13 @@ def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
     return tokens | context | speculative | {"concurrency": ground.concurrency}
 
 
-def _own(case: Case, found: Resolved) -> tuple[Setting, Cases]:
+def _own(case: Case, found: ServingProblem) -> tuple[Setting, Cases]:
     """The columns of the command's split (of all that agree with it, where it leaves degrees open); what is not modelled is left out."""
     candidate = {"engine": case.meant.engine} | case.meant.candidate
     while True:
         stated = CandidateRequest.model_validate(candidate)
         try:
-            exact = one_split(found, stated)
+            exact = one_case(found, stated)
             break
         except InputError as error:
             name = (error.field or "").removeprefix("candidate.").split(".")[0]
@@ -412,7 +413,10 @@ def _own(case: Case, found: Resolved) -> tuple[Setting, Cases]:
     if exact is not None:
         return exact
     chosen = setting(
-        found, found.engine(stated.engine), stated.weight_dtype or "auto", stated.kv_dtype or "auto"
+        found,
+        engine_of(stated.engine, found.cluster),
+        stated.weight_dtype or "auto",
+        stated.kv_dtype or "auto",
     )
     columns = every_split(found, chosen, stated)
     if not len(columns):
@@ -443,4 +447,4 @@ def _group(members: list[Ready]) -> Group:
         ready.rows = (at, *placed[key])
         at += len(ready.own)
     first = members[0]
-    return Group(PlanTable(first.found, (judged(first.found, first.setting, stack(blocks)),)))
+    return Group(ServingPlan.of(first.found, first.setting, stack(blocks)))

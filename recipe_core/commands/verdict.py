@@ -23,8 +23,9 @@ from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import Goal
 from recipe_core.search.evaluated import EvaluatedCases
-from recipe_core.search.serving_candidates import Resolved, served_context
-from recipe_core.search.serving_plan import PlanTable
+from recipe_core.search.problem import ServingProblem
+from recipe_core.search.serving_candidates import served_context
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Cases, Setting
 
 WORTHWHILE = 0.02
@@ -86,7 +87,7 @@ class Ready:
     """
 
     case: Case
-    found: Resolved
+    found: ServingProblem
     setting: Setting
     own: Cases
     rows: tuple[int, int, int] = (0, 0, 0)
@@ -103,10 +104,10 @@ class Ready:
 class Group:
     """The plan of commands that share a setting: one block of rows."""
 
-    table: PlanTable
+    table: ServingPlan
 
     @property
-    def block(self) -> EvaluatedCases:
+    def block(self) -> EvaluatedCases[Any, Any, Any]:
         """All rows."""
         return self.table.blocks[0]
 
@@ -114,7 +115,7 @@ class Group:
     def positions(self) -> Int:
         """Where each row ranks; those that cannot run come last."""
         out = np.full(len(self.table), len(self.table))
-        out[self.table.ranked] = np.arange(len(self.table.ranked))
+        out[self.table.order] = np.arange(len(self.table.order))
         return out
 
     def best(self, start: int, end: int) -> int:

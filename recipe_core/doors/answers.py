@@ -14,13 +14,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
 from recipe_core.present import schemas
-from recipe_core.present.views import (
-    REFUSED_LISTED,
-    engine_view,
-    hardware_view,
-    model_view,
-    plan_view,
-)
+from recipe_core.present.views import engine_view, hardware_view, model_view
 from recipe_core.recipe import (
     Additions,
     Recipe,
@@ -36,8 +30,8 @@ from recipe_core.recipe.parameters import read_parameters, read_variants
 from recipe_core.recipe.published import read_published
 from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
 from recipe_core.request.schema import PlanRequest, json_schema
-from recipe_core.search.serving_plan import chosen_plan, plan
-from recipe_core.search.training_search import chosen_training, training_plan
+from recipe_core.search.plan import REFUSED_LISTED
+from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.verdict import check_request
 
 Body = Mapping[str, Any]
@@ -63,18 +57,12 @@ class Answers:
     def plan(self, body: Body, top: int | None = None, refused: int = REFUSED_LISTED) -> Json:
         """Every split judged and ranked: the first ``top`` that can run, the first ``refused`` that cannot, and how many there are."""
         request = PlanRequest.parse(body)
-        if request.is_training:
-            return _clean(training_plan(request, folders=self.folders).view(top, refused))
-        return _clean(plan_view(plan(request, folders=self.folders), top, refused))
+        return _clean(plan(request, folders=self.folders).to_json(top, refused))
 
     def estimate(self, body: Body) -> Json:
         """One split: the request's candidate, or the best that agrees with it."""
-        request = PlanRequest.parse(body)
-        if request.is_training:
-            estimates, place = chosen_training(request, folders=self.folders)
-            return _clean({"candidate": estimates.candidate(place)} | estimates.row(place))
-        table, row = chosen_plan(request, folders=self.folders)
-        return _clean({"candidate": table.candidate(row)} | table.detailed(row))
+        narrowed, row = plan_candidate(PlanRequest.parse(body), folders=self.folders)
+        return _clean({"candidate": narrowed.candidate(row), **narrowed.detailed(row)})
 
     def check(self, body: Body) -> Json:
         """Whether a request's split can run, or a ``command`` on ``hardware``; an ``error`` in the answer says that a command is none."""

@@ -10,12 +10,18 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from recipe_core import __version__
+from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers
 from recipe_core.doors.answers import Answers
+from recipe_core.request.schema import PlanRequest
 
-RequestBody = Annotated[dict[str, Any], Body(description="A PlanRequest; see /api/v1/schema.")]
+RequestBody = Annotated[dict[str, Any], SchemaOf(PlanRequest), Body(description="A PlanRequest.")]
+CheckBody = Annotated[
+    dict[str, Any],
+    Body(description="A PlanRequest, or {command, hardware, gpus, nodes, input_tokens, …}."),
+]
 RecipeBody = Annotated[
     dict[str, Any],
     Body(
@@ -103,7 +109,7 @@ def _questions(api: FastAPI, ask: Answers) -> None:
         summary="Whether a split, or an engine's command, can run, why not, and the best one",
         response_model=None,
     )
-    def check_route(body: RequestBody) -> dict[str, Any] | JSONResponse:
+    def check_route(body: CheckBody) -> dict[str, Any] | JSONResponse:
         answer = ask.check(body)
         return JSONResponse(answer, 422) if "error" in answer else answer
 

@@ -19,18 +19,22 @@ from pydantic import Field
 from starlette.applications import Starlette
 
 from recipe_core import __version__
+from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import answers
 from recipe_core.doors.answers import Answers, Json
+from recipe_core.request.schema import PlanRequest
 
+WholeRequest = Annotated[
+    dict[str, Any],
+    SchemaOf(PlanRequest),
+    Field(description="A PlanRequest: model, hardware and workload, the rest as it is wanted."),
+]
+"""With its schema, which is large: one tool bears it, so that agents read it once."""
 Request = Annotated[
     dict[str, Any],
-    Field(
-        description="A PlanRequest: model (a Hugging Face id or an inline config.json), hardware {device (a name, or a whole profile), "
-        "per_node, nodes}, workload {input_tokens, output_tokens, concurrency} or {kind: training, sequence_length, global_batch, tokens}, "
-        "and optionally objective {optimize, limits}, options and candidate. `known` with schema gives its JSON Schema."
-    ),
+    Field(description="A PlanRequest, as `plan` takes it; `known` with schema describes it too."),
 ]
 RecipeLike = Annotated[
     dict[str, Any],
@@ -77,7 +81,7 @@ class Tools:
         """What is known: names, or with a name one model, device or engine with sources; schema: that of a request, or of what is named."""
         return KNOWN[what](name)
 
-    def plan(self, request: Request, top: Count = 5, refused: Count = 10) -> Json:
+    def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
         """Every split of a model over the hardware, judged and ranked: the first `top`, the first `refused` with reasons, the counts."""
         return self._ask.plan(request, top, refused)
 

@@ -23,23 +23,23 @@ from recipe_core.base.resources import root
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FOLDERS = "RECIPE_BUILDER_FOLDERS"
 PAGES = (
-    "board",
+    "bundle.browse",
     "commands.judge",
-    "fixes",
-    "hardware.detect",
-    "hardware.uploaded",
-    "listing",
+    "hardware.detect.machine",
+    "hardware.ownership",
+    "hardware.upload",
     "model.uploaded",
     "model.variants",
-    "owning",
+    "present.report",
+    "present.snippets",
+    "present.views",
+    "recipe.other_engines",
     "recipe.parameters",
-    "report",
-    "same_split",
-    "slos",
-    "snippets",
-    "starting",
+    "search.plans",
+    "search.changes",
+    "search.slos",
     "targets.form",
-    "views",
+    "targets.start_command",
 )
 """All that any page imports is one of these modules, or what they import: no page brings in one of its own."""
 importing = threading.RLock()
@@ -122,9 +122,8 @@ def serve(host: str, port: int) -> None:
         tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
     )
     spec.loader.exec_module(module)
-    sys.stdout.write(
-        f"Recipe Builder: http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}\n"
-    )  # noqa: S104
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - not bound here
+    sys.stdout.write(f"Recipe Builder: http://{shown}:{port}\n")
     sys.stdout.flush()
     module.app.run(config=settings | {"server.address": host, "server.port": port})
 

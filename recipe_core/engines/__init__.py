@@ -1,1 +1,5 @@
-"""Engines: what they are (YAML) and how they are told (one small module each)."""
+"""What engines and frameworks are and can do, as data: versions, options, memory rules, overheads.
+
+``serving/``, ``training/`` and ``options/`` hold the YAML files, the modules type them. How an
+engine is started is ``launch``. May import base and hardware.
+"""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
@@ -157,7 +157,7 @@ class TrainingData(_Data):
 def training_data() -> TrainingData:
     """The data this version ships."""
     return TrainingData.model_validate(
-        read_document(Path(__file__).with_name("training") / "frameworks.yaml")
+        read_shipped(Path(__file__).with_name("training") / "frameworks.yaml")
     )
 
 

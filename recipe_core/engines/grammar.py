@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError
 from recipe_core.engines.options import FOLDER, Meaning
 from recipe_core.engines.spec import Engine, engine_names
@@ -94,7 +94,7 @@ def placed(chosen: Engine) -> tuple[str, ...]:
 
 def _read(path: Path) -> Grammar:
     try:
-        return Grammar.model_validate(read_document(path))
+        return Grammar.model_validate(read_shipped(path))
     except ValidationError as error:
         raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError, unknown
 
 FOLDER = Path(__file__).with_name("options")
@@ -60,7 +60,7 @@ _FILLED = re.compile(r"\$\{\w+\}.*")  # filled at launch, whatever the type
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Option(_Data):
@@ -199,6 +199,6 @@ def option_table(engine: str, version: str) -> OptionTable:
     if not path.is_file():
         return OptionTable(schema_version=1, engine=engine, version=version, options={})
     try:
-        return OptionTable.model_validate(read_document(path))
+        return OptionTable.model_validate(read_shipped(path))
     except ValidationError as error:
         raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None

@@ -10,7 +10,7 @@ from recipe_core.base.provenance import Status
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class ContainerImage(_Data):

@@ -1,6 +1,6 @@
 """What an engine is, as data: its version, what it can split, how it divides memory, batches and loses time.
 
-One YAML file an engine beside this module; ``engines/<name>.py`` says how its options become a command.
+One YAML file an engine in ``serving/``; ``launch/serving/<name>.py`` says how its options become a command.
 Differences between engines live here, not in the physics.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.engines.options import OptionTable, option_table
@@ -25,7 +25,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Exchange(_Data):
@@ -265,7 +265,7 @@ def engine(name: str) -> Engine:
         message, hint = unknown("engine", name, engine_names())
         raise InputError(message, field="candidate.engine", hint=hint)
     try:
-        return Engine.model_validate(_whole(read_document(path)))
+        return Engine.model_validate(_whole(read_shipped(path)))
     except ValidationError as error:
         raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
 
@@ -275,7 +275,7 @@ def _whole(document: Any) -> Any:
     if not isinstance(document, dict) or "wraps" not in document:
         return document
     inner = {
-        **read_document(_files()[document["wraps"]]),
+        **read_shipped(_files()[document["wraps"]]),
         "default_on": [],
         "images": {},
         "metrics": None,
@@ -289,5 +289,7 @@ def _whole(document: Any) -> Any:
 
 def default_engine(runtime: Runtime) -> Engine:
     """The engine taken when a request names none; where a runtime has none, the one that refuses it with the reason."""
-    every = [engine(name) for name in engine_names()]
-    return next((e for e in every if runtime in e.default_on), engine("vllm"))
+    usual = engine("vllm")
+    if runtime in usual.default_on:  # no file but its own is read
+        return usual
+    return next((e for e in map(engine, engine_names()) if runtime in e.default_on), usual)

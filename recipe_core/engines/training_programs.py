@@ -1,4 +1,4 @@
-"""``engines.yaml``, typed."""
+"""``training/programs.yaml``, typed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.release import ContainerImage
 
@@ -101,7 +101,7 @@ class _Facts(_Data):
 def facts() -> _Facts:
     """The file."""
     return _Facts.model_validate(
-        read_document(Path(__file__).with_name("training") / "programs.yaml")
+        read_shipped(Path(__file__).with_name("training") / "programs.yaml")
     )
 
 

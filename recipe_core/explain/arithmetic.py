@@ -19,8 +19,8 @@ from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, sta
 from recipe_core.physics.serving.memory import stage_columns
 from recipe_core.physics.serving.weights import layer_weight_bytes, stage_layers, vocabulary_bytes
 from recipe_core.search.measures import days
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 from recipe_core.space.serving import Cases, Setting
 
 
@@ -44,7 +44,7 @@ def _long(seconds: float) -> str:
     return duration(seconds) if seconds < 3600 else days(seconds)
 
 
-def arithmetic(board: ServingBoard, row: int) -> dict[str, list[Line]]:
+def arithmetic(board: ServingPlan, row: int) -> dict[str, list[Line]]:
     """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy."""
     estimate = board.estimate(row)
     if "memory" not in estimate or not np.isfinite(estimate["memory"]["total_bytes"]):
@@ -56,10 +56,11 @@ def arithmetic(board: ServingBoard, row: int) -> dict[str, list[Line]]:
     return out
 
 
-def _memory_lines(board: ServingBoard, row: int, estimate: Mapping[str, Any]) -> list[Line]:
-    block, i = board.table.at(row)
+def _memory_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+    block, i = board.at(row)
     m, case = estimate["memory"], block.cases.take([i])
-    memory, k = block.memory(i)
+    estimates, k = block.detail(i)
+    memory = estimates.memory
     request_bytes = float(memory.sequence_bytes[k])
     sequences = float(memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
     start, end = _fullest_stage(block.setting, case, sequences)
@@ -144,8 +145,8 @@ def _sum(parts: Mapping[str, float], labels: Mapping[str, str]) -> str:
     )
 
 
-def _time_lines(board: ServingBoard, estimate: Mapping[str, Any]) -> list[Line]:
-    s, parts, w = estimate["serving"], estimate["breakdown_s"], board.table.found.workload
+def _time_lines(board: ServingPlan, estimate: Mapping[str, Any]) -> list[Line]:
+    s, parts, w = estimate["serving"], estimate["breakdown_s"], board.problem.workload
     return [
         Line(
             "Time per output token",
@@ -168,9 +169,9 @@ def _time_lines(board: ServingBoard, estimate: Mapping[str, Any]) -> list[Line]:
     ]
 
 
-def _rate_lines(board: ServingBoard, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+def _rate_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> list[Line]:
     s, cost, energy = estimate["serving"], estimate["cost"], estimate["energy"]
-    w, gpus = board.table.found.workload, int(board.raw("gpus")[row])
+    w, gpus = board.problem.workload, int(board.raw("gpus")[row])
     out = s["output_tokens_per_s"]
     lines = []
     if w.mode == "closed":
@@ -223,7 +224,7 @@ def _rate_lines(board: ServingBoard, row: int, estimate: Mapping[str, Any]) -> l
     return lines
 
 
-def training_arithmetic(board: TrainingBoard, row: int) -> dict[str, list[Line]]:
+def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
     """Lines on a training split's fullest stage and, if it runs, its step and the run."""
     estimate = board.estimate(row)
     if "memory" not in estimate:
@@ -244,8 +245,8 @@ def training_arithmetic(board: TrainingBoard, row: int) -> dict[str, list[Line]]
     return out
 
 
-def _step_lines(board: TrainingBoard, row: int, estimate: Mapping[str, Any]) -> list[Line]:
-    t, w, gpus = estimate["training"], board.table.asked.workload, int(board.raw("gpus")[row])
+def _step_lines(board: TrainingPlan, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+    t, w, gpus = estimate["training"], board.problem.workload, int(board.raw("gpus")[row])
     tokens = w.global_batch * w.sequence_length
     flops = t["flops_per_s_per_gpu"] / t["tokens_per_s_per_gpu"]
     peak = t["flops_per_s_per_gpu"] / t["mfu"]
@@ -276,9 +277,9 @@ def _step_lines(board: TrainingBoard, row: int, estimate: Mapping[str, Any]) -> 
     ]
 
 
-def _run_lines(board: TrainingBoard, estimate: Mapping[str, Any]) -> list[Line]:
+def _run_lines(board: TrainingPlan, estimate: Mapping[str, Any]) -> list[Line]:
     run, cost, t = estimate["run"], estimate["cost"], estimate["training"]
-    w = board.table.asked.workload
+    w = board.problem.workload
     interval, write, mtbf = (
         _long(run[name]) for name in ("checkpoint_interval_s", "checkpoint_s", "mtbf_s")
     )

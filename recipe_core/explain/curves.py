@@ -9,8 +9,8 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.physics.serving.cost import SECONDS_PER_HOUR
 from recipe_core.physics.serving.estimates import estimate
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 
 LOADS_DRAWN = 13
 SPAN = 16.0
@@ -32,9 +32,9 @@ class LoadCurve:
     runs: Bool
 
 
-def load_curve(board: ServingBoard, row: int) -> LoadCurve:
+def load_curve(board: ServingPlan, row: int) -> LoadCurve:
     """The estimate of a row's split under loads around the request's, in one call."""
-    block, i = board.table.at(row)
+    block, i = board.at(row)
     request_load = float(block.cases.load[i])
     loads = request_load * np.geomspace(1 / SPAN, SPAN, LOADS_DRAWN)
     if block.setting.mode != "open":
@@ -72,7 +72,7 @@ class Scaling:
     rows: tuple[int, ...]
 
 
-def scaling(board: TrainingBoard) -> Scaling:
+def scaling(board: TrainingPlan) -> Scaling:
     """The best feasible split of each number of devices in the plan, by tokens/s."""
     gpus, rate, feasible = board.raw("gpus"), board.raw("output"), board.feasible
     best: dict[int, int] = {}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.training_plan import TrainingPlan
 
 DRAWN = ("1f1b", "interleaved", "gpipe")
 """Schedules whose order is known here; zero-bubble schedules split the backward pass."""
@@ -140,13 +140,13 @@ def _ready(
     return None if forward is None or later is None else max(forward, later)
 
 
-def best_with_pipeline(board: TrainingBoard) -> int | None:
+def best_with_pipeline(board: TrainingPlan) -> int | None:
     """The best feasible row with several stages; None where there is none."""
-    piped = board.ranked[board.degree("pp")[board.ranked] > 1]
+    piped = board.order[board.degree("pp")[board.order] > 1]
     return int(piped[0]) if len(piped) else None
 
 
-def step_timeline(board: TrainingBoard, row: int) -> tuple[list[Task], str]:
+def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
     """The timetable of a row's step, with no more micro-batches than a chart can show, and a note.
 
     A pass takes its parts of the step divided by the micro-batches. Gradients and the optimizer are

@@ -10,7 +10,7 @@ import numpy as np
 from recipe_core.hardware.profile import Fabric
 from recipe_core.physics.serving.cost import changed
 from recipe_core.physics.serving.estimates import Estimates, estimate
-from recipe_core.search.serving_board import ServingBoard
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Cases, Setting
 
 FIGURES: dict[str, Callable[[Estimates], float]] = {
@@ -61,9 +61,9 @@ class Swing:
         )
 
 
-def tornado(board: ServingBoard, row: int, measure: str) -> tuple[float, list[Swing]]:
+def tornado(board: ServingPlan, row: int, measure: str) -> tuple[float, list[Swing]]:
     """The measure of a row, and with each assumption moved alone, the widest swing first."""
-    block, i = board.table.at(row)
+    block, i = board.at(row)
     cases, read = block.cases.take([i]), FIGURES[measure]
     base = read(estimate(block.setting, cases))
     swings = []

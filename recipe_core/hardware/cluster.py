@@ -125,7 +125,7 @@ def plain(profile: Device) -> dict[str, Any]:
 @cache
 def _shipped(name: str) -> Device:
     if custom.is_path(name):
-        hint = "The command line reads paths, the library with PlanRequest.parse(…, files=True); elsewhere give the profile itself."
+        hint = "The command line reads paths, a program by hardware.custom.with_profiles; elsewhere give the profile itself."
         raise HardwareError(
             f"{name[:200]!r} is a path, and none is read here.", field=custom.FIELD, hint=hint
         )

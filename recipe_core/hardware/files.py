@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import HardwareError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=BaseModel)
 def read(path: Path, schema: type[Model]) -> Model:
     """A file as its schema; raises HardwareError naming what is wrong."""
     try:
-        return schema.model_validate(read_document(path))
+        return schema.model_validate(read_shipped(path))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"])

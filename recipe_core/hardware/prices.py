@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import root
@@ -19,14 +20,28 @@ PRICE_NOTES: dict[Commitment, str] = {
 @cache
 def offers() -> tuple[Offer, ...]:
     """All price offers, cheapest first."""
-    files = named(root("hw_profiles") / "offers").values()
+    return _offers_in(tuple(named(root("hw_profiles") / "offers").values()))
+
+
+@cache
+def _offers_in(files: tuple[Path, ...]) -> tuple[Offer, ...]:
     found = [offer for path in files for offer in read(path, OfferFile).offers]
     return tuple(sorted(found, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
 
 
+@cache
+def _naming(*devices: str) -> tuple[Path, ...]:
+    """Files whose text has the name of one of the devices: looking for it is quicker than parsing the others."""
+    files = named(root("hw_profiles") / "offers").values()
+    return tuple(
+        path for path in files if any(name in path.read_text(encoding="utf-8") for name in devices)
+    )
+
+
 def offers_of(profile: Device) -> list[Offer]:
     """Offers for a device, also those for the shipped one that it is known as, cheapest first."""
-    return [offer for offer in offers() if offer.device in (profile.name, profile.known_as)]
+    names = {profile.name, profile.known_as or profile.name}
+    return [offer for offer in _offers_in(_naming(*names)) if offer.device in names]
 
 
 def price_of(

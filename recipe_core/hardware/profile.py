@@ -91,7 +91,7 @@ class Device(Sourced):
     kv_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     tdp_watts: Quantity
     idle_watts: Quantity | None = None
-    roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = {}
+    roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = Field(default_factory=dict)
     node: NodeSpec
 
     @property
@@ -230,7 +230,9 @@ class DtypeSupport(_Data):
     encoding: str | None = None
     architectures: Annotated[tuple[str, ...], Field(min_length=1)]
     silicon: Literal["native", "none"]
-    engines: dict[Name, Literal["native", "weight-only", "converted", "none"]] = {}
+    engines: dict[Name, Literal["native", "weight-only", "converted", "none"]] = Field(
+        default_factory=dict
+    )
     source: str
     status: Status
     note: str | None = None

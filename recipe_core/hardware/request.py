@@ -11,24 +11,41 @@ from recipe_core.hardware.profile import Commitment
 
 
 class HardwareRequest(BaseModel):
-    """Devices on offer: ``per_node`` of one kind in each of ``nodes``. Links come from the profile unless named.
-
-    ``device``: a shipped one by its name, or a whole profile of one's own. The price of an hour is that of ``offer``, or one's own
-    (``usd_per_device_hour``), or the cheapest offer of a ``commitment`` (on demand): ``reserved`` may have a term, and says of one's own
-    price that it is paid whether the devices are used or not.
-    """
+    """The devices on offer: one kind, in nodes of equal size."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: Text | dict[str, Any]
+    """Device: the name of a profile, or a whole profile of your own; on the command line also the
+    path of one."""
+
     per_node: Count = 8
+    """Devices in a node."""
+
     nodes: Count = 1
+    """Nodes in the cluster."""
+
     fabric: Text | None = None
+    """Link between the devices of a node, by name (``nvlink4``); left out, the one in the device's
+    profile."""
+
     network: Text | None = None
+    """Link between nodes, by name (``ib-ndr-400``); left out, the one in the device's profile."""
+
     offer: Text | None = None
+    """Price offer to count with, by name; left out, the cheapest that fits ``commitment``. Give
+    either an offer or ``usd_per_device_hour``."""
+
     usd_per_device_hour: Positive | None = None
+    """Your own price of one device, in US dollars per hour; left out, an offer's."""
+
     commitment: Commitment | None = None
+    """What the price commits you to: ``on-demand`` by the hour, ``spot`` until the provider takes
+    the device back, ``reserved`` for a term, used or not. Selects the cheapest such offer (left
+    out: on-demand), or says what your own price is for."""
+
     term_months: Annotated[int, Field(ge=1, le=120)] | None = None
+    """Length of a reservation in months, only with ``commitment: reserved``; left out, any."""
 
     @model_validator(mode="after")
     def _term(self) -> Self:
@@ -44,8 +61,6 @@ class HardwareRequest(BaseModel):
     @property
     def device_name(self) -> str:
         """What the device is called."""
-        return (
-            self.device
-            if isinstance(self.device, str)
-            else str(self.device.get("name", "own device"))
-        )
+        if isinstance(self.device, str):
+            return self.device
+        return str(self.device.get("name", "own device"))

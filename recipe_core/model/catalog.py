@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.base.documents import parse_json, read_document, read_text
+from recipe_core.base.documents import parse_json, read_shipped, read_text
 from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.units import gib
@@ -41,7 +41,7 @@ _LIKE_NOTHING = ("", "-hf", "-bf16")
 class PublishedCount(BaseModel):
     """Parameters as their publisher counts them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     parameters: Annotated[int, Field(gt=0)]
     active_parameters: Annotated[int, Field(gt=0)] | None = None
     source: str
@@ -58,7 +58,7 @@ class PublishedCount(BaseModel):
 class CatalogEntry(BaseModel):
     """One file of the catalog; ``same_as`` borrows the architecture of another entry, ``aliases`` are other models that have all of it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     id: str
     aliases: tuple[str, ...] = ()
     same_as: str | None = None
@@ -95,7 +95,7 @@ def catalog_entry(model_id: str) -> CatalogEntry:
             message, field="model", hint=f"{hint} Or give a folder with a config.json."
         )
     try:
-        return CatalogEntry.model_validate(read_document(path))
+        return CatalogEntry.model_validate(read_shipped(path))
     except ValidationError as error:
         raise ModelError(
             f"the catalog file {path.name} is malformed: {error}.", field="model"

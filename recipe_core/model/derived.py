@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 
 CONVENTIONS = Path(__file__).with_name("conventions.yaml")
 
@@ -22,7 +22,7 @@ CONVENTIONS = Path(__file__).with_name("conventions.yaml")
 class Convention(BaseModel):
     """What an ending of a name means; ``like`` is a model of the catalog that follows it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     ending: str
     publishers: tuple[str, ...] = ()
     like: str | None = None
@@ -50,7 +50,7 @@ class Convention(BaseModel):
 @cache
 def conventions() -> tuple[Convention, ...]:
     """All conventions, in the order in which they are tried."""
-    return tuple(TypeAdapter(list[Convention]).validate_python(read_document(CONVENTIONS)))
+    return tuple(TypeAdapter(list[Convention]).validate_python(read_shipped(CONVENTIONS)))
 
 
 def meanings(model_id: str) -> list[tuple[str, Convention | None]]:

@@ -1,6 +1,6 @@
 """What is deployed: a decoder-only language model as a list of layers, and the table of its tensors.
 
-Everything the estimates need of a model is here; how a ``config.json`` says it is ``config.py``'s business.
+Everything the estimates need of a model is here; how a ``config.json`` says it is the business of ``config/``.
 """
 
 from __future__ import annotations

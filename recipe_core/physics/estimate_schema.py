@@ -1,6 +1,6 @@
 """What an estimate looks like as JSON, for its schema: of serving and of training, feasible or not.
 
-Estimates themselves are plain values (``estimate/result.py``, ``training/result.py``); a test holds hundreds of them against this schema.
+Estimates themselves are plain values (``serving/estimates.py``, ``training/estimates.py``); a test holds hundreds of them against this schema.
 SI units, in the names. Memory is per device, of the fullest; throughput of the whole deployment unless a name says per_gpu.
 """
 

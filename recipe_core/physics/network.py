@@ -25,6 +25,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.profile import DirectLinks, Fabric
 from recipe_core.space.serving import Cases
+from recipe_core.space.training import TrainingCases
 
 EXCHANGE_STARTS = 4.0
 """Starts of a direct kernel in one low-latency token exchange (count, send, signal, wait). DeepEP
@@ -48,7 +49,9 @@ class Group:
         return self.local * self.remote
 
 
-def rank_group(cluster: Cluster, cases: Cases, ranks: Int | Float, stride: Int | int = 1) -> Group:
+def rank_group(
+    cluster: Cluster, cases: Cases | TrainingCases, ranks: Int | Float, stride: Int | int = 1
+) -> Group:
     """The group of ``ranks`` ranks, ``stride`` apart: as many on one island as it has devices."""
     reach = (
         np.full(len(cases), float(cluster.fabric.domain or 1))

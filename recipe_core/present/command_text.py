@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe_core.base.labels import split_name
 from recipe_core.base.units import duration, rate
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.present.terminal import estimate_text, split_text
+from recipe_core.present.terminal import estimate_text
 
 
 def verdict_text(answer: dict[str, Any]) -> str:
@@ -57,7 +58,7 @@ def _better(better: dict[str, Any] | None) -> list[str]:
     figures = (
         f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"
     )
-    lines = [f"better{gain}: {split_text(better['candidate'])}: {figures}"]
+    lines = [f"better{gain}: {split_name(better['candidate'])}: {figures}"]
     for each in better["commands"]:
         node = (
             f"   # on node{each['node']}"

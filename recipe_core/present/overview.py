@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.labels import TRAINING_MEMORY, change_label, split_name
-from recipe_core.base.text_rows import TextRow, serving_rows, training_rows
+from recipe_core.base.text_rows import TextRow, text_rows
 from recipe_core.base.units import count, duration, gib, rate, significant, usd
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.recipe.provenance import LAYERS, Layer
@@ -94,7 +94,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
 def expected(recipe: Recipe) -> list[TextRow]:
     """Figures with bands and basis, then money and power."""
     estimate = recipe.estimate
-    rows = serving_rows(estimate) if recipe.kind == "serving" else training_rows(estimate)
+    rows = text_rows(recipe.kind, estimate)
     return [*rows, *(_serving(estimate) if recipe.kind == "serving" else _training(estimate))]
 
 

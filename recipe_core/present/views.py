@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
-
-import numpy as np
 
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import dtypes, fabric
@@ -20,8 +17,6 @@ from recipe_core.model.spec import (
     ModelSpec,
     MoeMlp,
 )
-from recipe_core.search.advice import nearest, remedies
-from recipe_core.search.serving_plan import PlanTable
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:
@@ -122,71 +117,3 @@ def engine_view(engine: Engine) -> dict[str, Any]:
             "floors",
         }
     )
-
-
-LISTED, REFUSED_LISTED = 1000, 5000
-"""Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
-
-
-def plan_view(
-    table: PlanTable, top: int | None = None, refused: int = REFUSED_LISTED
-) -> dict[str, Any]:
-    """Ranked candidates (the first ``top``), the first ``refused`` with their reasons, and the nearest when none is feasible."""
-    ranked = [
-        _ranked(table, rank, row)
-        for rank, row in enumerate(map(int, table.ranked[: LISTED if top is None else top]), 1)
-    ]
-    rows = np.flatnonzero(~table.columns["feasible"])
-    said = islice(
-        (reasons for block in table.blocks for reasons in block.sentences() if reasons), refused
-    )
-    listed = [
-        _split(table, int(row)) | {"reasons": reasons}
-        for row, reasons in zip(rows, said, strict=False)
-    ]
-    counts = {
-        "candidates": len(table),
-        "feasible": len(table.ranked),
-        "refused": len(rows),
-        "tied_with_best": table.tied,
-    }
-    return {
-        "schema_version": 1,
-        "candidates": ranked,
-        "refused": listed,
-        "nearest": nearest_view(table),
-        "counts": counts,
-    }
-
-
-def _split(table: PlanTable, row: int) -> dict[str, Any]:
-    """The candidate, with what it runs on and under where a plan has several of those."""
-    out: dict[str, Any] = {"candidate": table.candidate(row)}
-    if len(table.found.clusters) > 1:
-        asked = table.setting(row).cluster.asked
-        out["hardware"] = asked.model_dump(exclude_none=True) if asked else None
-    if table.request.options.loads:
-        out["load"] = float(table.columns["load"][row])
-    return out
-
-
-def _ranked(table: PlanTable, rank: int, row: int) -> dict[str, Any]:
-    return (
-        {"rank": rank}
-        | _split(table, row)
-        | {"estimate": table.estimate(row), "pareto": bool(table.front[row])}
-    )
-
-
-def nearest_view(table: PlanTable) -> dict[str, Any] | None:
-    """When nothing is feasible: the nearest split, why it is refused, and changes after which something fits."""
-    row = nearest(table)
-    if row is None:
-        return None
-    changes = [remedy.to_json() for remedy in remedies(table)]
-    return {
-        "candidate": table.candidate(row),
-        "estimate": table.estimate(row),
-        "reasons": table.reasons(row),
-        "changes": changes,
-    }

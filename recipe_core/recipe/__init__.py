@@ -1,4 +1,8 @@
-"""The recipe: one decision with everything that pins it. Its schema, how it is made, and what can be asked of it."""
+"""The recipe: one decision with everything that pins it, and what can be asked of it.
+
+Its schema, how it is made, locked, resolved, compared and converted; files are ``bundle``'s
+business. May import base, model, hardware, engines, request, search, launch and commands.
+"""
 
 from recipe_core.recipe.build import (
     Additions,
@@ -8,7 +12,7 @@ from recipe_core.recipe.build import (
     with_claims,
     with_parameters,
 )
-from recipe_core.recipe.decision import advice, deployment_of
+from recipe_core.recipe.decision import deployment_of
 from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.user_options import passing_on
@@ -17,7 +21,6 @@ from recipe_core.request.describe import short_name
 __all__ = [
     "Additions",
     "Recipe",
-    "advice",
     "deployment_of",
     "make_recipe",
     "passing_on",

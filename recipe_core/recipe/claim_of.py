@@ -11,31 +11,30 @@ from recipe_core.recipe.measurements import VALID_DAYS, Claim
 from recipe_core.recipe.schema import Recipe
 
 
-def claim_of(recipe: Recipe, measurement: Mapping[str, Any], valid_days: int = VALID_DAYS) -> Claim:
+def claim_of(
+    recipe: Recipe,
+    measurement: Mapping[str, Any],
+    valid_days: int = VALID_DAYS,
+) -> Claim:
     """A claim from a ``measurement.json`` that the recipe's own bundle wrote.
 
     Raises:
         InputError: when it is no measurement, or of another engine, machine or recipe than this.
     """
     try:
-        found = measurement["engine"]["version"], measurement["machine"], measurement["recipe"]
-        day = datetime.datetime.fromisoformat(measurement["created"]).date()
-        metrics = {
-            name: float(value)
-            for name, value in measurement["metrics"].items()
-            if isinstance(value, int | float)
-        }
-        workload, digest = (
-            dict(measurement.get("workload") or recipe.request["workload"]),
-            measurement.get("recipe_digest"),
-        )
-        seen = [device["name"] for device in found[1]["devices"]]
+        version, machine = measurement["engine"]["version"], measurement["machine"]
+        name = measurement["recipe"]
+        date = datetime.datetime.fromisoformat(measurement["created"]).date()
+        figures = measurement["metrics"].items()
+        metrics = {key: float(value) for key, value in figures if isinstance(value, int | float)}
+        workload = dict(measurement.get("workload") or recipe.request["workload"])
+        digest = measurement.get("recipe_digest")
+        devices = [device["name"] for device in machine["devices"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        message = f"is no measurement ({type(error).__name__}: {error})."
         hint = "Give the run/measurement.json of a bundle."
-        raise InputError(
-            f"is no measurement ({type(error).__name__}: {error}).", field="measured", hint=hint
-        ) from None
-    _check_same(recipe, *found, seen)
+        raise InputError(message, field="measured", hint=hint) from None
+    _check_same(recipe, version, machine, name, devices)
     return Claim(
         engine=recipe.engine.name,
         version=recipe.engine.version,
@@ -45,35 +44,37 @@ def claim_of(recipe: Recipe, measurement: Mapping[str, Any], valid_days: int = V
         candidate=recipe.candidate,
         max_context=recipe.max_context,
         workload=workload,
-        date=day,
-        expires=day + datetime.timedelta(days=valid_days),
+        date=date,
+        expires=date + datetime.timedelta(days=valid_days),
         metrics=metrics,
         bundle_digest=digest,
     )
 
 
 def _check_same(
-    recipe: Recipe, version: Any, machine: Mapping[str, Any], name: Any, seen: list[str]
+    recipe: Recipe,
+    version: Any,
+    machine: Mapping[str, Any],
+    name: Any,
+    devices: list[str],
 ) -> None:
     """Raise InputError for a measurement of something else."""
-    known = {each.casefold() for each in recipe.device.names}
-    pairs = [
+    engine, runtime = recipe.engine, recipe.device.runtime
+    known = {alias.casefold() for alias in recipe.device.names}
+    others = [device for device in devices if known and device.casefold() not in known]
+    problems = [
         (name != recipe.name, f"is of the recipe {name}, not of {recipe.name}."),
         (
-            version != recipe.engine.version,
-            f"was measured with {recipe.engine.name} {version}; the recipe pins {recipe.engine.version}.",
+            version != engine.version,
+            f"was measured with {engine.name} {version}; the recipe pins {engine.version}.",
         ),
         (
-            machine.get("runtime") != recipe.device.runtime,
-            f"was measured on {machine.get('runtime')}, not on {recipe.device.runtime}.",
+            machine.get("runtime") != runtime,
+            f"was measured on {machine.get('runtime')}, not on {runtime}.",
         ),
-        (
-            bool(known) and any(each.casefold() not in known for each in seen),
-            f"was measured on {', '.join(seen)}.",
-        ),
+        (bool(others), f"was measured on {', '.join(devices)}."),
     ]
-    for wrong, message in pairs:
+    for wrong, message in problems:
         if wrong:
-            raise InputError(
-                message, field="measured", hint="Give a measurement of this recipe's own bundle."
-            )
+            hint = "Give a measurement of this recipe's own bundle."
+            raise InputError(message, field="measured", hint=hint)

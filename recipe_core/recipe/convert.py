@@ -92,7 +92,7 @@ def convert(
     ready = understood(case, ground, folders=folders)
     request = _request(
         ready.found.request,
-        describe(ready.setting, ready.own, 0)
+        describe(ready.setting, ready.own)[0]
         if len(ready.own) == 1
         else ready.case.meant.candidate,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
-from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import Cluster
@@ -16,13 +16,13 @@ from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.model.spec import ModelSpec
 from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
-from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.advice import remedies
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.changes import advice
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan_candidate
 from recipe_core.search.serving_candidates import served_context
-from recipe_core.search.serving_plan import PlanTable, chosen_plan
-from recipe_core.search.training_plan import TrainingTable
-from recipe_core.search.training_problem import resolve_training
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 
 TRIED = 256
 """Splits, best first, of which one is taken that can be started: a training framework can be told, or an engine of a fallback."""
@@ -62,141 +62,115 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
         InputError: for a request that cannot be read.
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
-    return _training(request, folders) if request.is_training else _serving(request, folders)
+    plan, row = plan_candidate(request, folders=folders)
+    if not plan.feasible[row]:
+        raise _refused(plan, row)
+    if len(plan) == 1:  # the request says the split already, in its own words
+        return _DECISIONS[plan.kind](plan, row, request)
+    return decision_of(plan, _startable(plan, row))
 
 
-def _serving(request: PlanRequest, folders: bool) -> Decision:
-    table, row = chosen_plan(request, folders=folders)
-    if not table.columns["feasible"][row]:
-        raise _refused(table, row)
-    if (
-        len(table) > 1
-    ):  # the best of what this checkpoint holds; the best of all where there is none, whose launch says why
-        row = next(
-            (
-                each
-                for each in map(int, table.ranked)
-                if not table.setting(each).needs_other_checkpoint
-            ),
-            row,
-        )
-    if len(table) > 1:  # the row alone: on its own hardware, under its own load
-        request = table.asked(row)
-        table, row = chosen_plan(request, folders=folders)
-    deployment = deployment_of(table, row)
-    request = request.model_copy(
-        update={
-            "options": request.options.model_copy(
-                update={"engine_options": deployment.engine_options}
-            )
-        }
-    )
+def decision_of(plan: Plan, row: int) -> Decision:
+    """What a recipe is made from, for a feasible row of a plan; nothing is searched again."""
+    return _DECISIONS[plan.kind](plan, row, plan.request_of(row))
+
+
+def _startable(plan: Plan, row: int) -> int:
+    """The best row that can be started: whose checkpoint exists, and which its framework can be told.
+
+    The best of all where there is none, whose launch says why.
+    """
+    if plan.kind == "serving":
+        rows = (i for i in map(int, plan.order) if not plan.setting(i).needs_other_checkpoint)
+    else:
+        rows = (i for i in map(int, plan.order[:TRIED]) if not launch_reasons(*plan.detail(i)))
+    return next(rows, row)
+
+
+def _serving(plan: ServingPlan, row: int, request: PlanRequest) -> Decision:
+    deployment = deployment_of(plan, row)
+    options = request.options.model_copy(update={"engine_options": deployment.engine_options})
     setting = deployment.setting
-    device = setting.cluster.device
-    floor = setting.engine.floors.get(device.runtime)
+    device, spec = setting.cluster.device, setting.engine
+    floor = spec.floors.get(device.runtime)
     return Decision(
-        request=request,
-        model=table.found.model,
+        request=request.model_copy(update={"options": options}),
+        model=plan.problem.model,
         cluster=setting.cluster,
-        engine=setting.engine.name,
-        title=setting.engine.title,
-        version=setting.engine.version,
-        module=setting.engine.module,
-        install=setting.engine.install,
-        image=setting.engine.image(device.runtime, device.architecture),
+        engine=spec.name,
+        title=spec.title,
+        version=spec.version,
+        module=spec.module,
+        install=spec.install,
+        image=spec.image(device.runtime, device.architecture),
         floors={floor.what: floor.version} if floor else {},
         deployment=deployment,
-        candidate=table.candidate(row),
-        estimate=table.estimate(row),
-        gpus=int(table.columns["gpus"][row]),
+        candidate=plan.candidate(row),
+        estimate=plan.estimate(row),
+        gpus=int(plan.columns["gpus"][row]),
         max_context=deployment.max_context,
         started=lambda: launch(deployment),
     )
 
 
-def _training(request: PlanRequest, folders: bool) -> Decision:
-    for name in ("engine_options", "environment"):
-        if getattr(request.options, name):
-            raise InputError(
-                "is passed on to serving engines; a training run takes none.",
-                field=f"options.{name}",
-                hint="Leave it out.",
-            )
-    asked = resolve_training(request, folders=folders)
-    estimates, row = chosen_training(request, folders=folders)
-    table = TrainingTable(asked, estimates)
-    if not table.columns["feasible"][row]:
-        which = (
-            "the stated split"
-            if len(table) == 1
-            else f"none of {len(table)} splits can run; the nearest"
-        )
-        raise NoAnswer(f"{which} cannot run: {'; '.join(table.reasons(row))}.", field="candidate")
-    if (
-        len(table) > 1
-    ):  # the best that the framework can be told; the best of all where there is none, whose launch says why
-        row = next(
-            (
-                each
-                for each in map(int, table.ranked[:TRIED])
-                if not launch_reasons(estimates, each)
-            ),
-            row,
-        )
-    program, candidate = training_engine(estimates.setting.engine), estimates.candidate(row)
+def _training(plan: TrainingPlan, row: int, _request: PlanRequest) -> Decision:
+    setting = plan.setting(row)
+    program = training_engine(setting.engine)
     return Decision(
-        request=request.model_copy(
-            update={"candidate": CandidateRequest.model_validate(candidate)}
-        ),
-        model=asked.model,
-        cluster=asked.cluster,
-        engine=estimates.setting.engine,
-        title=estimates.setting.framework.title,
+        request=plan.request_of(row),
+        model=plan.problem.model,
+        cluster=setting.cluster,
+        engine=setting.engine,
+        title=setting.framework.title,
         version=program.version,
         module=program.module,
         install=program.install,
-        candidate=candidate,
-        estimate=estimates.row(row),
-        gpus=int(table.columns["gpus"][row]),
+        candidate=plan.candidate(row),
+        estimate=plan.estimate(row),
+        gpus=int(plan.columns["gpus"][row]),
         max_context=None,
-        started=lambda: training_launch(estimates, row),
+        started=lambda: training_launch(*plan.detail(row)),
     )
 
 
-def deployment_of(table: PlanTable, row: int) -> Deployment:
+_DECISIONS: dict[str, Callable[[Any, int, PlanRequest], Decision]] = {
+    "serving": _serving,
+    "training": _training,
+}
+
+
+def deployment_of(plan: ServingPlan, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
+    candidate, problem, setting = plan.candidate(row), plan.problem, plan.setting(row)
+    stated = {field.name: candidate.get(field.name) for field in fields(Candidate)}
     return Deployment(
-        setting=table.setting(row),
-        candidate=Candidate(
-            **{
-                f.name: value
-                for f in fields(Candidate)
-                if (value := table.candidate(row).get(f.name)) is not None
-            }
-        ),
-        max_context=served_context(table.found.workload, table.found.model),
-        cache_tokens=table.cache_tokens(row),
-        served_name=short_name(table.found.model.name),
-        engine_options=passed_options(table.request, table.setting(row).engine),
-        environment=table.request.options.environment,
+        setting=setting,
+        candidate=Candidate(**{name: v for name, v in stated.items() if v is not None}),
+        max_context=served_context(problem.workload, problem.model),
+        cache_tokens=plan.cache_tokens(row),
+        served_name=short_name(problem.model.name),
+        engine_options=passed_options(plan.request, setting.engine),
+        environment=plan.request.options.environment,
     )
 
 
-def _refused(table: PlanTable, row: int) -> NoAnswer:
-    which = "the stated split" if len(table) == 1 else f"none of {len(table)} splits"
-    verb = "cannot run" if len(table) == 1 else "can run; the nearest"
-    split = table.candidate(row)
-    shown = (
-        f"tp {split['tp']} × pp {split['pp']} × dp {split['dp']}, {split['weight_dtype']} weights"
-    )
+def start_reasons(plan: Plan, row: int) -> list[str]:
+    """Why a feasible row cannot be started on its engine or framework; empty where it can."""
+    if plan.kind == "training":
+        return launch_reasons(*plan.detail(row))
+    try:
+        launch(deployment_of(cast("ServingPlan", plan), row))
+    except RecipeError as error:
+        return [error.message]
+    return []
+
+
+def _refused(plan: Plan, row: int) -> NoAnswer:
+    changes = plan.changes()
+    subject = "the stated split" if len(plan) == 1 else f"none of {len(plan)} splits"
+    verb = "cannot run" if len(plan) == 1 else "can run; the nearest"
     return NoAnswer(
-        f"{which} {verb} ({shown}): {'; '.join(table.reasons(row))}.",
+        f"{subject} {verb} ({plan.label(row)}): {'; '.join(plan.reasons(row))}.",
         field="candidate",
-        hint=advice(table),
+        hint=advice(changes) if changes else None,
     )
-
-
-def advice(table: PlanTable) -> str | None:
-    """The changes after which something fits, as a sentence."""
-    found = remedies(table)
-    return f"It works with {'; or '.join(map(str, found))}." if found else None

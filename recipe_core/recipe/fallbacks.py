@@ -7,65 +7,43 @@ smallest change of plans to the largest; of each kind the best by the request's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import Cluster, device, device_names
 from recipe_core.hardware.prices import offers
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.launch.serving.start import launch
-from recipe_core.launch.training.start import launch_reasons
-from recipe_core.recipe.decision import TRIED, Decision, deployment_of
+from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
+from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest, ServingWorkload
-from recipe_core.search.serving_plan import PlanTable, plan
-from recipe_core.search.training_plan import TrainingTable
-from recipe_core.search.training_problem import resolve_training
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan_candidate
+from recipe_core.search.problem import ServingProblem, resolve
+from recipe_core.search.serving_candidates import settings
+from recipe_core.search.serving_plan import ServingPlan
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
 NARROWEST = 1024
 """Tokens of context below which a shorter one is no help."""
-FIGURES = (
-    "ttft_s",
-    "tpot_s",
-    "output_tokens_per_s",
-    "usd_per_hour",
-    "usd_per_million_output_tokens",
-    "total_bytes",
-)
-TRAINING_FIGURES = ("step_s", "tokens_per_s", "usd_per_million_tokens", "peak_memory_bytes")
-
-
-def changed(request: Mapping[str, Any], changes: Mapping[str, Any]) -> PlanRequest:
-    """A request's plain values with dotted fields changed; None takes one out.
-
-    Raises:
-        InputError: when what comes out is no request.
-    """
-    out: dict[str, Any] = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in request.items()
-    }
-    for field, value in changes.items():
-        part, _, name = field.partition(".")
-        at, key = (out.setdefault(part, {}), name) if name else (out, part)
-        at[key] = value
-    parts = {
-        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-        for key, value in out.items()
-    }
-    return PlanRequest.parse({key: value for key, value in parts.items() if value is not None})
-
-
-def fallback_request(request: Mapping[str, Any], fallback: Fallback) -> PlanRequest:
-    """The request of a fallback, from that of its recipe."""
-    return changed(request, fallback.changes | {"candidate": fallback.candidate})
+FIGURES = {
+    "serving": (
+        "ttft_s",
+        "tpot_s",
+        "output_tokens_per_s",
+        "usd_per_hour",
+        "usd_per_million_output_tokens",
+        "total_bytes",
+    ),
+    "training": ("step_s", "tokens_per_s", "usd_per_million_tokens", "peak_memory_bytes"),
+}
 
 
 def fallbacks(
@@ -76,156 +54,167 @@ def fallbacks(
     return tuple(found)
 
 
-# Serving: every fallback is the best row of a plan
+# Serving: every fallback is the best row of one plan over all that may be changed
 
 
 def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    request = decision.request.model_copy(
-        update={
-            "candidate": None,
-            "options": decision.request.options.model_copy(update={"engines": (decision.engine,)}),
-        }
+    fixed = decision.request.options.model_copy(update={"engines": (decision.engine,)})
+    request = decision.request.model_copy(update={"candidate": None, "options": fixed})
+    shorter = _half_the_context(request, decision)
+    weights, caches = _other_formats(decision)
+    formats = {
+        "options.weight_dtypes": [*request.options.weight_dtypes, "auto", *weights],
+        "options.kv_dtypes": [*request.options.kv_dtypes, "auto", *caches],
+    }
+    stated, here, half, others = (
+        _problem(changed, folders)
+        for changed in (
+            request,
+            change(request, formats),
+            change(request, shorter) if shorter else None,
+            _on_other_devices(decision, asked),
+        )
     )
-    table = plan(request, folders=folders)
-    yield from _other_splits(decision, table)
-    yield from _fewer(decision, table)
-    yield from _narrower(decision, request, folders)
-    yield from _shorter(decision, request, folders)
-    yield from _elsewhere(decision, asked, folders)
+    problems = [problem for problem in (here, half, others) if problem is not None]
+    plan = ServingPlan.together(problems)
+    source = {
+        id(problem): plan.order[plan.sources[plan.order] == k] for k, problem in enumerate(problems)
+    }
+    rows = source[id(here)]
+    split = {name: column[rows] for name, column in plan.split_columns().items()}
+    pair = list(zip(split["weight_dtype"], split["kv_dtype"], strict=True))
+    stated_formats = {(s.weight_dtype, s.kv_dtype) for s in settings(stated)} if stated else set()
+    same = rows[[formats in stated_formats for formats in pair]]
+    yield from _other_splits(decision, plan, same)
+    yield from _fewer(decision, plan, same)
+    own = decision.candidate["weight_dtype"], decision.candidate["kv_dtype"]
+    narrower = (
+        [weight in weights and cache == own[1] for weight, cache in pair],
+        [weight == own[0] and cache in caches for weight, cache in pair],
+    )
+    for fits in narrower:
+        for row in islice(_starting(plan, rows[fits]), 1):
+            yield _fallback("other-precision", plan, row, {})
+    if half is not None:
+        for row in islice(_starting(plan, source[id(half)]), 1):
+            yield _fallback("lower-context", plan, row, shorter)
+    if others is not None:
+        yield from _elsewhere(plan, source[id(others)], bool(asked.options.hardware))
 
 
-def _fallback(kind: Any, table: PlanTable, row: int, changes: dict[str, Any]) -> Fallback:
-    candidate = table.candidate(row)
+def _problem(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
+    """The request looked up; None where there is none, or its devices do not go with the engine or the links."""
+    try:
+        return None if request is None else resolve(request, folders=folders)
+    except RecipeError:
+        return None
+
+
+def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
     return Fallback(
         kind=kind,
         changes=changes,
-        device=table.setting(row).cluster.device.name,
-        gpus=int(table.columns["gpus"][row]),
-        candidate=candidate,
-        figures={name: _known(table.columns[name][row]) for name in FIGURES},
+        device=plan.setting(row).cluster.device.name,
+        gpus=int(plan.columns["gpus"][row]),
+        candidate=plan.candidate(row),
+        figures={name: _known(plan.columns[name][row]) for name in FIGURES[plan.kind]},
     )
 
 
-def _starting(table: PlanTable, rows: Iterable[Any]) -> Iterator[int]:
-    """Of the first rows those that their engine can be started with, the user's own options and variables included."""
-    for row in map(int, islice(rows, TRIED)):
-        try:
-            launch(deployment_of(table, row))
-        except RecipeError:
-            continue
-        yield row
+def _starting(plan: Plan, rows: Iterable[Any]) -> Iterator[int]:
+    """Of the first rows those that can be started, the user's own options and variables included."""
+    return (row for row in map(int, islice(rows, TRIED)) if not start_reasons(plan, row))
 
 
 def _known(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _other_splits(decision: Decision, table: PlanTable) -> Iterator[Fallback]:
-    others = (row for row in table.ranked if table.candidate(int(row)) != decision.candidate)
-    for row in islice(_starting(table, others), OTHER_SPLITS):
-        yield _fallback("other-split", table, row, {})
+def _other_splits(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
+    others = (row for row in rows if plan.candidate(int(row)) != decision.candidate)
+    for row in islice(_starting(plan, others), OTHER_SPLITS):
+        yield _fallback("other-split", plan, row, {})
 
 
-def _fewer(decision: Decision, table: PlanTable) -> Iterator[Fallback]:
+def _fewer(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
     """The best on half of the devices or fewer, else on any fewer."""
-    gpus = table.columns["gpus"][table.ranked]
-    for most in (decision.gpus // 2, decision.gpus - 1):
-        for row in _starting(table, table.ranked[gpus <= most]):
-            yield _fallback("fewer-gpus", table, row, {})
+    gpus = plan.columns["gpus"][rows]
+    for limit in (decision.gpus // 2, decision.gpus - 1):
+        for row in _starting(plan, rows[gpus <= limit]):
+            yield _fallback("fewer-gpus", plan, row, {})
             return
 
 
-def _narrower(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """The best with other weights that the engine makes at load, and the best with another cache."""
-    spec, here = engine(decision.engine), decision.cluster.device
+def _other_formats(decision: Decision) -> tuple[list[str], list[str]]:
+    """Weights that the engine makes at load, and caches, that the device has and the decision has not."""
+    spec, device_here = engine(decision.engine), decision.cluster.device
     weights = [
-        each
-        for each in spec.online_weight_dtypes
-        if each in here.weight_dtypes and each != decision.candidate["weight_dtype"]
+        dtype
+        for dtype in spec.online_weight_dtypes
+        if dtype in device_here.weight_dtypes and dtype != decision.candidate["weight_dtype"]
     ]
     caches = [
-        each
-        for each in spec.kv_dtypes
-        if each in here.kv_dtypes and each != decision.candidate["kv_dtype"]
+        dtype
+        for dtype in spec.kv_dtypes
+        if dtype in device_here.kv_dtypes and dtype != decision.candidate["kv_dtype"]
     ]
-    asked = {"options.weight_dtypes": ["auto", *weights], "options.kv_dtypes": ["auto", *caches]}
-    table = plan(changed(request.to_json(), asked), folders=folders)
-    same = ("weight_dtype", "kv_dtype")
-    for changing in same:
-        kept = next(name for name in same if name != changing)
-        narrow = weights if changing == "weight_dtype" else caches
-        settings = ((row, table.setting(int(row))) for row in table.ranked)
-        rows = (
-            row
-            for row, s in settings
-            if getattr(s, changing) in narrow and getattr(s, kept) == decision.candidate[kept]
-        )
-        for row in islice(_starting(table, rows), 1):
-            yield _fallback("other-precision", table, row, {})
+    return weights, caches
 
 
-def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """Half the context, with lengths halved where they would not fit into it."""
-    workload = request.workload
-    if (
-        not isinstance(workload, ServingWorkload)
-        or decision.max_context is None
-        or decision.max_context < 2 * NARROWEST
-    ):
-        return
-    half = decision.max_context // 2
-    changes: dict[str, Any] = {"workload.max_context": half}
-    if workload.longest_tokens > half:
-        lengths = {
-            "input_tokens": max(workload.input_tokens // 2, 1),
-            "output_tokens": max(workload.output_tokens // 2, 1),
-        }
-        longest = workload.model_copy(update=lengths).longest_tokens
-        changes = {f"workload.{name}": value for name, value in lengths.items()} | {
-            "workload.max_context": max(half, longest)
-        }
-    table = plan(changed(request.to_json(), changes), folders=folders)
-    for row in islice(_starting(table, table.ranked), 1):
-        yield _fallback("lower-context", table, row, changes)
+def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any]:
+    """Half the context, with lengths halved where they would not fit into it; nothing where that is too short."""
+    workload, longest = request.workload, decision.max_context
+    if not isinstance(workload, ServingWorkload) or longest is None or longest < 2 * NARROWEST:
+        return {}
+    half = longest // 2
+    if workload.longest_tokens <= half:
+        return {"workload.max_context": half}
+    lengths = {
+        name: max(getattr(workload, name) // 2, 1) for name in ("input_tokens", "output_tokens")
+    }
+    halved = workload.model_copy(update=lengths).longest_tokens
+    return {
+        **{f"workload.{name}": tokens for name, tokens in lengths.items()},
+        "workload.max_context": max(half, halved),
+    }
 
 
-def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """The best on each other device of the request, else on the likeliest devices of each vendor, one a vendor."""
+def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | None:
+    """The request on its other devices, else on the likeliest devices of each vendor; None where there are none."""
     named = [
-        each for each in asked.options.hardware if device(each.device) != decision.cluster.device
+        hardware
+        for hardware in asked.options.hardware
+        if device(hardware.device) != decision.cluster.device
     ]
-    hardware = named or [
-        hardware_of(other, decision.gpus) for other in likely_devices(decision.cluster.device)
-    ]
-    if not hardware:
-        return
-    first, *rest = hardware
-    stated = {
+    likely = likely_devices(decision.cluster.device)
+    places = named or [hardware_of(other, decision.gpus) for other in likely]
+    if not places:
+        return None
+    first, *rest = places
+    engines = asked.options.engines
+    if asked.candidate and asked.candidate.engine:
+        engines = (asked.candidate.engine,)
+    fields = {
         "hardware": _plain(first),
-        "options.hardware": [_plain(each) for each in rest],
+        "options.hardware": [_plain(hardware) for hardware in rest],
+        "options.engines": list(engines),
         "candidate": None,
     }
-    engines = (
-        [asked.candidate.engine]
-        if asked.candidate and asked.candidate.engine
-        else list(asked.options.engines)
-    )
-    request = changed(decision.request.to_json(), stated | {"options.engines": engines})
-    try:
-        table = plan(request, folders=folders)
-    except RecipeError:  # a device that the engine or the links do not fit
-        return
+    return change(decision.request, fields)
+
+
+def _elsewhere(plan: Plan, rows: Int, named: bool) -> Iterator[Fallback]:
+    """The best on each of the devices that the request names, else one a vendor."""
     seen: set[str] = set()
 
-    def key(row: Any) -> str:
-        there = table.setting(int(row)).cluster.device
-        return there.digest if named else there.vendor
+    def place(row: int) -> str:
+        other = plan.setting(row).cluster.device
+        return str(other.digest if named else other.vendor)
 
-    for row in _starting(table, (row for row in table.ranked if key(row) not in seen)):
-        seen.add(key(row))
-        yield _fallback(
-            "other-device", table, row, {"hardware": _plain(table.setting(row).cluster.asked)}
-        )
+    for row in _starting(plan, (row for row in rows if place(int(row)) not in seen)):
+        seen.add(place(row))
+        hardware = {"hardware": _plain(plan.setting(row).cluster.asked)}
+        yield _fallback("other-device", plan, row, hardware)
 
 
 def _plain(hardware: HardwareRequest | None) -> dict[str, Any]:
@@ -298,19 +287,9 @@ def _trained(
 ) -> Iterator[Fallback]:
     """The split under the changes, where it can run and its framework can be told."""
     try:
-        request = changed(decision.request.to_json(), changes | {"candidate": split})
-        estimates, row = chosen_training(request)
-        table = TrainingTable(resolve_training(request), estimates)
+        request = change(decision.request, {**changes, "candidate": split})
+        plan, row = plan_candidate(request)
     except RecipeError:
         return
-    if not table.columns["feasible"][row] or launch_reasons(estimates, row):
-        return
-    values = {name: column[row] for name, column in table.columns.items()}
-    yield Fallback(
-        kind=kind,
-        changes=changes,
-        device=estimates.setting.cluster.device.name,
-        gpus=int(values["gpus"]),
-        candidate=estimates.candidate(row),
-        figures={name: _known(values[name]) for name in TRAINING_FIGURES},
-    )
+    if plan.feasible[row] and not start_reasons(plan, row):
+        yield _fallback(kind, plan, row, changes)

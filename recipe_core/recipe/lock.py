@@ -1,4 +1,4 @@
-"""What pins a recipe: versions, digests, floors and seeds, so that it is the same thing tomorrow."""
+"""What pins a recipe: versions, digests, floors, seeds, so that it is the same thing tomorrow."""
 
 from __future__ import annotations
 
@@ -6,29 +6,42 @@ import shlex
 from typing import Annotated, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
+
+from recipe_core.base.described import DESCRIBED
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
 
 class EngineLock(_Part):
-    """The engine, how it is installed, and the packages that this holds to versions: a specifier each (``==0.32.0``, ``>=2.11,<2.14``)."""
+    """The engine and how it is installed."""
 
     name: str
+    """Name of the engine, or of the training framework."""
+
     version: str
+    """Version that is installed."""
+
     install: str
+    """Shell command that installs it."""
+
     packages: dict[str, str] = {}
+    """Packages that this command holds to versions, a specifier each (``==0.32.0``,
+    ``>=2.11,<2.14``)."""
 
 
 class ImageLock(_Part):
     """A container image by tag, and by digest where that is known."""
 
     reference: str
+    """Name and tag of the image; the tag is never ``latest``."""
+
     digest: Digest | None = None
+    """Digest of the image, where it is known."""
 
     @field_validator("reference")
     @classmethod
@@ -40,53 +53,78 @@ class ImageLock(_Part):
 
 
 class Checkpoint(_Part):
-    """Weights that were at hand: ``digest`` over the files' own digests (``content``), or over their names, sizes and headers."""
+    """The weights, where they were at hand."""
 
     digest: Digest
+    """Digest over all files of weights."""
+
     of: str
+    """What the digest covers: the files' ``content``, or their names, sizes and ``headers``."""
+
     files: int
+    """Files of weights."""
 
 
 class ModelLock(_Part):
-    """The model: a hub id with the revision that was asked for or found in a snapshot, and its checkpoint."""
+    """The model at its revision, and its checkpoint."""
 
     id: str
+    """Id of the model on the hub, or the folder that held it."""
+
     revision: str | None = None
+    """Revision that was asked for, or found in a snapshot of the hub's cache."""
+
     architecture_digest: str
+    """Hash of the architecture that was counted."""
+
     checkpoint: Checkpoint | None = None
+    """Fingerprint of the weights, where they were at hand."""
 
 
 class DeviceLock(_Part):
-    """The profile that the estimate was made with: a shipped device's changes with its fits."""
+    """The profile that the estimate was made with."""
 
     name: str
+    """Name of the device's profile."""
+
     profile_digest: str
+    """Hash of all figures of the profile; a shipped one changes with its fits."""
 
 
 class Lock(_Part):
-    """Everything that is pinned. ``recipe_digest`` is over the recipe without its lock. ``device``: None in recipes of older forms.
-
-    ``floors``: the oldest driver and runtime that the engine's version works with. ``seeds``: by what they seed.
-    ``determinism``: options and variables that make a second run equal to the first; none where nothing promises that.
-    """
+    """Everything that is pinned."""
 
     recipe_digest: str
+    """Hash of the recipe's content without this lock."""
+
     engine: EngineLock
+    """Engine at its version."""
+
     image: ImageLock | None = None
+    """Container image; null where none is known."""
+
     model: ModelLock
+    """Model at its revision."""
+
     device: DeviceLock | None = None
+    """Profile that the estimate was made with; null in recipes of older forms."""
+
     floors: dict[str, str] = {}
+    """Oldest driver or runtime that the engine's version works with, by what it is the version
+    of."""
+
     seeds: dict[str, int] = {}
+    """Seeds of random numbers, by what they seed."""
+
     determinism: dict[str, Any] = {}
+    """Options and variables that make a second run equal to the first; empty where nothing
+    promises that."""
 
 
 def pinned_packages(install: str) -> dict[str, str]:
     """Packages that a shell command holds to versions, by name: ``pip install vllm==0.32.0``."""
-    return {
-        found.name: str(found.specifier)
-        for word in shlex.split(install)
-        if (found := _requirement(word)) and found.specifier
-    }
+    requirements = [_requirement(word) for word in shlex.split(install)]
+    return {each.name: str(each.specifier) for each in requirements if each and each.specifier}
 
 
 def _requirement(word: str) -> Requirement | None:

@@ -1,11 +1,16 @@
-"""What was measured with a recipe: records that name everything the figures depend on, and that expire."""
+"""What was measured with a recipe.
+
+Records name everything that the figures depend on, and expire.
+"""
 
 from __future__ import annotations
 
 import datetime
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from recipe_core.base.described import DESCRIBED
 
 if TYPE_CHECKING:
     from recipe_core.recipe.schema import Recipe
@@ -15,37 +20,57 @@ VALID_DAYS = 180
 
 
 class Claim(BaseModel):
-    """One measurement. It speaks for a recipe while engine, version, device, count and split are the recipe's, until ``expires``."""
+    """One measurement.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    It speaks for a recipe while engine, version, device, count and split are the recipe's, until
+    it expires.
+    """
+
+    model_config = DESCRIBED
 
     engine: str
+    """Name of the engine that was measured."""
+
     version: str
+    """Version of that engine."""
+
     image_digest: str | None = None
+    """Digest of the container image, where one was known."""
+
     device: str
+    """Name of the device's profile."""
+
     count: int
+    """Devices that were used."""
+
     candidate: dict[str, Any]
+    """Split that was measured, as the recipe's ``candidate``."""
+
     max_context: int | None = None
+    """Longest request that the engine accepted, in tokens; null for training."""
+
     workload: dict[str, Any]
+    """Load under which it was measured, as a request's ``workload``."""
+
     date: datetime.date
+    """Day of the measurement."""
+
     expires: datetime.date
+    """Last day on which the claim counts."""
+
     metrics: dict[str, float]
+    """Measured figures by name; each name ends in its unit."""
+
     bundle_digest: str | None = None
+    """Digest of the recipe whose bundle measured it."""
 
     def doubts(self, recipe: Recipe, today: datetime.date) -> list[str]:
         """Why it does not speak for a recipe today; none where it does."""
-        said = [] if today <= self.expires else [f"expired on {self.expires}"]
-        pairs = {
-            "engine": (
-                f"{self.engine} {self.version}",
-                f"{recipe.engine.name} {recipe.engine.version}",
-            ),
-            "device": (
-                f"{self.count} × {self.device}",
-                f"{recipe.device.count} × {recipe.device.name}",
-            ),
-            "split": (self.candidate, recipe.candidate),
+        engine, device = recipe.engine, recipe.device
+        same = {
+            "engine": (self.engine, self.version) == (engine.name, engine.version),
+            "device": (self.count, self.device) == (device.count, device.name),
+            "split": self.candidate == recipe.candidate,
         }
-        return said + [
-            f"of another {what}" for what, (mine, wanted) in pairs.items() if mine != wanted
-        ]
+        doubts = [f"of another {what}" for what, holds in same.items() if not holds]
+        return doubts if today <= self.expires else [f"expired on {self.expires}", *doubts]

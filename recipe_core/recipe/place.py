@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from recipe_core.base.described import DESCRIBED
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 Word = Annotated[str, Field(pattern=r"^[\w.:/@%+=,-]+$", max_length=512)]
@@ -12,54 +14,92 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Parameters(BaseModel):
-    """What differs between environments, filled when a bundle is built or launched; everything has a default or may be left open.
+    """What differs between places, filled in when a bundle is built or launched.
 
-    ``model``: a folder on the nodes, or a hub id in place of the recipe's. ``image``: a container image in place of the engine's.
-    ``model_cache``: where weights are kept: a folder on the host, or on Kubernetes the name of a PersistentVolumeClaim. ``token_secret``:
-    the name of a Kubernetes Secret whose key ``token`` holds the hub token; the token itself is never part of a bundle. ``queue``: of
-    Kueue, Volcano or Slurm's QOS. ``min_replicas`` and ``max_replicas``: bounds of autoscaling, in copies of the whole deployment.
-    ``device_groups``: numbers of the host's groups that may open AMD's devices (of video and render on Ubuntu 22.04), for containers that
-    do not run as root. ``prometheus``: the address at which autoscaling asks for metrics. ``monitoring_namespace``: from where it scrapes.
+    Everything has a default or may be left open.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
     model: Word | None = None
+    """Folder on the nodes that holds the model, or an id of the hub; left out, the recipe's
+    model."""
+
     host: Word = "127.0.0.1"
+    """Address that servers listen on when the bundle's launcher starts them; 0.0.0.0 for all."""
+
     port: Port = 8000
+    """First port; several processes take the ones after it."""
+
     image: Word | None = None
+    """Container image in place of the engine's, with a tag that does not move or a digest."""
+
     namespace: DnsLabel = "default"
+    """Kubernetes namespace in which objects are made."""
+
     model_cache: Word | None = None
+    """Where weights are kept: a folder on the host, or on Kubernetes the name of a
+    PersistentVolumeClaim."""
+
     cache_gib: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    """Size of the claim for weights, in GiB; left out, the checkpoint's with room to spare."""
+
     storage_class: DnsLabel | None = None
+    """Storage class of the claim for weights; left out, the cluster's default."""
+
     token_secret: DnsLabel | None = None
+    """Name of the Kubernetes Secret whose key ``token`` holds the hub's token; the token itself is
+    never part of a bundle."""
+
     node_selector: dict[Word, Word] = {}
+    """Labels that Kubernetes nodes must have, as JSON: ``{"pool": "gpu"}``."""
+
     queue: Word | None = None
+    """Queue of Kueue or Volcano, or the QOS of Slurm."""
+
     partition: Word | None = None
+    """Partition of Slurm; left out, the cluster's default."""
+
     account: Word | None = None
+    """Account of Slurm; left out, the user's default."""
+
     time_limit_minutes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    """Time limit of a Slurm job, in minutes; left out, the partition's."""
+
     cloud: Word | None = None
+    """Cloud that SkyPilot uses; left out, the cheapest."""
+
     region: Word | None = None
+    """Region of ``cloud`` that SkyPilot uses; left out, the cheapest."""
+
     min_replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    """Fewest copies of the whole deployment under autoscaling."""
+
     max_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Most copies of the whole deployment; more than the fewest offers autoscaling."""
+
     device_groups: tuple[Annotated[int, Field(ge=0, le=65534)], ...] = (44, 109)
+    """Numbers of the host's groups that may open AMD devices (video and render; as on Ubuntu
+    22.04), for containers that do not run as root."""
+
     prometheus: Word = "http://prometheus-operated.monitoring.svc:9090"
+    """Address at which autoscaling asks Prometheus for metrics."""
+
     monitoring_namespace: DnsLabel = "monitoring"
+    """Kubernetes namespace from which metrics are scraped."""
 
     @field_validator("image")
     @classmethod
     def _never_moves(cls, value: str | None) -> str | None:
         name = (value or "x:1").split("/")[-1]
         if name.endswith(":latest") or not {":", "@"} & set(name):
-            raise ValueError(
-                f"{value} moves: name a release, by a tag other than latest or by a digest"
-            )
+            remedy = "name a release, by a tag other than latest or by a digest"
+            raise ValueError(f"{value} moves: {remedy}")
         return value
 
     @model_validator(mode="after")
     def _bounds(self) -> Parameters:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas ({self.min_replicas}) is more than max_replicas ({self.max_replicas})"
-            )
+            bounds = f"min_replicas ({self.min_replicas}) is more than max_replicas"
+            raise ValueError(f"{bounds} ({self.max_replicas})")
         return self

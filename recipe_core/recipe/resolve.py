@@ -13,7 +13,6 @@ from recipe_core.hardware.custom import is_path, read_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.fallbacks import changed
 from recipe_core.recipe.provenance import LAYERS, Layer, shared_environment
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.user_options import passing_on
@@ -28,6 +27,7 @@ from recipe_core.recipe.variants import (
     difference,
     matching,
 )
+from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 
 
@@ -153,14 +153,14 @@ def recipe_for(
         NoAnswer: when it cannot run there.
     """
     found = resolve(recipe, machine_of(hardware, recipe))
-    request = changed(
-        recipe_request(recipe).to_json(),
+    request = change(
+        recipe_request(recipe),
         {
             "hardware": hardware.model_dump(mode="json", exclude_none=True),
             "candidate": found.settings.candidate,
         },
     )
-    alone = changed(request.to_json(), {"options.engine_options": {}, "options.environment": {}})
+    alone = change(request, {"options.engine_options": {}, "options.environment": {}})
     computed = decide(alone, folders=folders).started()
     options = _to_pass("options", recipe, found, computed.options)
     environment = _to_pass("environment", recipe, found, shared_environment(computed))
@@ -231,8 +231,8 @@ def _elsewhere(
     folders: bool,
 ) -> Recipe:
     stated = asked.candidate.model_dump(exclude_none=True) if asked.candidate else {}
-    request = changed(
-        asked.to_json(),
+    request = change(
+        asked,
         {
             "hardware": hardware.model_dump(mode="json", exclude_none=True),
             "candidate": stated | {"engine": recipe.engine.name},
@@ -242,16 +242,18 @@ def _elsewhere(
 
 
 def _variant(recipe: Recipe, other: Recipe, at_most: int | None) -> Variant:
-    change = difference(settings_of(recipe), settings_of(other))
+    differs = difference(settings_of(recipe), settings_of(other))
     return Variant(
         name=f"{other.device.name}-{other.device.count}",
         when=When(
             device=other.device.name, count=Range(at_least=other.device.count, at_most=at_most)
         ),
         layers={
-            field: other.provenance[field] for field in _fields(change) if field in other.provenance
+            field: other.provenance[field]
+            for field in _fields(differs)
+            if field in other.provenance
         },
-        remove=change.remove,
-        set=change.set,
-        add=change.add,
+        remove=differs.remove,
+        set=differs.set,
+        add=differs.add,
     )

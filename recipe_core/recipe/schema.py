@@ -1,12 +1,16 @@
-"""The Recipe, schema_version 1: what was decided, why, what it should do, and what pins it. ``recipe.yaml`` is this object."""
+"""The Recipe, schema_version 1: what was decided, why, what it should do, and what pins it.
+
+``recipe.yaml`` is this object.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from recipe_core.base.described import DESCRIBED
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BundleError
 from recipe_core.recipe.expected import check_estimate
@@ -21,82 +25,167 @@ Kind = Literal["serving", "training"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
 
 class ModelFacts(_Part):
-    """The model as it was counted; ``digest`` identifies the architecture, ``config`` is kept of models outside the catalog."""
+    """The model as it was counted."""
 
     id: str
+    """Id of the model on the hub, or the folder that held it."""
+
     digest: str
+    """Hash of the architecture: models with the same one are the same to an estimate."""
+
     parameters: int
+    """Parameters of the whole model."""
+
     active_parameters: int
+    """Parameters that one token uses; fewer than all in an MoE model."""
+
     weight_dtype: str
+    """Number format in which the checkpoint stores its matrices."""
+
     max_context: int
+    """Longest context of the model, in tokens."""
+
     config: dict[str, Any] | None = None
+    """The model's config.json; left out for models of the catalog, which has it."""
 
 
 class EngineFacts(_Part):
     """The engine at its pinned version, and every option it is started with."""
 
     name: str
+    """Name of the engine, or of the training framework."""
+
     title: str
+    """What people call the engine."""
+
     version: str
+    """Version that the recipe was made for and starts."""
+
     options: dict[str, Any]
+    """Options that the engine is started with, by name, computed ones and the user's."""
 
 
 class DeviceFacts(_Part):
-    """The device the recipe was computed for and how many of them it uses, in nodes of ``per_node``."""
+    """The device the recipe was computed for, and how many of them it uses."""
 
     name: str
+    """Name of the device's profile."""
+
     title: str
+    """What people call the device."""
+
     vendor: str
+    """Who makes it: ``nvidia``, ``amd``, ``intel``, or ``cpu`` for a machine without
+    accelerator."""
+
     runtime: str
+    """What programs it: ``cuda``, ``rocm``, ``hpu`` or ``cpu``."""
+
     architecture: str
+    """Architecture as compilers name it: ``sm_90``, ``gfx942``."""
+
     names: tuple[str, ...]
+    """Names under which drivers report the device."""
+
     memory_bytes: int
+    """Memory of one device as its driver reports it, in bytes."""
+
     count: int
+    """Devices that the recipe uses."""
+
     per_node: int | None = None
+    """Devices that it uses in each node; left out in recipes of older forms."""
 
 
 class Fallback(_Part):
-    """What to do where the recipe cannot run: ``changes`` to its request (dotted fields), and the ``candidate`` that is best then."""
+    """What to do where the recipe cannot run."""
 
     kind: Literal["other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"]
+    """What is different: the split, the number of devices, a number format, the context or the
+    device."""
+
     changes: dict[str, Any]
+    """Changes to the recipe's request, by dotted field."""
+
     device: str
+    """Name of the device that the fallback runs on."""
+
     gpus: int
+    """Devices that the fallback uses."""
+
     candidate: dict[str, Any]
+    """Split that is best after these changes, as the request's ``candidate``."""
+
     figures: dict[str, float | None] = {}
+    """Headline figures of its estimate, by their names there; null where one is not known. Each
+    name ends in its unit."""
 
 
 class Recipe(_Part):
-    """Everything a bundle is made from.
-
-    ``environment``: variables that all processes share. ``provenance``: the layer that set a field of the candidate, an option or a
-    variable, by its dotted name (``options.max_num_seqs``). ``max_context`` and, in the estimate, serving figures are a serving recipe's;
-    a training recipe has a step and a run.
-    """
+    """Everything a bundle is made from."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema; older documents are migrated, newer ones refused."""
+
     kind: Kind
+    """What the recipe starts: serving or training."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    """Name of the recipe: model, device, degrees above one, engine."""
+
     built_by: str
+    """Program and version that made the recipe."""
+
     request: dict[str, Any]
+    """Request that was asked, with every default written out."""
+
     model: ModelFacts
+    """Model as it was counted."""
+
     device: DeviceFacts
+    """Device that the recipe was computed for."""
+
     engine: EngineFacts
+    """Engine, its version and every option."""
+
     environment: dict[str, str] = {}
+    """Environment variables that all processes share."""
+
     candidate: dict[str, Any]
+    """Split that was decided, as the request's ``candidate`` with nothing left out."""
+
     provenance: dict[str, Layer] = {}
+    """Layer that set each field of the candidate, option and variable, by dotted name
+    (``options.max_num_seqs``); a later layer goes before an earlier one: base, model, architecture,
+    device, objective, user."""
+
     max_context: int | None = None
+    """Longest request that the engine accepts, in tokens; null for training."""
+
     estimate: dict[str, Any]
+    """What the split should do: memory, times, cost, bands and their basis."""
+
     fallbacks: tuple[Fallback, ...] = ()
+    """What to do where the recipe cannot run, from the smallest change of plans to the largest."""
+
     variants: tuple[Variant, ...] = ()
+    """What is different on other machines."""
+
     parameters: Parameters = Parameters()
+    """Values that depend on where the bundle is started."""
+
     claims: tuple[Claim, ...] = ()
+    """What was measured with the recipe, and until when it counts."""
+
     notes: tuple[str, ...] = ()
-    lock: Annotated[Lock | None, Field(description="None in recipes of older forms.")] = None
+    """What a reader should know, a sentence each."""
+
+    lock: Lock | None = None
+    """What pins the recipe: versions, digests, floors and seeds. Null in recipes of older forms."""
 
     @model_validator(mode="after")
     def _estimate_has_figures(self) -> Self:
@@ -110,32 +199,29 @@ class Recipe(_Part):
 
     def locked(self) -> Recipe:
         """The recipe with its lock brought up to its content."""
-        return (
-            self.model_copy(
-                update={"lock": self.lock.model_copy(update={"recipe_digest": self.digest})}
-            )
-            if self.lock
-            else self
-        )
+        if not self.lock:
+            return self
+        lock = self.lock.model_copy(update={"recipe_digest": self.digest})
+        return self.model_copy(update={"lock": lock})
 
     @classmethod
     def parse(cls, value: Any) -> Recipe:
-        """A recipe from plain values, of this schema version or an older one; raises BundleError naming what is wrong."""
+        """A recipe from plain values, of this schema version or an older one.
+
+        Raises:
+            BundleError: naming what is wrong.
+        """
         migrated, _ = migrate(value)
         try:
             return cls.model_validate(migrated)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in first["loc"])
-            said = (
-                "is not a known field"
-                if first["type"] == "extra_forbidden"
-                else first["msg"].removeprefix("Value error, ")
-            )
-            where = where or "estimate"
-            raise BundleError(
-                f"recipe.yaml: {where}: {said}.", hint="Build the bundle again."
-            ) from None
+            where = ".".join(str(step) for step in first["loc"]) or "estimate"
+            message = first["msg"].removeprefix("Value error, ")
+            if first["type"] == "extra_forbidden":
+                message = "is not a known field"
+            hint = "Build the bundle again."
+            raise BundleError(f"recipe.yaml: {where}: {message}.", hint=hint) from None
 
 
 def content_digest(values: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""Conditions, not copies: what a recipe says differently on other machines, with an explicit merge field by field.
+"""Conditions, not copies: what a recipe says differently on other machines, merged field by field.
 
-A variant applies ``when`` all that it names is so. Of several the less exact come first: default, vendor, architecture, device; those
-alike in the order they are written. Each change removes, then sets (mappings) or adds (lists).
+A variant applies ``when`` all that it names is so. Of several the less exact come first: default,
+vendor, architecture, device; those alike in the order they are written. Each change removes, then
+sets (mappings) or adds (lists).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
+from recipe_core.base.described import DESCRIBED
 from recipe_core.hardware.profile import Vendor
 from recipe_core.recipe.provenance import Layer
 
@@ -21,12 +23,15 @@ Names = tuple[str, ...]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What conditions are held against: ``count`` devices of a kind with ``memory_bytes`` each, and an engine at a version."""
+    """What conditions are held against.
+
+    ``count`` devices of a kind with ``memory_bytes`` each, and an engine at a version.
+    """
 
     vendor: str
     architecture: str
@@ -41,7 +46,10 @@ class Range(_Data):
     """From ``at_least`` to ``at_most``, both included; an end left out is open."""
 
     at_least: Whole | None = None
+    """Smallest value, in the unit of the field that the range is for; left out, no lower end."""
+
     at_most: Whole | None = None
+    """Largest value, in the unit of the field that the range is for; left out, no upper end."""
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
@@ -50,20 +58,31 @@ class Range(_Data):
         return self
 
     def __contains__(self, value: int) -> bool:
-        return (self.at_least is None or value >= self.at_least) and (
-            self.at_most is None or value <= self.at_most
-        )
+        if self.at_least is not None and value < self.at_least:
+            return False
+        return self.at_most is None or value <= self.at_most
 
 
 class When(_Data):
-    """Conditions, all of which must hold; none at all is the default. ``engine``: a name and its versions, ``vllm>=0.30,<0.33``."""
+    """Conditions, all of which must hold; none at all is the default."""
 
     vendor: Vendor | None = None
+    """Vendor of the device; left out, any."""
+
     architecture: str | None = None
+    """Architecture of the device (``gfx942``); left out, any."""
+
     device: str | None = None
+    """Name of the device's profile; left out, any."""
+
     count: Range | None = None
+    """Number of devices; left out, any."""
+
     memory_bytes: Range | None = None
+    """Memory of one device, in bytes; left out, any."""
+
     engine: str | None = None
+    """Engine and its versions (``vllm>=0.30,<0.33``); left out, any."""
 
     @field_validator("engine")
     @classmethod
@@ -72,8 +91,9 @@ class When(_Data):
             try:
                 Requirement(value)
             except InvalidRequirement:
+                example = "'vllm>=0.30,<0.33'"
                 raise ValueError(
-                    f"{value!r} is no engine with a range of versions, like 'vllm>=0.30,<0.33'"
+                    f"{value!r} is no engine with a range of versions, like {example}",
                 ) from None
         return value
 
@@ -86,59 +106,91 @@ class When(_Data):
         )
         ranged = ((self.count, machine.count), (self.memory_bytes, machine.memory_bytes))
         return (
-            all(wanted is None or wanted == found for wanted, found in named)
-            and all(wanted is None or found in wanted for wanted, found in ranged)
+            all(name is None or name == actual for name, actual in named)
+            and all(span is None or actual in span for span, actual in ranged)
             and (self.engine is None or _is_version(self.engine, machine))
         )
 
     @property
     def exactness(self) -> int:
         """3 where it names a device, 2 an architecture, 1 a vendor, else 0."""
-        return 3 if self.device else 2 if self.architecture else 1 if self.vendor else 0
+        for score, condition in ((3, self.device), (2, self.architecture), (1, self.vendor)):
+            if condition:
+                return score
+        return 0
 
 
 def _is_version(wanted: str, machine: Machine) -> bool:
     requirement = Requirement(wanted)
     return requirement.name == machine.engine and requirement.specifier.contains(
-        machine.version, prereleases=True
+        machine.version,
+        prereleases=True,
     )
 
 
 class Settings(_Data):
-    """What variants change: a candidate's fields, the engine's options, variables of the environment, notes."""
+    """What variants change."""
 
     candidate: dict[str, Any] = {}
+    """Fields of the split, by name."""
+
     options: dict[str, Any] = {}
+    """Options of the engine, by name."""
+
     environment: dict[str, str] = {}
+    """Environment variables, by name."""
+
     notes: Names = ()
+    """What a reader should know, a sentence each."""
 
 
 class _Set(_Data):
     candidate: dict[str, Any] = {}
+    """Fields of the split to set, by name."""
+
     options: dict[str, Any] = {}
+    """Options of the engine to set, by name."""
+
     environment: dict[str, str] = {}
+    """Environment variables to set, by name."""
 
 
 class _Add(_Data):
     notes: Names = ()
+    """Notes to add; those that are there already are not repeated."""
 
 
 class _Remove(_Data):
     candidate: Names = ()
+    """Names of fields of the split to remove."""
+
     options: Names = ()
+    """Names of the engine's options to remove."""
+
     environment: Names = ()
+    """Names of environment variables to remove."""
+
     notes: Names = ()
+    """Notes to remove, in full."""
 
 
 MAPPINGS = ("candidate", "options", "environment")
 
 
 class Change(_Data):
-    """What is removed, then set or added. Changes one after another are one change (``then``), however they are grouped."""
+    """What is removed, then set or added.
+
+    Changes one after another are one change (``then``), however they are grouped.
+    """
 
     remove: _Remove = _Remove()
+    """What is removed first."""
+
     set: _Set = _Set()
+    """What is set after that; it goes before what was there."""
+
     add: _Add = _Add()
+    """What is added to lists."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -150,28 +202,22 @@ class Change(_Data):
 
     def applied(self, to: Settings) -> Settings:
         """The settings after this change."""
-        mappings = {
-            name: _without(getattr(to, name), getattr(self.remove, name)) | getattr(self.set, name)
-            for name in MAPPINGS
-        }
-        kept = [note for note in to.notes if note not in self.remove.notes]
-        return Settings(**mappings, notes=tuple(dict.fromkeys([*kept, *self.add.notes])))
+        mappings = {name: self._mapping(name, getattr(to, name)) for name in MAPPINGS}
+        notes = [note for note in to.notes if note not in self.remove.notes]
+        return Settings(**mappings, notes=_joined(notes, self.add.notes))
+
+    def _mapping(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """One of the mappings after this change."""
+        values = _without(values, getattr(self.remove, name))
+        return {**values, **getattr(self.set, name)}
 
     def then(self, later: Change) -> Change:
         """One change that does what this and then ``later`` do."""
-        sets = {
-            name: _without(getattr(self.set, name), getattr(later.remove, name))
-            | getattr(later.set, name)
-            for name in MAPPINGS
-        }
-        removed = {
-            name: tuple(
-                each
-                for each in _joined(getattr(self.remove, name), getattr(later.remove, name))
-                if each not in sets[name]
-            )
-            for name in MAPPINGS
-        }
+        sets = {name: later._mapping(name, getattr(self.set, name)) for name in MAPPINGS}
+        removed = {}
+        for name in MAPPINGS:
+            keys = _joined(getattr(self.remove, name), getattr(later.remove, name))
+            removed[name] = tuple(key for key in keys if key not in sets[name])
         added = [note for note in self.add.notes if note not in later.remove.notes]
         return Change(
             remove=_Remove(**removed, notes=_joined(self.remove.notes, later.remove.notes)),
@@ -189,24 +235,31 @@ def _joined(first: Iterable[str], second: Iterable[str]) -> Names:
 
 
 class Variant(Change):
-    """A change and when it applies. ``layers`` of what it sets, where they are known better than from its conditions."""
+    """A change and when it applies."""
 
     name: str
+    """What the variant is called."""
+
     when: When = When()
+    """Conditions under which it applies; none: always."""
+
     layers: dict[str, Layer] = {}
+    """Layer of what it sets, by dotted name, where that is known better than from its
+    conditions."""
 
     def layer(self, field: str) -> Layer:
-        """The layer of a field that this sets or removes: as stated, else by how exact its conditions are."""
+        """The layer of a field that this sets or removes.
+
+        As stated, else by how exact its conditions are.
+        """
         by_exactness: tuple[Layer, ...] = ("base", "architecture", "architecture", "device")
         return self.layers.get(field, by_exactness[self.when.exactness])
 
 
 def matching(variants: Iterable[Variant], machine: Machine) -> list[Variant]:
     """The variants that apply to a machine, the least exact first."""
-    return sorted(
-        (variant for variant in variants if variant.when.holds(machine)),
-        key=lambda variant: variant.when.exactness,
-    )
+    holding = [variant for variant in variants if variant.when.holds(machine)]
+    return sorted(holding, key=lambda variant: variant.when.exactness)
 
 
 def difference(before: Settings, after: Settings) -> Change:
@@ -214,12 +267,12 @@ def difference(before: Settings, after: Settings) -> Change:
     sets, removed = {}, {}
     for name in MAPPINGS:
         old, new = getattr(before, name), getattr(after, name)
-        sets[name] = {
-            key: value for key, value in new.items() if key not in old or old[key] != value
-        }
+        sets[name] = {k: value for k, value in new.items() if k not in old or old[k] != value}
         removed[name] = tuple(key for key in old if key not in new)
     gone = tuple(note for note in before.notes if note not in after.notes)
     new_notes = tuple(note for note in after.notes if note not in before.notes)
     return Change(
-        remove=_Remove(**removed, notes=gone), set=_Set(**sets), add=_Add(notes=new_notes)
+        remove=_Remove(**removed, notes=gone),
+        set=_Set(**sets),
+        add=_Add(notes=new_notes),
     )

@@ -9,9 +9,12 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
-from recipe_core.request.link import START_LOADS, TRAINING, checked, flat, leaves
+from recipe_core.request.link import START_LOADS, TRAINING, WHOLE, checked, flat, leaves
 from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
 from recipe_core.request.split_key import cluster_of, split_of
+
+_OPAQUE = ("engine_options", "environment")
+"""Options whose names are an engine's own and may hold dots."""
 
 TRAINING_TOKENS = 10e9
 """The budget that a run starts with when a request turns from serving to training."""
@@ -42,34 +45,51 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Raises:
         RecipeError: when the changed request is not valid; the message names the field.
     """
-    named = flat(request)
+    fields = flat(request)
     if changes.get("workload.kind", request.workload.kind) != request.workload.kind:
-        named = _other_kind(named, changes["workload.kind"])
-    named |= changes
+        fields = _other_kind(fields, changes["workload.kind"])
+    for field, value in changes.items():
+        _set(fields, field, value)
+    _keep_consistent(fields, request, changes)
+    edited = checked({name: value for name, value in fields.items() if value is not None})
+    opaque = {
+        name: getattr(request.options, name) for name in _OPAQUE if f"options.{name}" not in changes
+    }
+    return edited.model_copy(update={"options": edited.options.model_copy(update=opaque)})
+
+
+def _set(fields: dict[str, Any], field: str, value: Any) -> None:
+    """Set a field, or a whole part of a request with all that is below it."""
+    for name in [name for name in fields if name.startswith(f"{field}.")]:
+        del fields[name]
+    fields.pop(field, None)
+    nested = isinstance(value, Mapping) and field not in WHOLE
+    fields.update(leaves(value, f"{field}.") if nested else {field: value})
+
+
+def _keep_consistent(
+    fields: dict[str, Any], request: PlanRequest, changes: Mapping[str, Any]
+) -> None:
+    """Change what depends on the changed fields."""
     if "workload.mode" in changes:
-        _swap_load(named, changes)
+        _swap_load(fields, changes)
     if "hardware.device" in changes and changes["hardware.device"] != request.hardware.device:
-        _swap_device(named, request.hardware, changes)
+        _swap_device(fields, request.hardware, changes)
     if changes.get("hardware.offer") is not None:
-        named |= dict.fromkeys(
+        fields |= dict.fromkeys(
             ("hardware.usd_per_device_hour", "hardware.commitment", "hardware.term_months")
         )
     if "hardware.commitment" in changes:
-        named["hardware.offer"] = changes.get("hardware.offer")
+        fields["hardware.offer"] = changes.get("hardware.offer")
         if changes["hardware.commitment"] != "reserved":
-            named["hardware.term_months"] = None
+            fields["hardware.term_months"] = None
     if changes.get("hardware.usd_per_device_hour") is not None:
-        named["hardware.offer"] = None
+        fields["hardware.offer"] = None
     longest, prompt, answer = (
-        named.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
+        fields.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
     )
     if longest and prompt and answer and "workload.max_context" not in changes:
-        named["workload.max_context"] = max(longest, prompt + answer)
-    if "candidate" in changes:  # the whole candidate at once
-        named = {
-            name: value for name, value in named.items() if not name.startswith("candidate")
-        } | leaves({"candidate": changes["candidate"] or {}})
-    return checked({name: value for name, value in named.items() if value is not None})
+        fields["workload.max_context"] = max(longest, prompt + answer)
 
 
 def _other_kind(named: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.request.schema import Goal, Objective, Orientation, PlanRequest
 
 _CLEARED = ("max_context", "input_spread", "output_spread")
@@ -39,7 +39,7 @@ class PresetFile(BaseModel):
 @cache
 def preset_file() -> PresetFile:
     """The presets this version ships."""
-    return PresetFile.model_validate(read_document(Path(__file__).with_name("presets.yaml")))
+    return PresetFile.model_validate(read_shipped(Path(__file__).with_name("presets.yaml")))
 
 
 def presets(request: PlanRequest) -> dict[str, Preset]:

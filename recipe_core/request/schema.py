@@ -1,12 +1,17 @@
-"""What is wanted: the PlanRequest, one object that the API takes, the URL encodes and the command line reads from a file."""
+"""What is wanted: the PlanRequest.
+
+One object that the API takes, the URL encodes and the command line reads from a file. The string
+under each field is its description everywhere (``recipe_core.base.described``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
+from recipe_core.base.described import DESCRIBED, field_of, models_in, prose
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import (
     Count,
@@ -19,7 +24,6 @@ from recipe_core.base.types import (
     Tokens,
     WeightDtype,
 )
-from recipe_core.hardware.custom import with_profiles
 from recipe_core.hardware.request import HardwareRequest
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
@@ -27,21 +31,26 @@ Orientation = Literal["latency", "balanced", "throughput"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
 
 class Speculative(_Part):
-    """Speculative decoding: ``tokens`` drafted a step, each accepted with probability ``acceptance`` when those before it were.
-
-    ``method``: ``mtp`` drafts with the model's own draft layers, ``eagle`` with a layer of the model's shape, ``ngram`` looks drafts up
-    in the prompt. Left out: mtp where the model has draft layers, else eagle. ``model``: the checkpoint of an eagle draft, which a launch
-    needs.
-    """
+    """Speculative decoding: tokens are drafted, then verified in one step."""
 
     tokens: Annotated[int, Field(ge=1, le=16)]
+    """Tokens drafted per step."""
+
     acceptance: Share
+    """Probability (0 to below 1) that a drafted token is accepted, given that those before it
+    were."""
+
     method: Literal["mtp", "eagle", "ngram"] | None = None
+    """How drafts are made: ``mtp`` by the model's own draft layers, ``eagle`` by one extra layer of
+    the model's shape, ``ngram`` looked up in the prompt. Left out: ``mtp`` where the model has
+    draft layers, else ``eagle``."""
+
     model: Text | None = None
+    """Checkpoint of an ``eagle`` draft. An estimate does without; a launch needs it."""
 
 
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
@@ -49,138 +58,248 @@ LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "of
 
 
 class ServingWorkload(_Part):
-    """Requests to be answered. Lengths are means, in tokens; a spread of 0.2 means lengths from 0.8 to 1.2 of the mean (0: exact).
-
-    ``closed``: ``concurrency`` in flight; ``open``: ``request_rate`` arriving per second; ``static``: one ``batch`` of exact
-    lengths; ``offline``: ``requests`` queued at once.
-    """
+    """Requests to be served: how long they are and how they arrive."""
 
     kind: Literal["serving"] = "serving"
+    """Kind of workload: ``serving``, also where it is left out, or ``training``."""
+
     mode: Literal["closed", "open", "static", "offline"] = "closed"
+    """How requests arrive: ``closed`` keeps ``concurrency`` in flight, ``open`` sends
+    ``request_rate`` per second, ``static`` runs one ``batch`` of exact lengths, ``offline`` queues
+    ``requests`` at once. Each takes its own load field and refuses the others."""
+
     input_tokens: Tokens = 1024
+    """Mean length of a prompt, in tokens."""
+
     output_tokens: Tokens = 256
+    """Mean length of an answer, in tokens."""
+
     input_spread: Spread | None = None
+    """Spread of prompt lengths as a share of the mean: 0.2 draws them uniformly from 0.8 to 1.2 of
+    it, 0 makes them exact. It shapes percentiles and the longest request. Left out, percentiles
+    are simulated with 0.1. Not for ``mode: static``."""
+
     output_spread: Spread | None = None
+    """Spread of answer lengths as a share of the mean, as ``input_spread`` for prompts."""
+
     concurrency: Count | None = None
+    """Requests in flight; needed by ``mode: closed``, and only there."""
+
     request_rate: Positive | None = None
+    """Arrivals in requests per second; needed by ``mode: open``, and only there."""
+
     batch: Count | None = None
+    """Requests in the batch; needed by ``mode: static``, and only there."""
+
     requests: Count | None = None
+    """Requests queued at the start; needed by ``mode: offline``, and only there."""
+
     max_context: Tokens | None = None
+    """Longest request that the engine must accept, prompt and answer together, in tokens; left out,
+    the workload's longest request, rounded up to a multiple of 1,024 tokens as far as the model's
+    context allows."""
+
     prefix_hit: Share = 0.0
+    """Share of a prompt's tokens found in the prefix cache, 0 to below 1."""
+
     speculative: Speculative | None = None
+    """Speculative decoding; left out, tokens are decoded one at a time."""
 
     @model_validator(mode="after")
     def _load_fits_mode(self) -> Self:
         needed = LOADS[self.mode]
         if getattr(self, needed) is None:
             raise ValueError(f"mode {self.mode} needs {needed}")
-        extra = sorted(
-            name for name in LOADS.values() if name != needed and getattr(self, name) is not None
-        )
+        others = sorted(set(LOADS.values()) - {needed})
+        extra = ", ".join(name for name in others if getattr(self, name) is not None)
         if extra:
-            raise ValueError(
-                f"mode {self.mode} takes {needed}, not {', '.join(extra)}; leave it out or change the mode"
-            )
+            remedy = "leave it out or change the mode"
+            raise ValueError(f"mode {self.mode} takes {needed}, not {extra}; {remedy}")
         if self.mode == "static" and (self.input_spread or self.output_spread):
-            raise ValueError(
-                "mode static has exact lengths; leave input_spread and output_spread out or change the mode"
-            )
+            remedy = "leave input_spread and output_spread out or change the mode"
+            raise ValueError(f"mode static has exact lengths; {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _context_holds_requests(self) -> Self:
         if self.max_context is not None and self.max_context < self.longest_tokens:
             spread = " at their longest" if self.input_spread or self.output_spread else ""
-            raise ValueError(
-                f"max_context {self.max_context} is shorter than input_tokens + output_tokens = {self.longest_tokens}{spread}"
-            )
+            needed = f"input_tokens + output_tokens = {self.longest_tokens}{spread}"
+            raise ValueError(f"max_context {self.max_context} is shorter than {needed}")
         return self
 
     @property
     def longest_tokens(self) -> int:
         """Tokens of the longest request that the stated lengths and spreads allow."""
-        stated = ((self.input_tokens, self.input_spread), (self.output_tokens, self.output_spread))
+        stated = (
+            (self.input_tokens, self.input_spread),
+            (self.output_tokens, self.output_spread),
+        )
         return sum(round(mean * (1 + (spread or 0.0))) for mean, spread in stated)
 
 
 class Loading(_Part):
-    """How data reaches the devices.
-
-    ``workers`` a replica, each preparing ``tokens_per_s_per_worker``, from storage that gives ``read_bytes_per_s`` to all of them at
-    ``bytes_per_token``; ``prefetch`` batches are made ahead (0: a step waits for its own).
-    """
+    """How training data reaches the devices."""
 
     workers: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Loader processes per replica."""
+
     tokens_per_s_per_worker: Positive | None = None
+    """Tokens per second that one loader process prepares; left out, 2 million, which assumes data
+    that is tokenized beforehand."""
+
     read_bytes_per_s: Positive | None = None
+    """Rate of the storage that holds the data, in bytes per second for all readers together; left
+    out, it does not limit."""
+
     bytes_per_token: Positive = 4.0
+    """Size of the stored data, in bytes per token."""
+
     prefetch: Annotated[int, Field(ge=0, le=1024)] = 2
+    """Batches prepared ahead; with 0 every step waits for its own."""
 
 
 class TrainingWorkload(_Part):
-    """A training run: ``global_batch`` sequences a step; ``tokens`` is the whole budget (None: only a step is estimated).
-
-    ``method``: ``dpo`` keeps a frozen copy of the model beside the trained one and asks both; its batch counts both answers of a pair.
-    ``document_tokens``: mean length of what is put into sequences. ``packed``: documents share a sequence, and attention ends where
-    they end; otherwise a sequence is one of them and padding. ``gradient_dtype``: what gradients are kept and reduced in (None: as the
-    framework does). ``attention``: ``eager`` keeps the scores, ``flash`` does not. ``fused_loss``: logits are made piece by piece
-    (None: where they do not fit at once, and the framework can). ``lora_rank``: of adapters; what they give is multiplied by
-    ``lora_alpha`` / rank (None: by two). Failures: ``device_mtbf_hours`` of one device, ``storage_bytes_per_s`` of all checkpoint
-    writers together, ``restart_s``, ``repair_s`` until a failed node is back (a spare: 0); ``min_nodes``: a run that needs no fewer
-    nodes goes on without it. ``checkpoints``: training waits for a checkpoint until it is written (``synchronous``) or copied to the
-    host (``asynchronous``), every ``checkpoint_interval_s`` (None: the interval that loses least); ``kept_checkpoints`` stay.
-    """
+    """A training run: what is trained, on how much, in which steps."""
 
     kind: Literal["training"]
+    """Kind of workload: ``serving``, also where it is left out, or ``training``."""
+
     method: Literal["pretrain", "finetune", "lora", "qlora", "dpo"] = "pretrain"
+    """What is trained: all weights (``pretrain``, ``finetune``), adapters on a frozen model
+    (``lora``; ``qlora`` keeps the model in 4 bits), or all weights against a frozen copy of the
+    model (``dpo``, where both answers of a pair count in the batch)."""
+
     sequence_length: Tokens
+    """Length of a training sequence, in tokens."""
+
     global_batch: Count
+    """Sequences per optimizer step, over all devices."""
+
     tokens: Positive | None = None
+    """Token budget of the whole run, in tokens; left out, only a step is estimated, not the time
+    and cost of a run."""
+
     document_tokens: Tokens | None = None
+    """Mean length of the documents that fill the sequences, in tokens; left out, a document is as
+    long as a sequence."""
+
     packed: bool = True
+    """Whether documents share a sequence, with attention ending where they end; otherwise a
+    sequence is one document and padding."""
+
     gradient_dtype: Literal["fp32", "bf16"] | None = None
+    """Number format in which gradients are kept and reduced; left out, the framework's own."""
+
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
+    """Optimizer; it decides the bytes of state per trained parameter."""
+
     attention: Literal["flash", "eager"] = "flash"
+    """Attention kernel: ``eager`` keeps the scores in memory, ``flash`` does not."""
+
     fused_loss: bool | None = None
+    """Whether logits are made piece by piece, so that they are never whole in memory; left out,
+    only where they do not fit otherwise and the framework can."""
+
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapters of ``lora`` and ``qlora``."""
+
     lora_alpha: Positive | None = None
+    """Scale of the adapters, whose output is multiplied by alpha / rank; left out, twice the
+    rank."""
+
     device_mtbf_hours: Positive | None = None
+    """Mean time between failures of one device, in hours; left out, 50,667 hours, which is what
+    Llama 3's training run saw."""
+
     storage_bytes_per_s: Positive | None = None
+    """Rate at which all nodes together write a checkpoint, in bytes per second; left out, 0.98 GB/s
+    per node."""
+
     restart_s: Positive | None = None
+    """Time from a failure until training runs again on working nodes, in seconds; left out, 600."""
+
     repair_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Time until a failed node is back, in seconds; 0 where a spare takes over."""
+
     min_nodes: Count | None = None
+    """Fewest nodes with which an elastic run goes on after a failure; left out, the run waits for
+    the repair."""
+
     checkpoints: Literal["synchronous", "asynchronous"] = "synchronous"
+    """How long training waits for a checkpoint: until it is written (``synchronous``), or only
+    until it is copied to the host's memory (``asynchronous``)."""
+
     checkpoint_interval_s: Positive | None = None
+    """Time between checkpoints, in seconds; left out, the interval that loses least (Young)."""
+
     kept_checkpoints: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Checkpoints that stay on storage."""
+
     loading: Loading | None = None
+    """How data reaches the devices; left out, as its fields say."""
 
 
 Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]
 
 
 class Limits(_Part):
-    """What an acceptable plan must keep to. Times are means, or the ``percentile`` (95: what 95 % of requests stay below)."""
+    """What an acceptable plan must keep. A limit left out does not bind."""
 
     ttft_ms: Positive | None = None
+    """Longest mean time to first token, queueing included, in milliseconds; the percentile's where
+    ``percentile`` is set."""
+
     tpot_ms: Positive | None = None
+    """Longest mean time per output token, in milliseconds; the percentile's where ``percentile`` is
+    set."""
+
     request_latency_ms: Positive | None = None
+    """Longest mean time from a request's arrival to its last token, in milliseconds; the
+    percentile's where ``percentile`` is set."""
+
     usd_per_hour: Positive | None = None
+    """Highest price of all devices used, in US dollars per hour."""
+
     usd_per_million_output_tokens: Positive | None = None
+    """Highest price of a million output tokens, in US dollars."""
+
     joules_per_token: Positive | None = None
+    """Highest energy in joules per output token, or per trained token."""
+
     watts: Positive | None = None
+    """Highest power of all devices used, in watts."""
+
     gpus: Count | None = None
+    """Most devices that may be used."""
+
     output_tokens_per_s_at_least: Positive | None = None
+    """Lowest throughput of the whole deployment, in output tokens per second."""
+
     percentile: Annotated[float, Field(ge=50, le=99.9)] | None = None
+    """Percentile that the limits on times apply to: 95 bounds the time that 95 % of requests stay
+    below. Left out, they apply to means. Percentiles are simulated request by request for the best
+    splits, which takes some seconds."""
 
 
 class Objective(_Part):
-    """What to optimise, and the limits that come first.
-
-    ``weights`` compares candidates by several goals at once: the product of the goals' quantities, each to the power of its weight (less is
-    better, throughput divides). ``orientation`` is a set of weights by name: ``latency`` (time per output token first), ``throughput``
-    (tokens per device first), ``balanced`` (both alike). Either goes before ``optimize``.
-    """
+    """What to optimise, and the limits that come first."""
 
     optimize: Goal = "throughput"
+    """What counts most: ``throughput`` (tokens per second), ``latency`` (of a whole request),
+    ``ttft`` (time to first token), ``tpot`` (time per output token), ``cost`` (per token), ``gpus``
+    (fewest devices) or ``energy`` (per token). ``weights`` and ``orientation`` go before it."""
+
     weights: dict[Goal, Annotated[float, Field(gt=0, le=100)]] = {}
+    """Several goals at once, each with a weight up to 100: their quantities are multiplied, each to
+    the power of its weight. Not together with ``orientation``."""
+
     orientation: Orientation | None = None
+    """Weights by name: ``latency`` (time per output token first), ``throughput`` (tokens per device
+    first) or ``balanced`` (both alike). Not together with ``weights``."""
+
     limits: Limits = Limits()
+    """Limits that an acceptable plan must keep."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -196,44 +315,75 @@ class Objective(_Part):
             "balanced": {"tpot": 1.0, "cost": 1.0},
             "throughput": {"cost": 3.0, "tpot": 1.0},
         }
-        return named[self.orientation] if self.orientation else self.weights or {self.optimize: 1.0}
+        if self.orientation:
+            return named[self.orientation]
+        return self.weights or {self.optimize: 1.0}
 
 
 class Options(_Part):
-    """What the search may vary; empty ``engines`` means every engine that can be built for the device.
-
-    ``hardware``: other clusters, judged side by side with the request's. ``loads``: other loads than the workload's (concurrency, batch,
-    requests or requests per second, by the mode), ``max_batched_tokens``: other limits than the engine's default, ``speculative``: drafts
-    besides the workload's; each is combined with every split. ``context_parallel``: also splits whose ranks share a cache (cp).
-    ``disaggregated``: also deployments with a prefill pool of their own.
-
-    ``engine_options``: the engine's own options by name (parsers of tools and reasoning, LoRA adapters …), passed on when it is started;
-    what the candidate or the workload says cannot be among them. ``environment``: variables of its processes, such as
-    ``NCCL_SOCKET_IFNAME``; secrets cannot be among either.
-    """
+    """What the search may vary; each choice is combined with every split."""
 
     engines: tuple[Text, ...] = ()
+    """Engines to judge, by name; none named: the preferred one of the device."""
+
     weight_dtypes: Annotated[tuple[WeightDtype, ...], Field(min_length=1)] = ("auto",)
+    """Number formats of the weights to judge; ``auto`` is the checkpoint's own."""
+
     kv_dtypes: Annotated[tuple[KvDtype, ...], Field(min_length=1)] = ("auto",)
+    """Number formats of the KV cache to judge; ``auto`` is the checkpoint's own."""
+
     nodes: Literal["any", "all"] = "any"
+    """Splits to judge: ``any`` number of devices, or only those that use ``all``."""
+
     hardware: Annotated[tuple[HardwareRequest, ...], Field(max_length=64)] = ()
+    """Other clusters, judged side by side with the request's. Serving only."""
+
     loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
+    """Other loads besides the workload's, in the unit of its mode: requests in flight, in the batch
+    or in the queue, or requests per second. With limits on times the best is the highest
+    throughput within them."""
+
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
+    """Limits on the tokens of one engine step to judge; none given: the engine's default."""
+
     speculative: Annotated[tuple[Speculative, ...], Field(max_length=16)] = ()
+    """Drafts to judge besides the workload's own."""
+
     context_parallel: bool = False
+    """Whether to judge splits whose ranks share a cache that each would hold whole (cp), which
+    helps where there are more ranks than KV heads."""
+
     disaggregated: bool = False
+    """Whether to judge deployments with a prefill pool: prompts are computed on devices of their
+    own, any split in each pool, in as many copies as fit. Not for ``mode: static``."""
+
     engine_options: dict[Text, Any] = {}
+    """The engine's own options by name, passed on when it is started (parsers of tools, LoRA
+    adapters); what the candidate or the workload decides, and secrets, are refused. Serving
+    only."""
+
     environment: dict[Text, str] = {}
+    """Environment variables of the engine's processes, such as ``NCCL_SOCKET_IFNAME``; secrets are
+    refused. Serving only."""
 
 
 class PoolRequest(_Part):
-    """The prefill pool of a disaggregated deployment: its split, and how many ``replicas`` of it there are."""
+    """The prefill pool of a disaggregated deployment."""
 
     tp: Degree
+    """Tensor-parallel ranks of one copy."""
+
     pp: Degree = 1
+    """Pipeline stages of one copy."""
+
     dp: Degree = 1
+    """Data-parallel ranks of one copy."""
+
     ep: Degree = 1
+    """Ranks that share the experts: 1, or tp × dp."""
+
     replicas: Degree = 1
+    """Copies of the pool's split."""
 
     @property
     def devices(self) -> int:
@@ -241,81 +391,169 @@ class PoolRequest(_Part):
         return self.tp * self.pp * self.dp * self.replicas
 
 
-class CandidateRequest(_Part):
-    """One split, or part of one: a field left out means "choose".
-
-    With ``prefill`` prompts are computed by a pool of their own, and the other degrees are those of the pool that decodes; ``replicas``
-    of that pool are whole copies, which dp is not where experts are shared. ``speculative`` goes before the workload's. What follows
-    ``replicas`` is training's; ``shard`` counts the ranks that divide states (fewer than dp × cp: HSDP). ``recompute_layers``: how many
-    layers of the model are recomputed (all). ``offload``: optimizer states live in host memory, or on its disks. ``gradient_sync``: whether
-    replicas exchange gradients once a step or after every micro-batch.
-    """
+class _Degrees(_Part):
+    """What splits of both kinds have: an engine or framework, and degrees of parallelism."""
 
     engine: Text | None = None
+    """Engine or training framework, by name; left out, that of ``options.engines``, else the
+    preferred one."""
+
     tp: Degree | None = None
+    """Tensor parallelism: ranks over which every layer is cut."""
+
     pp: Degree | None = None
+    """Pipeline parallelism: stages over which the layers are laid."""
+
     dp: Degree | None = None
+    """Data parallelism: replicas of the model; in serving with ``ep`` above 1, ranks of
+    data-parallel attention."""
+
     ep: Degree | None = None
+    """Expert parallelism: ranks that share the experts of an MoE model. In serving 1 (experts are
+    cut by tp) or tp × dp; in training a divisor of tp × cp × dp."""
+
     cp: Degree | None = None
+    """Context parallelism. In serving, ranks of tp that share the cache of a KV head which each
+    would hold whole; in training, ranks over which a sequence is cut."""
+
+
+class ServingCandidate(_Degrees):
+    """A serving split, or part of one."""
+
     weight_dtype: WeightDtype | None = None
+    """Number format of the weights; ``auto`` is the checkpoint's own."""
+
     kv_dtype: KvDtype | None = None
+    """Number format of the KV cache; ``auto`` is the checkpoint's own."""
+
     max_batched_tokens: Tokens | None = None
+    """Most tokens that one engine step computes; left out, the engine's default for the device."""
+
     max_num_seqs: Count | None = None
+    """Most requests that one replica runs at once; left out, the engine's default for the
+    device."""
+
     memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the device's memory that the engine may take, above 0 up to 1, in the engine's own
+    sense of it; left out, its default."""
+
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Tokens in a block of the KV cache; left out, the engine's default."""
+
     eager: bool | None = None
+    """Whether the engine runs without captured graphs. This version does not model it and refuses
+    ``true``."""
+
     speculative: Speculative | None = None
+    """Speculative decoding, in place of the workload's."""
+
     prefill: PoolRequest | None = None
+    """Prefill pool: prompts are computed there, and the degrees above are those of the pool that
+    decodes. Left out, both share the devices."""
+
     replicas: Degree | None = None
+    """Copies of the pool that decodes, only beside ``prefill``; left out there, 1. Where experts
+    are not shared dp comes to the same."""
+
+
+class TrainingCandidate(_Degrees):
+    """A training split, or part of one."""
+
     virtual_stages: Degree | None = None
+    """Chunks of layers per pipeline stage (interleaving)."""
+
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """ZeRO stage: states divided over data-parallel ranks; 0 none, 1 optimizer states, 2 gradients
+    too, 3 parameters too."""
+
     micro_batch: Count | None = None
+    """Sequences that a replica computes at once."""
+
     recompute: Literal["none", "selective", "full"] | None = None
+    """Activations made again in the backward pass: none, those of some operators (``selective``),
+    or all but each layer's input (``full``)."""
+
     precision: Literal["bf16", "fp16", "fp8"] | None = None
+    """Number format of the matrix products; left out, bf16. States are kept as the framework keeps
+    them."""
+
     schedule: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v"] | None = None
+    """Pipeline schedule; left out, ``1f1b``, or ``interleaved`` with several chunks per stage."""
+
     shard: Degree | None = None
+    """Ranks that divide the states; fewer than dp × cp are hybrid shards (HSDP)."""
+
     sequence_parallel: bool | None = None
+    """Whether tensor-parallel ranks also divide what norms and residuals keep; left out, they
+    do."""
+
     recompute_layers: Degree | None = None
+    """Layers of the model that are recomputed; left out, all."""
+
     offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
+    """Where optimizer states live: on the device (``none``), in the host's memory (``optimizer``)
+    or on its disks (``optimizer-nvme``); left out, on the device."""
+
     gradient_sync: Literal["micro-batch", "step"] | None = None
+    """When replicas exchange gradients: after every micro-batch or once a step; left out, after
+    every micro-batch."""
+
+
+class CandidateRequest(TrainingCandidate, ServingCandidate):
+    """One split, or part of one: a field left out is chosen by the search.
+
+    A field that only the other kind of workload has is refused.
+    """
 
 
 class PlanRequest(_Part):
-    """Model, hardware, workload and objective: all that a plan, an estimate or a bundle is made from."""
+    """Model, hardware, workload and objective: all that a plan, an estimate or a bundle needs."""
 
     model: Text | dict[str, Any]
+    """Model: an id of the catalog or the hub (``owner/name``, ``owner/name@revision``), dimensions
+    (``my-gpt [h=6144,L=44,heads=48,vocab=51200]``), a Hugging Face config.json itself, or a folder
+    that holds one (not from strangers)."""
+
     hardware: HardwareRequest
+    """The devices on offer, their links and their price."""
+
     workload: Workload
+    """Requests to be served, or a run to be trained."""
+
     objective: Objective = Objective()
+    """What counts most, and the limits that come before it."""
+
     options: Options = Options()
+    """What the search may vary beyond the split."""
+
     candidate: CandidateRequest | None = None
+    """The split to estimate, check or build; what it leaves out is chosen. A plan judges every
+    split, whatever stands here."""
 
     @model_validator(mode="before")
     @classmethod
     def _kind_is_serving(cls, value: Any) -> Any:
         """A workload without ``kind`` is serving."""
-        if (
-            isinstance(value, Mapping)
-            and isinstance(value.get("workload"), Mapping)
-            and "kind" not in value["workload"]
-        ):
-            return {**value, "workload": {"kind": "serving", **value["workload"]}}
+        workload = value.get("workload") if isinstance(value, Mapping) else None
+        if isinstance(workload, Mapping) and "kind" not in workload:
+            return {**value, "workload": {"kind": "serving", **workload}}
         return value
 
     @classmethod
-    def parse(cls, value: Any, *, files: bool = False) -> PlanRequest:
-        """The request in ``value`` (plain Python values); raises InputError naming the first wrong field and what it takes.
+    def parse(cls, value: Any) -> PlanRequest:
+        """The request in ``value``, plain values read from YAML, JSON or a link.
 
-        ``files``: a device may be the path of a profile, which is read into the request now, so that it is complete. Only where no
-        stranger asks.
+        Raises:
+            InputError: naming the first wrong field and what it takes.
         """
         if not isinstance(value, Mapping):
+            kind = type(value).__name__
             raise InputError(
-                f"a request is an object with model, hardware and workload, not {type(value).__name__}.",
+                f"a request is an object with model, hardware and workload, not {kind}.",
                 hint="See docs/request.md for an example.",
             )
         try:
-            return cls.model_validate(with_profiles(value) if files else value)
+            return cls.model_validate(value)
         except ValidationError as error:
             raise _first(error, value) from None
 
@@ -325,9 +563,21 @@ class PlanRequest(_Part):
         return isinstance(self.workload, TrainingWorkload)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values with every default written out, so that a stored request keeps its meaning; unset fields are left out."""
+        """Plain values with every default written out, so that a stored request keeps its meaning.
+
+        Unset fields are left out.
+        """
         out: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         return out
+
+
+def describe_field(path: str) -> str:
+    """What a field of a request means, by its dotted name: ``objective.limits.tpot_ms``.
+
+    Raises:
+        LookupError: for a name that no request has.
+    """
+    return prose(field_of(PlanRequest, path).description)
 
 
 def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
@@ -335,54 +585,32 @@ def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
     details = error.errors(include_url=False)
     problem = next((p for p in details if p["type"] == "extra_forbidden"), details[0])
     path = [str(step) for step in problem["loc"] if step not in _NO_FIELD]
-    message = problem["msg"].removeprefix("Value error, ")
     field = ".".join(path) or None
-    hint = None
     if problem["type"] == "missing":
-        return InputError(
-            "is missing.", field=field, hint="Add it; see docs/request.md for an example."
-        )
+        hint = "Add it; see docs/request.md for an example."
+        return InputError("is missing.", field=field, hint=hint)
     if problem["type"] == "extra_forbidden":
-        message, hint = (
-            "is not a known field",
-            f"Known here: {', '.join(_known(path[:-1], value))}.",
-        )
+        hint = f"Known here: {', '.join(_known(path[:-1], value))}."
+        return InputError("is not a known field.", field=field, hint=hint)
+    message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
-    shown = (
-        ""
-        if isinstance(given, Mapping | list | tuple | BaseModel)
-        or problem["type"] == "extra_forbidden"
-        else f" (got {given!r:.80})"
-    )
-    return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field, hint=hint)
+    shown = "" if isinstance(given, Mapping | list | tuple | BaseModel) else f" (got {given!r:.80})"
+    return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field)
 
 
 _NO_FIELD = ("serving", "training", "str", "constrained-str", "dict[any,any]", "dict[str,any]")
 """Steps of an error's place that name a choice of the schema."""
 
-_PARTS: dict[str, type[BaseModel]] = {
-    "hardware": HardwareRequest,
-    "objective": Objective,
-    "objective.limits": Limits,
-    "options": Options,
-    "candidate": CandidateRequest,
-    "candidate.speculative": Speculative,
-    "candidate.prefill": PoolRequest,
-    "workload.speculative": Speculative,
-    "workload.loading": Loading,
-}
-
 
 def _known(path: list[str], value: Mapping[str, Any]) -> list[str]:
-    where = ".".join(path)
-    if where == "workload":
-        kind = (
-            TrainingWorkload
-            if isinstance(w := value.get("workload"), Mapping) and w.get("kind") == "training"
-            else ServingWorkload
-        )
-        return list(kind.model_fields)
-    return list(_PARTS.get(where, PlanRequest).model_fields)
+    """Names of the fields that the object at ``path`` may have."""
+    if not path:
+        return list(PlanRequest.model_fields)
+    models = list(models_in(field_of(PlanRequest, ".".join(path)).annotation))
+    if path == ["workload"]:
+        kind = value["workload"].get("kind", "serving")
+        models = [m for m in models if kind in get_args(m.model_fields["kind"].annotation)]
+    return [name for model in models for name in model.model_fields]
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,197 +1,193 @@
-"""Candidates of one setting, judged: quantities as columns, broken rules as bits, and the details of a row when they are asked for."""
+"""Cases of one setting, evaluated: quantities as columns, broken rules as bits, details of a case on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.physics.serving.estimates import Estimates, estimate
-from recipe_core.physics.serving.memory import Memory
-from recipe_core.physics.serving.simulate import Simulation, Spread
+from recipe_core.physics.serving.simulate import Simulation
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import load_rules, place_rules, refusals, search_rules, start_rules
 
 Bits = NDArray[np.uint64]
 
 CHUNK = 16_384
-"""Candidates that are estimated at a time: their columns stay in the processor's cache, and memory stays flat however many there are."""
+"""Cases that are estimated at a time: their columns stay in the processor's cache, and memory stays flat
+however many there are."""
 
-SPLIT_COLUMNS: dict[str, Callable[[Cases], Any]] = {
-    "tp": lambda c: c.tp,
-    "pp": lambda c: c.pp,
-    "dp": lambda c: c.dp,
-    "ep": lambda c: c.ep,
-    "cp": lambda c: c.cp,
-    "gpus": lambda c: c.devices,
-    "load": lambda c: c.load,
-    "max_batched_tokens": lambda c: c.max_batched_tokens,
-}
-"""Columns that a candidate has whether it is estimated or not."""
-
-QUANTITIES: dict[str, Callable[[Estimates], Any]] = {
-    "weights_bytes": lambda e: e.memory.weights_bytes,
-    "kv_needed_bytes": lambda e: e.memory.kv_needed_bytes,
-    "activations_bytes": lambda e: e.memory.activations_bytes,
-    "runtime_bytes": lambda e: e.memory.runtime_bytes,
-    "total_bytes": lambda e: e.memory.total_bytes,
-    "usable_bytes": lambda e: e.memory.usable_bytes,
-    "capacity_bytes": lambda e: e.memory.capacity_bytes,
-    "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
-    "kv_cache_tokens": lambda e: e.memory.pool_tokens,
-    "max_concurrency": lambda e: e.memory.max_concurrency,
-    "ttft_s": lambda e: e.serving.ttft_s,
-    "tpot_s": lambda e: e.serving.tpot_s,
-    "request_latency_s": lambda e: e.serving.request_latency_s,
-    "output_tokens_per_s": lambda e: e.serving.output_tokens_per_s,
-    "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,
-    "usd_per_hour": lambda e: e.cost.usd_per_hour,
-    "usd_per_million_output_tokens": lambda e: e.cost.usd_per_million_output_tokens,
-    "watts": lambda e: e.cost.watts,
-    "joules_per_token": lambda e: e.cost.joules_per_token,
-}
-"""Columns of candidates that no rule of splits refuses; NaN for the others, and serving's for those that do not fit."""
+S = TypeVar("S")
+C = TypeVar("C")
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
-class EvaluatedCases:
-    """Candidates of one setting.
+class Physics(Generic[S, C, E]):
+    """How cases of a kind of workload are estimated.
 
-    ``quantities`` are columns over all of ``cases``. Bit k of ``broken`` says that rule ``codes[k]`` refuses a row. ``outside`` are rules
-    that an estimate does not know (of placing servers, and of searches); ``limits`` are rules of the request on top. ``estimates`` are
-    those of the rows ``legal`` where they are few enough to keep.
+    ``estimate`` takes a setting and cases. ``case_columns`` are known of every case, ``quantities`` of
+    those that are estimated. ``rules`` refuse a case before it is estimated; ``search_rules`` are those of
+    a search, in place of ``place_rules`` for stated splits: an estimate knows neither.
     """
 
-    setting: Setting
-    cases: Cases
+    estimate: Callable[[S, C], E]
+    case_columns: Mapping[str, Callable[[C], Any]]
+    quantities: Mapping[str, Callable[[E], Any]]
+    rules: Callable[[S, C], Sequence[Refusal]]
+    search_rules: Callable[[S, C], Sequence[Refusal]]
+    place_rules: Callable[[S, C], Sequence[Refusal]]
+
+
+@dataclass(frozen=True)
+class EvaluatedCases(Generic[S, C, E]):
+    """Cases of one setting.
+
+    ``quantities`` are columns over all of ``cases``, NaN where a rule refuses a case before it is
+    estimated. Bit k of ``broken`` says that rule ``codes[k]`` refuses a case. ``outside`` are rules that an
+    estimate does not know; ``limits`` are rules of the request on top. ``estimates`` are those of the
+    cases ``legal`` where they are few enough to keep.
+    """
+
+    physics: Physics[S, C, E]
+    setting: S
+    cases: C
     quantities: dict[str, Any]
     broken: Bits
     codes: tuple[str, ...]
     legal: Int
-    estimates: Estimates | None
+    estimates: E | None
     outside: tuple[Refusal, ...] = ()
     limits: tuple[Refusal, ...] = ()
     simulation: Simulation | None = None
 
     def __len__(self) -> int:
-        return len(self.cases)
+        return len(self.broken)
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """Degrees, quantities and whether a row is feasible."""
-        split = {name: np.asarray(get(self.cases)) for name, get in SPLIT_COLUMNS.items()}
-        return split | self.quantities | {"feasible": self.feasible}
+        """Degrees, quantities and whether a case is feasible, each over all cases."""
+        degrees = {
+            name: np.asarray(get(self.cases)) for name, get in self.physics.case_columns.items()
+        }
+        return {**degrees, **self.quantities, "feasible": self.feasible}
 
     @cached_property
     def runs(self) -> Bool:
-        """Rows that no rule but the request's limits refuses."""
-        out: Bool = self.broken == 0
-        return out
+        """Cases that no rule but the request's limits refuses."""
+        return np.asarray(self.broken == 0)
 
     @cached_property
     def feasible(self) -> Bool:
-        """Rows that no rule refuses."""
+        """Cases that no rule refuses."""
         out = self.runs.copy()
         for limit in self.limits:
             out &= ~limit.broken
         return out
 
     def rules(self) -> Iterator[tuple[str, Bool]]:
-        """Every rule with the rows it refuses."""
+        """Every rule's code with the cases it refuses."""
         for k, code in enumerate(self.codes):
             yield code, (self.broken >> np.uint64(k)) & np.uint64(1) > 0
         for limit in self.limits:
             yield limit.code, limit.broken
 
     def reasons(self, i: int) -> list[str]:
-        """Every reason why row ``i`` is refused; empty when it is not."""
-        whole, j = self._detail(i)
-        return [*whole.reasons(j), *self._limits_of(i)]
+        """Every reason why case ``i`` is refused; empty when it is not."""
+        return next(self.sentences(np.array([i])))
 
-    def row(self, i: int, *, explained: bool = False) -> dict[str, Any]:
-        """The estimate of row ``i`` as the contract writes it, ``explained`` with its times by cause."""
-        whole, j = self._detail(i)
-        return whole.row(j, self._limits_of(i), explained=explained)
+    def row(self, i: int, *, explained: bool = False) -> Any:
+        """The estimate of case ``i``, ``explained`` with its times by cause."""
+        return self.rows(np.array([i]), explained=explained)[0]
 
-    def memory(self, i: int) -> tuple[Memory, int]:
-        """Memory that holds row ``i``, and where."""
-        whole, j = self._detail(i)
-        return whole.memory, j
+    def rows(self, rows: Int, *, explained: bool = False) -> list[Any]:
+        """The estimates of some cases. Many at once cost little more than one."""
+        estimates, places = self._details(rows)
+        out: list[Any] = estimates.rows(places, self._added_reasons(rows), explained=explained)
+        return out
 
     def sentences(self, rows: Int | None = None) -> Iterator[list[str]]:
-        """The reasons of some rows, of every row where none are named; none for feasible rows. Many at once cost little more than one."""
+        """The reasons of some cases (of all by default), none for feasible ones.
+
+        Many at once cost little more than one.
+        """
         rows = np.arange(len(self)) if rows is None else rows
-        for some in (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)):
-            refused = some[~self.feasible[some]]
-            found = estimate(self.setting, self.cases.take(refused)) if len(refused) else None
-            said = {
-                int(i): [*(found.reasons(k) if found else ()), *self._limits_of(int(i))]
-                for k, i in enumerate(refused)
+        for chunk in (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)):
+            refused = chunk[~self.feasible[chunk]]
+            inside: list[list[str]] = []
+            if len(refused):
+                estimates: Any = self._estimate(refused)
+                inside = estimates.reasons_of(np.arange(len(refused)))
+            by_case = {
+                i: [*rules, *added]
+                for i, rules, added in zip(
+                    refused.tolist(), inside, self._added_reasons(refused), strict=True
+                )
             }
-            yield from (said.get(int(i), []) for i in some)
+            yield from (by_case.get(i, []) for i in chunk.tolist())
 
-    def _limits_of(self, i: int) -> list[str]:
-        return [rule.say(i) for rule in (*self.outside, *self.limits) if rule.broken[i]]
+    def _added_reasons(self, rows: Int) -> list[list[str]]:
+        """For each of some cases the reasons that its estimate does not know."""
+        out: list[list[str]] = [[] for _ in rows]
+        for rule in (*self.outside, *self.limits):
+            for place in np.flatnonzero(rule.broken[rows]).tolist():
+                out[place].append(rule.say(int(rows[place])))
+        return out
 
-    def _detail(self, i: int) -> tuple[Estimates, int]:
-        """Estimates that hold row ``i``, and where; made again where they were not kept, to the same bits."""
-        at = int(np.searchsorted(self.legal, i))
-        if self.estimates is not None and at < len(self.legal) and self.legal[at] == i:
-            whole, j, rows = self.estimates, at, self.legal
-        else:
-            whole, j, rows = estimate(self.setting, self.cases.take([i])), 0, np.array([i])
-        return (
-            whole
-            if self.simulation is None
-            else replace(whole, simulation=self.simulation.take(rows))
-        ), j
+    def _estimate(self, rows: Int) -> E:
+        cases: Any = self.cases
+        return self.physics.estimate(self.setting, cases.take(rows))
 
-    def simulated(
-        self, rows: Int, spread: Spread, percentiles: Sequence[float], limits: Mapping[str, float]
-    ) -> EvaluatedCases:
-        """With percentiles of the chosen rows, which should be feasible, and how many of their requests keep the limits (seconds)."""
-        chosen = estimate(self.setting, self.cases.take(rows)).simulated(
-            np.arange(len(rows)), spread, percentiles, limits
-        )
-        return (
-            self
-            if chosen.simulation is None
-            else replace(self, simulation=chosen.simulation.scattered(rows, len(self)))
-        )
+    def detail(self, i: int) -> tuple[Any, int]:
+        """Estimates that hold case ``i``, and its place in them."""
+        estimates, places = self._details(np.array([i]))
+        return estimates, int(places[0])
+
+    def _details(self, rows: Int) -> tuple[Any, Int]:
+        """Estimates that hold some cases, and their places in them.
+
+        They are made again where not all were kept, to the same bits.
+        """
+        estimates: Any = self.estimates
+        cases = self.legal
+        places = np.minimum(np.searchsorted(cases, rows), max(len(cases) - 1, 0))
+        if estimates is None or not (cases[places] == rows).all():
+            estimates, cases, places = self._estimate(rows), rows, np.arange(len(rows))
+        if self.simulation is not None:
+            estimates = replace(estimates, simulation=self.simulation.take(cases))
+        return estimates, places
 
 
-def judge(setting: Setting, cases: Cases, *, searching: bool = False) -> EvaluatedCases:
-    """All cases held against the rules of splits (where ``searching``, of searches too), and those that pass estimated in chunks."""
-    searches = (
-        (*search_rules(setting, cases), *start_rules(setting, cases), *load_rules(setting, cases))
-        if searching
-        else ()
-    )
-    outside = searches or tuple(place_rules(setting, cases))
+def evaluate(
+    physics: Physics[S, C, E], setting: S, cases: C, *, searching: bool = False
+) -> EvaluatedCases[S, C, E]:
+    """Hold all cases against the rules, those of a search too where ``searching``, and estimate what passes."""
+    columns: Any = cases
+    outside = tuple((physics.search_rules if searching else physics.place_rules)(setting, cases))
     codes: dict[str, int] = {}
-    broken = _bits([*refusals(setting, cases), *outside], codes, len(cases))
+    broken = _bits([*physics.rules(setting, cases), *outside], codes, len(columns))
     legal = np.flatnonzero(broken == 0)
-    quantities = {name: np.full(len(cases), np.nan) for name in QUANTITIES}
-    kept = None
+    quantities = {name: np.full(len(columns), np.nan) for name in physics.quantities}
+    estimates: Any = None
     for start in range(0, len(legal), CHUNK):
         rows = legal[start : start + CHUNK]
-        found = estimate(setting, cases.take(rows))
-        for name, get in QUANTITIES.items():
-            quantities[name][rows] = get(found)
-        broken[rows] = _bits(found.refusals, codes, len(rows))
-        kept = found if len(legal) <= CHUNK else None
-    return EvaluatedCases(setting, cases, quantities, broken, tuple(codes), legal, kept, outside)
+        estimates = physics.estimate(setting, columns.take(rows))
+        for name, get in physics.quantities.items():
+            quantities[name][rows] = get(estimates)
+        broken[rows] = _bits(estimates.refusals, codes, len(rows))
+    kept = estimates if len(legal) <= CHUNK else None
+    return EvaluatedCases(
+        physics, setting, cases, quantities, broken, tuple(codes), legal, kept, outside
+    )
 
 
 def _bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
-    """Rows that each rule refuses, as the bit of its code; codes that are new get the next one."""
+    """Cases that each rule refuses, as the bit of its code; codes that are new get the next one."""
     out = np.zeros(n, dtype=np.uint64)
     for rule in rules:
-        out |= rule.broken.astype(np.uint64) << np.uint64(codes.setdefault(rule.code, len(codes)))
+        bit = np.uint64(codes.setdefault(rule.code, len(codes)))
+        out |= rule.broken.astype(np.uint64) << bit
     return out

@@ -1,9 +1,11 @@
-"""Limits of the objective as rules: of quantities by their means, and of times by a percentile that is simulated."""
+"""Limits of the objective as rules: of quantities by their means, of times also by a simulated percentile."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +16,19 @@ from recipe_core.request.schema import Limits
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.space.refusal import Refusal
 
+Cases = EvaluatedCases[Any, Any, Any]
+
+BOTH = frozenset({"serving", "training"})
+SERVING = frozenset({"serving"})
+
 
 @dataclass(frozen=True, slots=True)
 class LimitRule:
-    """A limit of the objective: its name there, the column it bounds, the limit's units in one of the column's, and how to say it.
+    """A limit of the objective.
 
-    ``least``: the column must not be less, instead of not more.
+    ``name`` is its field there, ``column`` what it bounds, ``factor`` the field's unit in one of the
+    column's, ``kinds`` the kinds of workload it holds for. ``at_least``: the column must not be less,
+    instead of not more. ``counted``: only whole numbers.
     """
 
     name: str
@@ -27,11 +36,13 @@ class LimitRule:
     factor: float
     label: str
     show: Callable[[float], str]
-    least: bool = False
+    kinds: frozenset[str] = SERVING
+    at_least: bool = False
+    counted: bool = False
 
     @property
     def timed(self) -> bool:
-        """Whether the limit is on something that every request has, so that a percentile can be asked of it."""
+        """Whether it bounds something that every request has, so that a percentile can be asked of it."""
         return self.factor == 1e3
 
     def bound(self, limits: Limits) -> float | None:
@@ -39,13 +50,39 @@ class LimitRule:
         stated = getattr(limits, self.name)
         return None if stated is None else float(stated) / self.factor
 
-    def value(self, block: EvaluatedCases, percentile: float | None) -> Float:
-        """What the limit bounds: the percentile where one is asked for and simulated, else the mean (or the only value)."""
-        mean = np.asarray(block.columns[self.column], dtype=np.float64)
-        if percentile is None or not self.timed or block.simulation is None:
+    def value(self, cases: Cases, percentile: float | None) -> Float:
+        """What it bounds, one per case: the percentile where one is asked for and simulated, else the mean."""
+        mean = np.asarray(cases.columns[self.column], dtype=np.float64)
+        if percentile is None or not self.timed or cases.simulation is None:
             return mean
-        simulated = block.simulation.percentiles_s[self.column][percentile]
+        simulated = cases.simulation.percentiles_s[self.column][percentile]
         return np.where(np.isfinite(simulated), simulated, mean)
+
+    def excess(self, value: Float, limits: Limits) -> Float:
+        """How many times its limit each value is; above one it is not kept."""
+        ratio = value * self.factor / float(getattr(limits, self.name))
+        return 1 / np.maximum(ratio, 1e-12) if self.at_least else ratio
+
+    def loosened(self, value: float) -> float | int:
+        """The limit that ``value`` just keeps: three significant digits in the field's unit, rounded its way."""
+        value *= self.factor
+        step = 10.0 ** (math.floor(math.log10(value)) - 2)
+        to = math.floor if self.at_least else math.ceil
+        # rounding first keeps a value that is a multiple of the step but for its last bits
+        rounded = to(round(value / step, 6)) * step
+        return int(rounded) if self.counted else float(f"{rounded:.10g}")
+
+
+def _joules(value: float) -> str:
+    return f"{significant(value)} J"
+
+
+def _watts(value: float) -> str:
+    return f"{value:,.0f} W"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 LIMITS = {
@@ -54,7 +91,7 @@ LIMITS = {
     "limit-latency": LimitRule(
         "request_latency_ms", "request_latency_s", 1e3, "request latency", duration
     ),
-    "limit-usd": LimitRule("usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd),
+    "limit-usd": LimitRule("usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd, BOTH),
     "limit-usd-tokens": LimitRule(
         "usd_per_million_output_tokens",
         "usd_per_million_output_tokens",
@@ -63,89 +100,88 @@ LIMITS = {
         usd,
     ),
     "limit-energy": LimitRule(
-        "joules_per_token",
-        "joules_per_token",
-        1.0,
-        "energy per output token",
-        lambda n: f"{significant(n)} J",
+        "joules_per_token", "joules_per_token", 1.0, "energy per token", _joules, BOTH
     ),
-    "limit-watts": LimitRule("watts", "watts", 1.0, "power", lambda n: f"{n:,.0f} W"),
-    "limit-gpus": LimitRule("gpus", "gpus", 1.0, "device count", lambda n: f"{n:,.0f}"),
+    "limit-watts": LimitRule("watts", "watts", 1.0, "power", _watts, BOTH),
+    "limit-gpus": LimitRule("gpus", "gpus", 1.0, "device count", _count, BOTH, counted=True),
     "limit-throughput": LimitRule(
         "output_tokens_per_s_at_least",
         "output_tokens_per_s",
         1.0,
         "output tokens per second",
-        lambda n: f"{n:,.0f}",
-        least=True,
+        _count,
+        at_least=True,
     ),
 }
+"""Every limit by the code of its rule; the order is that in which remedies are offered."""
 
 
-def limited(block: EvaluatedCases, limits: Limits, *, timed: bool | None = None) -> EvaluatedCases:
-    """With one rule more a stated limit, for candidates that can run at all; ``timed`` keeps to limits on times, or to the others."""
-    chosen = [(code, rule) for code, rule in LIMITS.items() if timed is None or rule.timed == timed]
-    rules = [
-        _rule(code, rule, bound, block, limits.percentile)
-        for code, rule in chosen
-        if (bound := rule.bound(limits)) is not None
-    ]
-    return replace(block, limits=(*block.limits, *rules))
+def limited(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases:
+    """With one more rule for each stated limit, on cases that can run at all.
+
+    ``timed`` restricts it to limits on times, or to the others.
+    """
+    rules = []
+    for code, rule in LIMITS.items():
+        bound = rule.bound(limits)
+        if bound is not None and timed in (None, rule.timed):
+            rules.append(_refusal(code, rule, bound, cases, limits.percentile))
+    return replace(cases, limits=(*cases.limits, *rules))
 
 
-def _rule(
-    code: str, rule: LimitRule, bound: float, block: EvaluatedCases, percentile: float | None
+def _refusal(
+    code: str, rule: LimitRule, bound: float, cases: Cases, percentile: float | None
 ) -> Refusal:
-    value, mean = rule.value(block, percentile), block.columns[rule.column]
+    value, mean = rule.value(cases, percentile), cases.columns[rule.column]
+    limit = rule.show(bound)
 
     def say(i: int) -> str:
-        if rule.least:
-            return f"{rule.label} {rule.show(value[i])} is under the least that is asked for, {rule.show(bound)}"
+        shown = rule.show(value[i])
+        if rule.at_least:
+            return f"{rule.label} {shown} is below the required {limit}"
         if percentile is None or not rule.timed:
-            return f"{rule.label} {rule.show(value[i])} exceeds the limit of {rule.show(bound)}"
-        what = f"p{percentile:g} of {rule.label}, {rule.show(value[i])},"
-        return f"{what} exceeds the limit of {rule.show(bound)}; the mean is {rule.show(mean[i])}"
+            return f"{rule.label} {shown} exceeds the limit of {limit}"
+        average = rule.show(mean[i])
+        return (
+            f"p{percentile:g} of {rule.label}, {shown}, exceeds the limit of {limit}; "
+            f"the mean is {average}"
+        )
 
-    return Refusal(code, block.feasible & (value < bound if rule.least else value > bound), say)
+    beyond = value < bound if rule.at_least else value > bound
+    return Refusal(code, cases.feasible & beyond, say)
 
 
 def time_bounds(limits: Limits) -> dict[str, float]:
     """The stated limits on what every request has, in seconds by column."""
-    return {
-        rule.column: bound
-        for rule in LIMITS.values()
-        if rule.timed and (bound := rule.bound(limits)) is not None
-    }
+    bounds = {rule.column: rule.bound(limits) for rule in LIMITS.values() if rule.timed}
+    return {column: bound for column, bound in bounds.items() if bound is not None}
 
 
-def mean_excess(block: EvaluatedCases, limits: Limits) -> Float:
+def mean_excess(cases: Cases, limits: Limits) -> Float:
     """How many times its limit the mean of a time is, at the worst of the stated limits; zero without any."""
-    excess = np.zeros(len(block))
+    excess = np.zeros(len(cases))
     for column, bound in time_bounds(limits).items():
-        excess = np.maximum(excess, block.columns[column] / bound)
+        excess = np.maximum(excess, cases.columns[column] / bound)
     return excess
 
 
-def unsimulated(block: EvaluatedCases, limits: Limits) -> EvaluatedCases:
-    """With the rule that a candidate whose percentile is not known cannot be taken, where times have limits."""
-    excess = mean_excess(block, limits)
+def unsimulated(cases: Cases, limits: Limits) -> Cases:
+    """With the rule that a case whose percentile is not known cannot be chosen, where times have limits."""
+    excess = mean_excess(cases, limits)
     if not (excess > 0).any():
-        return block
-    requests = requests_each(block.setting, block.cases)
-    known = np.zeros(len(block), dtype=np.bool_)
-    if block.simulation is not None:
-        known = np.isfinite(block.simulation.output_tokens_per_s)
+        return cases
+    requests = requests_each(cases.setting, cases.cases)
+    known = np.zeros(len(cases), dtype=np.bool_)
+    if cases.simulation is not None:
+        known = np.isfinite(cases.simulation.output_tokens_per_s)
 
     def say(i: int) -> str:
-        why = (
-            "its means break the limits already"
-            if excess[i] > 1
-            else "others rank before it by their means"
-        )
+        why = "others rank before it by their means"
+        if excess[i] > 1:
+            why = "its means break the limits already"
         if requests[i] > MOST:
             why = f"it takes {requests[i]:,} requests per replica, and at most {MOST:,} are"
         return f"p{limits.percentile:g} is not simulated: {why}"
 
-    return replace(
-        block, limits=(*block.limits, Refusal("unsimulated", block.feasible & ~known, say))
-    )
+    rule = Refusal("unsimulated", cases.feasible & ~known, say)
+    return replace(cases, limits=(*cases.limits, rule))

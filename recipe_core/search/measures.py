@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from recipe_core.base.arrays import Float
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
 
-Columns = Mapping[str, Any]
 DAY_S = 86_400.0
+
+MORE_IS_BETTER = frozenset(
+    {
+        "output_tokens_per_s",
+        "output_tokens_per_s_per_gpu",
+        "tokens_per_s_per_user",
+        "kv_cache_tokens",
+        "max_concurrency",
+        "load",
+        "tokens_per_s",
+        "tokens_per_s_per_gpu",
+    }
+)
+"""Columns of a plan of which larger values are better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One quantity of every row of a plan.
 
-    ``get`` reads it from the plan's columns, SI. A chart or a table shows it times ``factor`` in ``unit``, a sentence as ``show`` says it.
+    ``column`` of the plan holds it, SI. A chart or a table shows it times ``factor`` in ``unit``, a sentence as ``show`` says it.
     ``limit``: the field of the objective's limits that bounds it, and ``limit_factor`` that field's unit in SI ones. ``band``: the figure
     of an estimate whose band is this measure's.
     """
@@ -27,24 +36,23 @@ class Measure:
     title: str
     head: str
     unit: str
-    get: Callable[[Columns], Float]
+    column: str
     show: Callable[[float], str]
     factor: float = 1.0
-    more_is_better: bool = False
     limit: str | None = None
     limit_factor: float = 1.0
     help: str = ""
     band: str | None = None
 
     @property
+    def more_is_better(self) -> bool:
+        """Whether larger values are better."""
+        return self.column in MORE_IS_BETTER
+
+    @property
     def axis(self) -> str:
         """The title with the unit."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
-
-
-def column(name: str) -> Callable[[Columns], Float]:
-    """A quantity that is a column as it is."""
-    return lambda columns: np.asarray(columns[name], dtype=float)
 
 
 def whole(value: float) -> str:
@@ -81,7 +89,7 @@ SERVING: dict[str, Measure] = {
         "Time per output token",
         "Per token",
         "ms",
-        column("tpot_s"),
+        "tpot_s",
         duration,
         1e3,
         limit="tpot_ms",
@@ -93,16 +101,15 @@ SERVING: dict[str, Measure] = {
         "Tokens/s that one user sees",
         "Per user",
         "tok/s",
-        lambda c: 1 / np.asarray(c["tpot_s"]),
+        "tokens_per_s_per_user",
         rate,
-        more_is_better=True,
         help="The inverse of the time per output token",
     ),
     "ttft": Measure(
         "Time to first token",
         "First token",
         "ms",
-        column("ttft_s"),
+        "ttft_s",
         duration,
         1e3,
         limit="ttft_ms",
@@ -114,7 +121,7 @@ SERVING: dict[str, Measure] = {
         "Request latency",
         "Request",
         "s",
-        column("request_latency_s"),
+        "request_latency_s",
         duration,
         limit="request_latency_ms",
         limit_factor=1e-3,
@@ -125,9 +132,8 @@ SERVING: dict[str, Measure] = {
         "Output per GPU",
         "Per GPU",
         "tok/s",
-        column("output_tokens_per_s_per_gpu"),
+        "output_tokens_per_s_per_gpu",
         rate,
-        more_is_better=True,
         help="Output tokens per second of the deployment, divided by its devices",
         band="output_tokens_per_s_per_gpu",
     ),
@@ -135,9 +141,8 @@ SERVING: dict[str, Measure] = {
         "Output",
         "Output",
         "tok/s",
-        column("output_tokens_per_s"),
+        "output_tokens_per_s",
         rate,
-        more_is_better=True,
         limit="output_tokens_per_s_at_least",
         help="Output tokens per second of the whole deployment",
         band="output_tokens_per_s",
@@ -146,20 +151,20 @@ SERVING: dict[str, Measure] = {
         "Cost per million output tokens",
         "Per M tokens",
         "$",
-        column("usd_per_million_output_tokens"),
+        "usd_per_million_output_tokens",
         usd,
         limit="usd_per_million_output_tokens",
         help="Price of the devices by the hour, laid on the output",
     ),
     "usd_hour": Measure(
-        "Cost per hour", "Per hour", "$", column("usd_per_hour"), usd, limit="usd_per_hour"
+        "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
-    "gpus": Measure("Devices", "Devices", "", column("gpus"), whole, limit="gpus"),
+    "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Memory per device",
         "Memory",
         "GiB",
-        column("total_bytes"),
+        "total_bytes",
         gib,
         1 / GIB,
         help="Of the fullest device, for this workload",
@@ -168,7 +173,7 @@ SERVING: dict[str, Measure] = {
         "Of usable memory",
         "Of usable",
         "%",
-        lambda c: np.asarray(c["total_bytes"] / c["usable_bytes"]),
+        "memory_share",
         percent,
         100,
         help="Over 100 %: not all requests are held at once; the others wait in the engine's queue",
@@ -177,17 +182,16 @@ SERVING: dict[str, Measure] = {
         "Requests that the cache holds",
         "Held at once",
         "",
-        column("max_concurrency"),
+        "max_concurrency",
         whole,
-        more_is_better=True,
         help="At their full length, over all replicas",
     ),
-    "watts": Measure("Power of the devices", "Power", "W", column("watts"), watts, limit="watts"),
+    "watts": Measure("Power of the devices", "Power", "W", "watts", watts, limit="watts"),
     "joules": Measure(
         "Energy per output token",
         "Energy",
         "J/tok",
-        column("joules_per_token"),
+        "joules_per_token",
         joules,
         limit="joules_per_token",
     ),
@@ -199,7 +203,7 @@ TRAINING: dict[str, Measure] = {
         "Time of a step",
         "Step",
         "s",
-        column("step_s"),
+        "step_s",
         duration,
         help="One optimizer step over the whole batch",
         band="step_s",
@@ -208,9 +212,8 @@ TRAINING: dict[str, Measure] = {
         "Tokens per GPU",
         "Per GPU",
         "tok/s",
-        column("tokens_per_s_per_gpu"),
+        "tokens_per_s_per_gpu",
         rate,
-        more_is_better=True,
         help="Tokens per second of the run, divided by its devices",
         band="tokens_per_s_per_gpu",
     ),
@@ -218,40 +221,37 @@ TRAINING: dict[str, Measure] = {
         "Tokens trained",
         "Trained",
         "tok/s",
-        column("tokens_per_s"),
+        "tokens_per_s",
         rate,
-        more_is_better=True,
         help="Less what failures and checkpoints cost",
     ),
     "wall": Measure(
         "Time to finish",
         "To finish",
         "days",
-        column("wall_s"),
+        "wall_s",
         days,
         1 / DAY_S,
         help="The whole token budget, failures included",
     ),
-    "usd": Measure(
-        "Cost per million tokens", "Per M tokens", "$", column("usd_per_million_tokens"), usd
-    ),
+    "usd": Measure("Cost per million tokens", "Per M tokens", "$", "usd_per_million_tokens", usd),
     "usd_run": Measure(
         "Cost of the run",
         "Run",
         "$",
-        column("usd"),
+        "usd",
         usd,
         help="The whole token budget, failures included",
     ),
     "usd_hour": Measure(
-        "Cost per hour", "Per hour", "$", column("usd_per_hour"), usd, limit="usd_per_hour"
+        "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
-    "gpus": Measure("Devices", "Devices", "", column("gpus"), whole, limit="gpus"),
+    "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Peak memory per device",
         "Memory",
         "GiB",
-        column("peak_memory_bytes"),
+        "peak_memory_bytes",
         gib,
         1 / GIB,
         help="Of the fullest stage",
@@ -261,17 +261,17 @@ TRAINING: dict[str, Measure] = {
         "Idle in the pipeline",
         "Bubble",
         "%",
-        column("bubble_share"),
+        "bubble_share",
         percent,
         100,
         help="Share of a step that stages wait for each other",
     ),
-    "watts": Measure("Power of the devices", "Power", "W", column("watts"), watts, limit="watts"),
+    "watts": Measure("Power of the devices", "Power", "W", "watts", watts, limit="watts"),
     "joules": Measure(
         "Energy per token",
         "Energy",
         "J/tok",
-        column("joules_per_token"),
+        "joules_per_token",
         joules,
         limit="joules_per_token",
     ),

@@ -1,43 +1,43 @@
-"""Which split is best: enumerate, estimate, judge, rank."""
+"""A plan of serving: splits of every engine and format, under the request's load, with simulated percentiles."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from recipe_core.base import progress
-from recipe_core.base.arrays import Bool, Float, Int, add
-from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.base.units import rounded
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.labels import REFUSALS, serving_split
+from recipe_core.base.text_rows import MEMORY
+from recipe_core.base.units import significant
+from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
-from recipe_core.search.evaluated import QUANTITIES, SPLIT_COLUMNS, EvaluatedCases, judge
-from recipe_core.search.limits import LIMITS, limited, mean_excess, time_bounds, unsimulated
+from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
+from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
+from recipe_core.search.limits import limited, mean_excess, time_bounds, unsimulated
+from recipe_core.search.measures import SERVING
+from recipe_core.search.plan import Plan
+from recipe_core.search.problem import ServingProblem
+from recipe_core.search.sensitivity import LENGTH, LOAD, PRICE
 from recipe_core.search.serving_candidates import (
-    Resolved,
     describe,
+    engine_of,
     every_case,
     every_pair_of_pools,
-    one_split,
-    resolve,
+    one_case,
     settings,
     spread_of,
 )
 from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.splits import load_rules, place_rules, refusals, search_rules, start_rules
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-COLUMNS = (*SPLIT_COLUMNS, *QUANTITIES, "feasible")
-"""The columns of a plan, each with its unit in its name. Memory is per device, throughput of the deployment."""
-
-NAMES = ("device", "engine", "weight_dtype", "kv_dtype")
-"""Columns of a plan's frame that all rows of a setting share."""
+Block = EvaluatedCases[Setting, Cases, Estimates]
 
 SIMULATED = 64
 """Candidates of a plan that are simulated where its limits name a percentile: the first by their means."""
@@ -49,401 +49,488 @@ QUICK = 5000
 """Requests of a replica that are simulated without being asked for, in the estimate of one candidate."""
 TAILS = (50.0, 95.0, 99.0)
 
-TIE_DIGITS = 4
-"""Splits whose goal agrees to so many significant digits are equally good."""
 
-_BEST: dict[Goal, tuple[str, int]] = {
-    "throughput": ("output_tokens_per_s", -1),
-    "latency": ("request_latency_s", 1),
-    "ttft": ("ttft_s", 1),
-    "tpot": ("tpot_s", 1),
-    "cost": ("usd_per_million_output_tokens", 1),
-    "gpus": ("gpus", 1),
-    "energy": ("joules_per_token", 1),
-}
+def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
+    rules = (search_rules, start_rules, load_rules)
+    return [refusal for rule in rules for refusal in rule(setting, cases)]
 
 
-MORE_IS_BETTER = frozenset(
-    {
-        "output_tokens_per_s",
-        "output_tokens_per_s_per_gpu",
-        "kv_cache_tokens",
-        "max_concurrency",
-        "load",
-    }
+PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
+    estimate=estimate,
+    rules=refusals,
+    search_rules=_every_search_rule,
+    place_rules=place_rules,
+    case_columns={
+        "tp": lambda c: c.tp,
+        "pp": lambda c: c.pp,
+        "dp": lambda c: c.dp,
+        "ep": lambda c: c.ep,
+        "cp": lambda c: c.cp,
+        "gpus": lambda c: c.devices,
+        "load": lambda c: c.load,
+        "max_batched_tokens": lambda c: c.max_batched_tokens,
+    },
+    quantities={
+        "weights_bytes": lambda e: e.memory.weights_bytes,
+        "kv_needed_bytes": lambda e: e.memory.kv_needed_bytes,
+        "activations_bytes": lambda e: e.memory.activations_bytes,
+        "runtime_bytes": lambda e: e.memory.runtime_bytes,
+        "total_bytes": lambda e: e.memory.total_bytes,
+        "usable_bytes": lambda e: e.memory.usable_bytes,
+        "capacity_bytes": lambda e: e.memory.capacity_bytes,
+        "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
+        "kv_cache_tokens": lambda e: e.memory.pool_tokens,
+        "max_concurrency": lambda e: e.memory.max_concurrency,
+        "ttft_s": lambda e: e.serving.ttft_s,
+        "tpot_s": lambda e: e.serving.tpot_s,
+        "request_latency_s": lambda e: e.serving.request_latency_s,
+        "output_tokens_per_s": lambda e: e.serving.output_tokens_per_s,
+        "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,
+        "usd_per_hour": lambda e: e.cost.usd_per_hour,
+        "usd_per_million_output_tokens": lambda e: e.cost.usd_per_million_output_tokens,
+        "watts": lambda e: e.cost.watts,
+        "joules_per_token": lambda e: e.cost.joules_per_token,
+    },
 )
-"""Columns of which a front wants the largest values."""
 
 
-@dataclass(frozen=True)
-class PlanTable:
-    """Every candidate of a request, judged. ``blocks`` hold one setting each; rows are numbered through all blocks."""
+class ServingPlan(Plan):
+    """Serving splits of a request, judged and ranked."""
 
-    found: Resolved
-    blocks: tuple[EvaluatedCases, ...]
+    problem: ServingProblem
+    sources: Int
+    kind: Literal["serving", "training"] = "serving"
+    measures = SERVING
+    axes = ("tpot", "per_gpu")
+    listed = ("gpus", "output", "per_gpu", "tpot", "ttft", "memory", "used", "concurrency", "usd")
+    tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
+    headline = ("output", "tpot", "ttft", "usd")
+    phrased = ("output", "tpot", "usd")
+    parts = MEMORY
+    titles = REFUSALS
+    frontier_columns = ("tpot_s", "output_tokens_per_s_per_gpu")
+    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = {
+        "throughput": ("output_tokens_per_s", -1),
+        "latency": ("request_latency_s", 1),
+        "ttft": ("ttft_s", 1),
+        "tpot": ("tpot_s", 1),
+        "cost": ("usd_per_million_output_tokens", 1),
+        "gpus": ("gpus", 1),
+        "energy": ("joules_per_token", 1),
+    }
+    unpriced: ClassVar[Mapping[str, str]] = {
+        "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
+    }
 
-    @property
-    def request(self) -> PlanRequest:
-        """What was asked."""
-        return self.found.request
+    # planning
 
-    def __len__(self) -> int:
-        return sum(len(block) for block in self.blocks)
+    @classmethod
+    def search(cls, problem: ServingProblem, candidate: CandidateRequest | None = None) -> Self:
+        """The plan over every case of a problem that agrees with what ``candidate`` states."""
+        if candidate is not None:
+            problem = _narrowed(problem, candidate)
+        return cls(problem, cls._searched(problem, candidate))
+
+    @classmethod
+    def together(cls, problems: Sequence[ServingProblem]) -> Self:
+        """One plan over every case of several problems with one objective; ``sources`` tells their rows apart."""
+        blocks = [cls._searched(problem, None) for problem in problems]
+        plan = cls(problems[0], [block for several in blocks for block in several])
+        sizes = [sum(map(len, several)) for several in blocks]
+        plan.sources = np.repeat(np.arange(len(problems)), sizes)
+        return plan
+
+    @classmethod
+    def _searched(cls, problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
+        pairs = [(shared, every_case(problem, shared, candidate)) for shared in settings(problem)]
+        if problem.request.options.disaggregated and candidate is None:
+            pairs += [
+                (shared, every_pair_of_pools(problem, shared)) for shared in settings(problem)
+            ]
+        pairs = [(shared, cases) for shared, cases in pairs if len(cases)]
+        return _judged(cls, problem, pairs, at_most=SIMULATED)
+
+    @classmethod
+    def stated(cls, problem: ServingProblem, candidate: CandidateRequest) -> Self | None:
+        """The plan of the one split that a candidate states in full, None where it leaves something open."""
+        pair = one_case(problem, candidate)
+        return None if pair is None else cls.of(problem, *pair)
+
+    @classmethod
+    def of(cls, problem: ServingProblem, setting: Setting, cases: Cases) -> Self:
+        """The plan of given cases; where limits name a percentile, all that can run are simulated."""
+        return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
+
+    # columns
 
     @cached_property
-    def _ends(self) -> Int:
-        """Past the last row of each block."""
-        return np.cumsum([len(block) for block in self.blocks])
+    def columns(self) -> Mapping[str, Any]:
+        """Those of the blocks, with tokens/s that one user sees and the share of usable memory."""
+        columns = dict(super().columns)
+        if not self.blocks:
+            return columns
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns["tokens_per_s_per_user"] = 1 / columns["tpot_s"]
+            columns["memory_share"] = columns["total_bytes"] / columns["usable_bytes"]
+        return columns
 
-    def at(self, row: int) -> tuple[EvaluatedCases, int]:
-        """The block of a row, and the row's place in it."""
-        k = int(np.searchsorted(self._ends, row, side="right"))
-        return self.blocks[k], row - int(self._ends[k]) + len(self.blocks[k])
-
-    @cached_property
-    def columns(self) -> dict[str, Any]:
-        """Each of ``COLUMNS`` over all rows."""
-        return {
-            name: np.concatenate([np.asarray(block.columns[name]) for block in self.blocks])
-            for name in COLUMNS
-        }
-
-    @cached_property
-    def score(self) -> Float:
-        """What rows are ranked by, less is better: the goals' quantities, multiplied by their weights as powers."""
-        goals = self.request.objective.goals
-        columns = [
-            (sign * weight, self._quantity(name))
-            for goal, weight in goals.items()
-            for name, sign in [_BEST[goal]]
-        ]
-        if len(columns) == 1:  # as it is, so that ties are those of the quantity
-            return np.asarray(np.sign(columns[0][0]) * columns[0][1])
-        with np.errstate(divide="ignore"):
-            return add(weight * np.log(np.maximum(column, 0)) for weight, column in columns)
-
-    def _quantity(self, name: str) -> Float:
-        """A column; where the price of some device is not known, cost is counted in devices."""
-        column: Float = np.asarray(self.columns[name], dtype=float)
-        if (
-            name == "usd_per_million_output_tokens"
-            and np.isnan(column[self.columns["feasible"]]).any()
-        ):
-            return np.asarray(1 / np.maximum(self.columns["output_tokens_per_s_per_gpu"], 1e-12))
-        return column
-
-    @cached_property
-    def ranked(self) -> Int:
-        """Feasible rows, best first; equal ones by simplicity: fewer devices, no pipeline, smaller tp, unshared experts and caches."""
+    def _simplicity(self) -> tuple[Any, ...]:
+        """Fewer devices, more output, no pipeline, smaller tp, unshared experts and caches."""
         c = self.columns
-        simple = (
-            c["max_batched_tokens"],
-            c["cp"],
-            c["ep"],
-            c["tp"],
-            c["pp"],
-            -c["output_tokens_per_s"],
-            c["gpus"],
-        )
-        rows = np.flatnonzero(c["feasible"])
-        order = np.lexsort((*(key[rows] for key in simple), rounded(self.score[rows], TIE_DIGITS)))
-        return np.asarray(rows[order], dtype=np.int64)
-
-    @property
-    def tied(self) -> int:
-        """How many rows the best one ties with by the goal; the simplest of them ranks first."""
-        best = rounded(self.score[self.ranked[:1]], TIE_DIGITS)
-        return (
-            int((rounded(self.score[self.ranked], TIE_DIGITS) == best).sum()) - 1
-            if len(self.ranked)
-            else 0
-        )
+        output = -c["output_tokens_per_s"]
+        return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
 
     @cached_property
-    def front(self) -> Bool:
-        """Rows on the Pareto front of time per output token (less) against tokens/s per device (more)."""
-        return self.front_of("tpot_s", "output_tokens_per_s_per_gpu")
+    def _pooled(self) -> Bool:
+        """Rows with a prefill pool of their own."""
+        return np.concatenate([block.cases.disaggregated for block in self.blocks])
 
-    def front_of(self, *names: str) -> Bool:
-        """Rows that no other beats in one of two or three columns without losing in another; of rates and capacities more is better.
+    @cached_property
+    def _cluster_numbers(self) -> dict[int, int]:
+        return {id(cluster): k for k, cluster in enumerate(self.problem.clusters)}
 
-        Raises:
-            InputError: for a column that there is not, or another number of them.
-        """
-        unknown_names = [
-            name for name in names if name not in QUANTITIES and name not in ("gpus", "load")
-        ]
-        if unknown_names or len(names) not in (2, 3):
-            raise InputError(
-                f"a Pareto front is of two or three columns, not {', '.join(names)}.",
-                hint=f"Columns: {', '.join(['gpus', 'load', *QUANTITIES])}.",
-            )
-        columns = [
-            np.asarray(self.columns[name], dtype=float) * (-1 if name in MORE_IS_BETTER else 1)
-            for name in names
-        ]
-        return pareto_front(*columns, among=self.columns["feasible"])
+    def cluster_number(self, row: int) -> int:
+        """Which of the plan's clusters a row is on: 0 is the request's, those of its options follow."""
+        return self._cluster_numbers[id(self.setting(row).cluster)]
 
-    def setting(self, row: int) -> Setting:
-        """What the split of a row shares with its block: model, cluster, engine, dtypes."""
-        return self.at(row)[0].setting
+    @cached_property
+    def _differ(self) -> frozenset[str]:
+        """What of device, engine, weight format and cache format this plan has several of."""
+        shared = [block.setting for block in self.blocks]
+        values = {
+            "device": {self._cluster_numbers[id(s.cluster)] for s in shared},
+            "engine": {s.engine.name for s in shared},
+            "weight_dtype": {s.weight_dtype for s in shared},
+            "kv_dtype": {s.kv_dtype for s in shared},
+        }
+        return frozenset(name for name, several in values.items() if len(several) > 1)
 
-    def candidate(self, row: int) -> dict[str, Any]:
-        """The split of a row, as the contract writes it."""
-        block, i = self.at(row)
-        out = describe(block.setting, block.cases, i)
-        if draft := out.get("speculative"):
-            draft |= self._as_stated(draft)
+    def split_columns(self) -> Mapping[str, Any]:
+        sizes = [len(block) for block in self.blocks]
+        shared = [block.setting for block in self.blocks]
+        names = {
+            "device": [s.cluster.device.name for s in shared],
+            "engine": [s.engine.name for s in shared],
+            "weight_dtype": [s.weight_dtype for s in shared],
+            "kv_dtype": [s.kv_dtype for s in shared],
+        }
+        return {name: np.repeat(values, sizes) for name, values in names.items()}
+
+    # one row
+
+    def _describe(self, block: Block, cases: Int) -> list[dict[str, Any]]:
+        """The splits of some cases of a block, drafts as the request names them."""
+        out = describe(block.setting, block.cases.take(cases))
+        for candidate in out:
+            if draft := candidate.get("speculative"):
+                draft |= self._requested_draft(draft)
         return out
 
-    def _as_stated(self, draft: dict[str, Any]) -> dict[str, Any]:
-        """The method and the checkpoint that the request names for a draft, on which no estimate depends: a layer is a layer."""
-        candidate = self.request.candidate
-        stated = (
-            candidate.speculative if candidate else None,
-            self.found.workload.speculative,
+    def _requested_draft(self, draft: Mapping[str, Any]) -> dict[str, Any]:
+        """Method and checkpoint that the request names for a draft; no estimate depends on them: a layer is a layer."""
+        requested = (
+            self.problem.candidate.speculative,
+            self.problem.workload.speculative,
             *self.request.options.speculative,
         )
-        alike = (
-            each
-            for each in stated
-            if each and (each.tokens, each.acceptance) == (draft["tokens"], draft["acceptance"])
-        )
-        same = (
-            each
-            for each in alike
-            if each.method is None or (each.method == "ngram") == (draft["method"] == "ngram")
-        )
-        named = next(same, None)
-        return named.model_dump(include={"method", "model"}, exclude_none=True) if named else {}
+        lookup = draft["method"] == "ngram"
+        for one in requested:
+            if one is None or (one.tokens, one.acceptance) != (
+                draft["tokens"],
+                draft["acceptance"],
+            ):
+                continue
+            if one.method is None or (one.method == "ngram") == lookup:
+                return one.model_dump(include={"method", "model"}, exclude_none=True)
+        return {}
 
-    def asked(self, row: int) -> PlanRequest:
+    def request_of(self, row: int) -> PlanRequest:
         """The request of a row alone: on its hardware, under its load, with its split as the candidate."""
         block, i = self.at(row)
-        request, workload = self.request, self.found.workload
+        workload = self.problem.workload
         load = float(block.cases.load[i])
-        named = {LOADS[workload.mode]: load if workload.mode == "open" else int(load)}
-        options = request.options.model_copy(
-            update={"hardware": (), "loads": (), "max_batched_tokens": (), "speculative": ()}
+        loaded = {LOADS[workload.mode]: load if workload.mode == "open" else int(load)}
+        fixed = {"hardware": (), "loads": (), "max_batched_tokens": (), "speculative": ()}
+        return self.request.model_copy(
+            update={
+                "workload": workload.model_copy(update=loaded),
+                "options": self.request.options.model_copy(update=fixed),
+                "hardware": block.setting.cluster.asked,
+                "candidate": CandidateRequest.model_validate(self.candidate(row)),
+            }
         )
-        parts = {
-            "workload": workload.model_copy(update=named),
-            "options": options,
-            "hardware": block.setting.cluster.asked,
-        }
-        return request.model_copy(
-            update=parts | {"candidate": CandidateRequest.model_validate(self.candidate(row))}
-        )
+
+    def detailed(self, row: int) -> Any:
+        """The estimate with times by cause, and percentiles unless simulating them takes long and no limit names one."""
+        block, i = self.at(row)
+        limits = self.request.objective.limits
+        percentiles = sorted({*TAILS, limits.percentile or TAILS[0]})
+        affordable = MOST if limits.percentile else QUICK
+        requests = requests_each(block.setting, block.cases.take([i]))[0]
+        if block.feasible[i] and requests <= affordable:
+            block = _simulated(self.problem, block, np.array([i]), percentiles)
+        return block.row(i, explained=True)
+
+    def explained(self, row: int) -> Any:
+        """The estimate of a row with its times by cause, without simulating percentiles."""
+        block, i = self.at(row)
+        return block.row(i, explained=True)
 
     def cache_tokens(self, row: int) -> int:
         """Tokens of cache a replica needs for the load of a row, each request at its full length."""
         block, i = self.at(row)
-        (m, k), tokens = block.memory(i), block.cases.block_tokens[i]
-        sequences = max(1.0, m.kv_needed_bytes[k] / m.sequence_bytes[k])
-        return int(
-            min(
-                np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens,
-                max(m.pool_tokens[k], tokens),
-            )
-        )
+        (estimates, k), tokens = block.detail(i), block.cases.block_tokens[i]
+        memory = estimates.memory
+        sequences = max(1.0, memory.kv_needed_bytes[k] / memory.sequence_bytes[k])
+        full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
+        return int(min(full, max(memory.pool_tokens[k], tokens)))
 
-    def estimate(self, row: int) -> dict[str, Any]:
-        """The estimate of a row, as the contract writes it."""
-        block, i = self.at(row)
-        return block.row(i)
+    def key(self, row: int) -> str:
+        """The name of a row in links and charts."""
+        return split_key(self.candidate(row), self.cluster_number(row))
 
-    def detailed(self, row: int) -> dict[str, Any]:
-        """The estimate of a row with times by cause, and percentiles unless simulating them takes long and the limits name none."""
-        block, i = self.at(row)
-        limits = self.request.objective.limits
-        asked, percentiles = limits.percentile, sorted({*TAILS, limits.percentile or TAILS[0]})
-        if block.feasible[i] and requests_each(block.setting, block.cases.take([i]))[0] <= (
-            MOST if asked else QUICK
-        ):
-            block = block.simulated(
-                np.array([i]), spread_of(self.found.workload), percentiles, time_bounds(limits)
-            )
-        return block.row(i, explained=True)
+    def find(self, key: str) -> int | None:
+        """The row that a key names."""
+        split = split_of(key)
+        if split is None or "kv_dtype" not in split:
+            return None
+        agree = [self.degree(name) == split.get(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")]
+        agree.append(self._pooled == ("prefill" in split))
+        cluster = cluster_of(key)
+        for row in map(int, np.flatnonzero(np.all(agree, axis=0))):
+            candidate = self.candidate(row)
+            pools = all(candidate.get(name) == split.get(name) for name in ("replicas", "prefill"))
+            same = all(candidate[name] == split[name] for name in SPLIT_FIELDS)
+            if pools and same and self.cluster_number(row) == cluster:
+                return row
+        return None
 
-    def bounded(self, code: str) -> Float:
-        """What a limit bounds in every row: a mean, or the percentile that the limits name."""
-        percentile = self.request.objective.limits.percentile
-        return np.concatenate([LIMITS[code].value(block, percentile) for block in self.blocks])
+    def label(self, row: int) -> str:
+        """The degrees of the pools; device, engine and formats where the plan has several."""
+        candidate, place = self.candidate(row), self.setting(row).cluster
+        extra = {
+            "device": f"{place.per_node * place.nodes} × {place.device.name}",
+            "engine": candidate["engine"],
+            "weight_dtype": candidate["weight_dtype"],
+            "kv_dtype": f"{candidate['kv_dtype']} cache",
+        }
+        shown = [text for name, text in extra.items() if name in self._differ]
+        return " · ".join([serving_split(candidate), *shown])
 
-    def reasons(self, row: int) -> list[str]:
-        """Why a row is refused; empty when it is not."""
-        block, i = self.at(row)
-        return block.reasons(i)
+    def memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """Bytes of each part on the fullest device, one per row."""
+        index = list(rows)
+        return {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
 
-    def sentences(self, rows: Sequence[int]) -> list[list[str]]:
-        """Why some rows are refused."""
-        index, found = (
-            np.asarray(rows, dtype=np.int64),
-            np.searchsorted(self._ends, rows, side="right"),
-        )
-        out: list[list[str]] = [[] for _ in rows]
-        for k, block in enumerate(self.blocks):
-            mine = np.flatnonzero(found == k)
-            for place, said in zip(
-                mine, block.sentences(index[mine] - self._ends[k] + len(block)), strict=True
-            ):
-                out[place] = said
+    def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
+        """The candidates, with their hardware and load where the plan has several."""
+        out = super()._cases_json(rows)
+        if len(self.problem.clusters) > 1:
+            for case, row in zip(out, rows.tolist(), strict=True):
+                hardware = self.setting(row).cluster.asked
+                case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
+        if self.request.options.loads:
+            for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
+                case["load"] = load
         return out
 
-    def frame(self) -> pd.DataFrame:
-        """All rows as a DataFrame: engine and dtypes, ``COLUMNS``, rank (empty when refused), pareto, reasons."""
-        import pandas as pd
+    # changes that may help
 
-        settings = [block.setting for block in self.blocks]
-        shared = [
-            (s.cluster.device.name, s.engine.name, s.weight_dtype, s.kv_dtype) for s in settings
-        ]
-        sizes = [len(block) for block in self.blocks]
-        names = {
-            name: np.repeat(list(each), sizes)
-            for name, each in zip(NAMES, zip(*shared, strict=True), strict=True)
-        }
-        rank = pd.array([None] * len(self), dtype="Int64")
-        rank[self.ranked] = np.arange(1, len(self.ranked) + 1)
-        reasons = ["; ".join(said) for block in self.blocks for said in block.sentences()]
-        return pd.DataFrame(
-            names | self.columns | {"rank": rank, "pareto": self.front, "reasons": reasons}
+    def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Changes by topic, the least intrusive first: weights that the engine converts itself, a shorter context, more devices."""
+        request, workload, model = self.request, self.problem.workload, self.problem.model
+        device = self.problem.cluster.device
+        options = request.options
+        if model.quantization is None:
+            engines = [engine_of(name, self.problem.cluster) for name in options.engines or (None,)]
+            online = {dtype for spec in engines for dtype in spec.online_weight_dtypes}
+            for dtype in sorted(online & set(device.weight_dtypes) - set(options.weight_dtypes)):
+                yield "weights", {"options.weight_dtypes": (dtype,)}
+        shortest = workload.input_tokens + workload.output_tokens
+        if workload.max_context is not None and workload.max_context > shortest:
+            yield "context", {"workload.max_context": shortest}
+        per_node, nodes, full = (
+            request.hardware.per_node,
+            request.hardware.nodes,
+            device.node.devices,
         )
+        while per_node * 2 <= full:
+            per_node *= 2
+            yield "devices", {"hardware.per_node": per_node}
+        fuller = {"hardware.per_node": per_node} if per_node != request.hardware.per_node else {}
+        for factor in (2, 4, 8, 16):
+            yield "devices", {**fuller, "hardware.nodes": nodes * factor}
+
+    def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """Changes that may let a refused row run, by the rules that it breaks."""
+        for code, suggest in _CURES.items():
+            if code in codes:
+                yield from suggest(self, row)
+
+    def carried(self, row: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What of the row's own split has to change with ``fields``."""
+        if "options.weight_dtypes" in fields:
+            return {"candidate.weight_dtype": fields["options.weight_dtypes"][0]}
+        return {}
+
+    # what may flip the decision
+
+    def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Price, lengths and load, each moved down and up."""
+        workload, price = self.problem.workload, self.problem.cluster.usd_per_device_hour
+        if price is not None and len(self.problem.clusters) > 1:  # alone, a price changes nothing
+            for sign in (-1, 1):
+                moved = round(price * (1 + sign * PRICE), 6)
+                fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
+                yield f"price {sign * PRICE:+.0%}", fields
+        for name in ("input_tokens", "output_tokens"):
+            for sign in (-1, 1):
+                tokens = max(round(getattr(workload, name) * (1 + sign * LENGTH)), 1)
+                yield f"{name.replace('_', ' ')} {sign * LENGTH:+.0%}", {f"workload.{name}": tokens}
+        load = LOADS[workload.mode]
+        for factor in (1 / LOAD, LOAD):
+            now = getattr(workload, load)
+            moved = now * factor if workload.mode == "open" else max(round(now * factor), 1)
+            if moved != now:
+                yield f"{load.replace('_', ' ')} × {factor:g}", {f"workload.{load}": moved}
+
+    def identity(self, row: int) -> tuple[Any, ...]:
+        """What makes a row another choice: the split and the device it is on."""
+        candidate, place = self.candidate(row), self.setting(row).cluster
+        names = ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")
+        return (place.device.digest, *(candidate[name] for name in names))
 
 
-def pareto_front(*columns: Float, among: Bool) -> Bool:
-    """Rows of ``among`` that no other row beats in one of two or three quantities (less is better) without losing in another.
-
-    Rows are walked from the best in the first quantity on. With two quantities one is on the front when it is better in the second than all
-    before; with three when it is not beaten in both others by one before (kept as a staircase). Of equal rows the first counts.
-    """
-    on = np.zeros(len(among), dtype=bool)
-    rows = np.flatnonzero(among)
-    order = rows[np.lexsort(tuple(column[rows] for column in reversed(columns)))]
-    if not len(order):
-        return on
-    if len(columns) == 2:
-        second = columns[1][order]
-        on[order[second < np.r_[np.inf, np.minimum.accumulate(second)[:-1]]]] = True
-        return on
-    stairs: list[tuple[float, float]] = []  # second rising, third falling
-    for row, second, third in zip(order, columns[1][order], columns[2][order], strict=True):
-        k = bisect_right(stairs, (second, np.inf))
-        if k and stairs[k - 1][1] <= third:
-            continue
-        on[row] = True
-        end = k
-        while end < len(stairs) and stairs[end][1] >= third:
-            end += 1
-        start = k - 1 if k and stairs[k - 1][0] == second else k
-        stairs[start:end] = [(float(second), float(third))]
-    return on
+def _narrowed(problem: ServingProblem, candidate: CandidateRequest) -> ServingProblem:
+    """The problem with the engine and the formats that a candidate states."""
+    options, fields = problem.request.options, {}
+    for name, field in (
+        ("engine", "engines"),
+        ("weight_dtype", "weight_dtypes"),
+        ("kv_dtype", "kv_dtypes"),
+    ):
+        if (value := getattr(candidate, name)) is not None:
+            fields[field] = (value,)
+    request = problem.request.model_copy(update={"options": options.model_copy(update=fields)})
+    return replace(problem, request=request)
 
 
-def judged(found: Resolved, chosen: Setting, columns: Cases) -> EvaluatedCases:
-    """The columns judged, with the request's limits among the rules; where these name a percentile, all that can run is simulated."""
-    return _judged(found, [(chosen, columns)], at_most=None)[0]
+# Judging
 
 
 def _judged(
-    found: Resolved, pairs: Sequence[tuple[Setting, Cases]], at_most: int | None
-) -> tuple[EvaluatedCases, ...]:
-    """All columns judged, with the request's limits among the rules; a search (``at_most`` is given) leaves out what is wasteful."""
-    limits = found.request.objective.limits
-    blocks = [judge(chosen, columns, searching=at_most is not None) for chosen, columns in pairs]
+    plan: type[ServingPlan],
+    problem: ServingProblem,
+    pairs: Sequence[tuple[Setting, Cases]],
+    at_most: int | None,
+) -> list[Block]:
+    """All cases judged, the request's limits among the rules.
+
+    A search (``at_most`` is given) leaves out what is wasteful, and simulates so many candidates where
+    limits name a percentile.
+    """
+    limits, searching = problem.request.objective.limits, at_most is not None
+    blocks = [evaluate(PHYSICS, *pair, searching=searching) for pair in pairs]
     if limits.percentile is None:
-        return tuple(limited(block, limits) for block in blocks)
+        return [limited(block, limits) for block in blocks]
     blocks = [limited(block, limits, timed=False) for block in blocks]
-    rows = _worth_simulating(PlanTable(found, tuple(blocks)), at_most)
+    rows = _worth_simulating(plan(problem, blocks), at_most)
     out, start = [], 0
     with progress.task(len(rows)):
         for block in blocks:
-            mine = rows[(rows >= start) & (rows < start + len(block))] - start
+            inside = rows[(rows >= start) & (rows < start + len(block))] - start
             start += len(block)
-            if len(mine):
-                block = block.simulated(
-                    mine, spread_of(found.workload), (limits.percentile,), time_bounds(limits)
-                )
+            if len(inside):
+                block = _simulated(problem, block, inside, (limits.percentile,))
             out.append(limited(unsimulated(block, limits), limits, timed=True))
-    return tuple(out)
+    return out
 
 
-def _worth_simulating(table: PlanTable, at_most: int | None) -> Int:
-    """Rows that can run: all, or the first ``at_most`` of those whose means keep the limits, and a few that miss them by least."""
+def _worth_simulating(plan: ServingPlan, at_most: int | None) -> Int:
+    """Rows that can run: all, or the first of those whose means keep the limits and a few that miss them by least."""
     if at_most is None:
-        return table.ranked
-    excess = np.concatenate(
-        [mean_excess(block, table.request.objective.limits) for block in table.blocks]
-    )[table.ranked]
-    keeping, missing = table.ranked[excess <= 1][:at_most], table.ranked[excess > 1]
+        return plan.order
+    limits = plan.request.objective.limits
+    excess = np.concatenate([mean_excess(block, limits) for block in plan.blocks])[plan.order]
+    keeping, missing = plan.order[excess <= 1][:at_most], plan.order[excess > 1]
     near = missing[np.argsort(excess[excess > 1], kind="stable")]
     rows = np.concatenate([keeping, near[: max(NEAREST - len(keeping), 0)]])
-    requests = np.concatenate(
-        [np.minimum(requests_each(block.setting, block.cases), MOST) for block in table.blocks]
-    )[rows]
-    return rows[(np.cumsum(requests) <= REQUESTS) | (np.arange(len(rows)) < NEAREST)]
-
-
-def plan(request: PlanRequest, *, folders: bool = True) -> PlanTable:
-    """Every split of the request's cluster, judged and ranked. ``request.candidate`` plays no part.
-
-    Raises:
-        InputError: for unknown names or what this version does not model.
-    """
-    found = resolve(request, folders=folders)
-    pairs = [(chosen, every_case(found, chosen)) for chosen in settings(found)]
-    if request.options.disaggregated:
-        pairs += [
-            (chosen, pools)
-            for chosen in settings(found)
-            if len(pools := every_pair_of_pools(found, chosen))
-        ]
-    return PlanTable(found, _judged(found, pairs, SIMULATED))
-
-
-def chosen_plan(request: PlanRequest, *, folders: bool = True) -> tuple[PlanTable, int]:
-    """The plan narrowed to what ``request.candidate`` states, and its best row (the nearest when none is feasible).
-
-    Raises:
-        InputError: also when no split agrees with the candidate.
-    """
-    found = resolve(request, folders=folders)
-    candidate = request.candidate or CandidateRequest()
-    exact = one_split(found, candidate)
-    if exact is not None:
-        return PlanTable(found, (judged(found, *exact),)), 0
-    options = request.options.model_copy(
-        update={
-            "engines": (candidate.engine,) if candidate.engine else request.options.engines,
-            "weight_dtypes": (candidate.weight_dtype,)
-            if candidate.weight_dtype
-            else request.options.weight_dtypes,
-            "kv_dtypes": (candidate.kv_dtype,) if candidate.kv_dtype else request.options.kv_dtypes,
-        }
-    )
-    found = replace(found, request=request.model_copy(update={"options": options}))
-    pairs = [
-        (chosen, columns)
-        for chosen in settings(found)
-        if len(columns := every_case(found, chosen, candidate))
+    requests = [
+        np.minimum(requests_each(block.setting, block.cases), MOST) for block in plan.blocks
     ]
-    table = PlanTable(found, _judged(found, pairs, SIMULATED) if pairs else ())
-    if not len(table):
-        raise RecipeError(
-            f"no split of {found.cluster.devices} devices agrees with the candidate.",
-            field="candidate",
-            hint="Leave tp, pp, dp or ep out, or add devices.",
-        )
-    return table, int(table.ranked[0]) if len(table.ranked) else _least_short(table)
+    total = np.cumsum(np.concatenate(requests)[rows])
+    return np.asarray(rows[(total <= REQUESTS) | (np.arange(len(rows)) < NEAREST)])
 
 
-def _least_short(table: PlanTable) -> int:
-    """The row with the smallest lack of memory."""
-    return int(
-        np.lexsort(
-            (
-                table.columns["gpus"],
-                np.nan_to_num(np.maximum(table.columns["shortfall_bytes"], 0), nan=np.inf),
-            )
-        )[0]
+def _simulated(
+    problem: ServingProblem, block: Block, rows: Int, percentiles: Sequence[float]
+) -> Block:
+    """The block with percentiles of some rows, which should be feasible, and how many of their requests keep the limits."""
+    alone = estimate(block.setting, block.cases.take(rows)).simulated(
+        np.arange(len(rows)),
+        spread_of(problem.workload),
+        percentiles,
+        time_bounds(problem.request.objective.limits),
     )
+    if alone.simulation is None:
+        return block
+    return replace(block, simulation=alone.simulation.scattered(rows, len(block)))
+
+
+# What may cure a broken rule
+
+
+def _for_memory(plan: ServingPlan, row: int) -> Iterator[dict[str, Any]]:
+    """A shorter context, or weights that the engine converts itself."""
+    block, i = plan.at(row)
+    estimates, k = block.detail(i)
+    workload, setting = plan.problem.workload, block.setting
+    longest = int(estimates.memory.context_limit[k])
+    if workload.input_tokens + workload.output_tokens <= longest:
+        yield {"workload.max_context": longest}
+    if setting.model.quantization is None:
+        for dtype in setting.engine.online_weight_dtypes:
+            if dtype in setting.cluster.device.weight_dtypes and dtype != setting.weight_dtype:
+                yield {"options.weight_dtypes": (dtype,)}
+
+
+def _for_context(plan: ServingPlan, _: int) -> Iterator[dict[str, Any]]:
+    workload, most = plan.problem.workload, plan.problem.model.max_context
+    if workload.output_tokens < most:
+        prompt = most - workload.output_tokens
+        yield {"workload.input_tokens": prompt, "workload.max_context": None}
+
+
+def _for_batch(plan: ServingPlan, row: int) -> Iterator[dict[str, Any]]:
+    batch = int(plan.columns["max_concurrency"][row])
+    if batch >= 1:
+        yield {"workload.batch": batch}
+
+
+def _for_rate(plan: ServingPlan, row: int) -> Iterator[dict[str, Any]]:
+    served = float(plan.raw("output")[row]) / plan.problem.workload.output_tokens
+    if math.isfinite(served) and served > 0:
+        rate = float(significant(served * 0.95, 2).replace(",", ""))
+        yield {"workload.request_rate": rate}
+
+
+def _for_idle(plan: ServingPlan, row: int) -> Iterator[dict[str, Any]]:
+    mode = plan.problem.workload.mode
+    if mode in ("closed", "static"):
+        yield {f"workload.{LOADS[mode]}": int(plan.candidate(row)["dp"])}
+
+
+def _for_format(plan: ServingPlan, row: int) -> Iterator[dict[str, Any]]:
+    for dtype in plan.setting(row).cluster.device.weight_dtypes:
+        yield {"options.weight_dtypes": (dtype,)}
+
+
+_CURES: dict[str, Callable[[ServingPlan, int], Iterator[dict[str, Any]]]] = {
+    "memory": _for_memory,
+    "context": _for_context,
+    "batch": _for_batch,
+    "rate": _for_rate,
+    "idle-replicas": _for_idle,
+    "weight-dtype": _for_format,
+}
+"""What helps against a rule, by its code; against rules of divisibility only another split does."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
-from recipe_core.search.board import Board
 from recipe_core.search.measures import whole
+from recipe_core.search.plan import Plan
 
 STEPS = (
     1.0,
@@ -51,12 +51,12 @@ class LimitSteps:
         return self.without if step is None else self.kept[self.steps.index(step)]
 
 
-def limit_steps(board: Board, name: str, stated: float | None = None) -> LimitSteps:
+def limit_steps(plan: Plan, name: str, stated: float | None = None) -> LimitSteps:
     """The steps of a measure that has a limit, tightest last where more is better; the ``stated`` limit is always among them."""
-    measure = board.measures[name]
-    values = board.bounded(name) / measure.limit_factor
-    others = _keeping_others(board, name) & np.isfinite(values)
-    reached = values[board.runs & np.isfinite(values)]
+    measure = plan.measures[name]
+    values = plan.bounded(name) / measure.limit_factor
+    others = _keeping_others(plan, name) & np.isfinite(values)
+    reached = values[plan.runs & np.isfinite(values)]
     found = set(np.unique(reached).tolist() if measure.show is whole else _round_steps(reached)) | (
         {float(stated)} if stated is not None else set()
     )
@@ -65,7 +65,7 @@ def limit_steps(board: Board, name: str, stated: float | None = None) -> LimitSt
         int((others & (values >= step if measure.more_is_better else values <= step)).sum())
         for step in steps
     )
-    return LimitSteps(steps, kept, int(_keeping_others(board, name).sum()))
+    return LimitSteps(steps, kept, int(_keeping_others(plan, name).sum()))
 
 
 def _round_steps(reached: Float) -> list[float]:
@@ -82,18 +82,16 @@ def _round_steps(reached: Float) -> list[float]:
     return [step for step in every if first <= step <= last]
 
 
-def _keeping_others(board: Board, name: str) -> Bool:
+def _keeping_others(plan: Plan, name: str) -> Bool:
     """Rows that run and keep every stated limit but this one."""
-    keep = board.runs.copy()
-    for other, measure in board.measures.items():
+    keep = plan.runs.copy()
+    for other, measure in plan.measures.items():
         bound = (
-            None
-            if measure.limit is None
-            else getattr(board.request.objective.limits, measure.limit)
+            None if measure.limit is None else getattr(plan.request.objective.limits, measure.limit)
         )
         if bound is None or other == name:
             continue
-        values = board.bounded(other) / measure.limit_factor
+        values = plan.bounded(other) / measure.limit_factor
         with np.errstate(invalid="ignore"):
             keep &= ~(values < bound) if measure.more_is_better else ~(values > bound)
     return keep

@@ -1,4 +1,4 @@
-"""Every training split that a search looks at."""
+"""The training splits a plan evaluates: every framework, degree, ZeRO stage, micro-batch and recomputation."""
 
 from __future__ import annotations
 
@@ -7,24 +7,141 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool
+from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
+from recipe_core.engines.frameworks import framework, training_data
 from recipe_core.model.spec import MoeMlp
-from recipe_core.request.schema import CandidateRequest
-from recipe_core.search.training_problem import Asked, shared_columns, stated_columns
+from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
+from recipe_core.search.problem import TrainingProblem
 from recipe_core.space.training import (
+    OFFLOADS,
     RECOMPUTE,
+    SCHEDULES,
+    Failures,
     TrainingCases,
     TrainingSetting,
+    figures,
     stack_cases,
     training_cases,
 )
 from recipe_core.space.training_rules import rules
 
+SECONDS_PER_HOUR = 3600.0
+DEFAULT_FRAMEWORK = "torchtitan"
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro-batches that a search tries; more fill no device better."""
 VIRTUAL_STAGES = (1, 2, 4)
 MAX_CASES = 400_000
+SHORTEST_PIECE = 1024
+"""Tokens of a sequence below which context parallelism cuts no further."""
+
+DEGREES = ("tp", "pp", "cp", "dp", "ep")
+
+
+# Settings: what all cases of an estimate share
+
+
+def failures_of(workload: TrainingWorkload) -> Failures:
+    """How often devices fail and how checkpoints are written: as requested, else the defaults."""
+    usual = training_data().run
+    mtbf_hours = workload.device_mtbf_hours
+    return Failures(
+        device_mtbf_s=mtbf_hours * SECONDS_PER_HOUR if mtbf_hours else usual.device_mtbf_s.value,
+        storage_bytes_per_s=workload.storage_bytes_per_s,
+        restart_s=workload.restart_s or usual.restart_s.value,
+        repair_s=workload.repair_s,
+        min_nodes=workload.min_nodes,
+        asynchronous=workload.checkpoints == "asynchronous",
+        interval_s=workload.checkpoint_interval_s,
+        kept=workload.kept_checkpoints,
+    )
+
+
+def setting(problem: TrainingProblem, name: str | None, precision: str | None) -> TrainingSetting:
+    """What all splits of one framework and precision share; raises InputError for an unknown framework."""
+    workload, name = problem.workload, name or DEFAULT_FRAMEWORK
+    return TrainingSetting(
+        model=problem.model,
+        cluster=problem.cluster,
+        engine=name,
+        framework=framework(name),
+        precision=precision or "bf16",  # type: ignore[arg-type]  # the schema's own words
+        method=workload.method,
+        optimizer_name=workload.optimizer,
+        optimizer=training_data().optimizers[workload.optimizer],
+        flash=workload.attention == "flash",
+        fused_loss=workload.fused_loss,
+        lora_rank=workload.lora_rank,
+        lora_alpha=workload.lora_alpha or 2.0 * workload.lora_rank,
+        figures=figures(),
+        failures=failures_of(workload),
+        document_tokens=workload.document_tokens,
+        packed=workload.packed,
+        gradient_dtype=workload.gradient_dtype,
+        loading=workload.loading or Loading(),
+    )
+
+
+def settings(problem: TrainingProblem) -> list[TrainingSetting]:
+    """Every framework of the request's options, or the candidate's, in the candidate's precision."""
+    candidate = problem.candidate
+    names = (candidate.engine,) if candidate.engine else problem.request.options.engines or (None,)
+    return [setting(problem, name, candidate.precision) for name in dict.fromkeys(names)]
+
+
+# Columns
+
+
+def shared_columns(problem: TrainingProblem) -> dict[str, float]:
+    """Columns that all splits of a request have in common."""
+    workload, cluster = problem.workload, problem.cluster
+    return {
+        "sequence_length": workload.sequence_length,
+        "global_batch": workload.global_batch,
+        "fused_loss": int(bool(workload.fused_loss)),
+        "per_node": cluster.per_node,
+        "nodes": cluster.nodes,
+        "token_budget": np.nan if workload.tokens is None else workload.tokens,
+    }
+
+
+def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
+    """Columns of what a search does not vary, where the candidate states it."""
+    out = {
+        "recompute_layers": candidate.recompute_layers or 0,
+        "offload": OFFLOADS.index(candidate.offload or "none"),
+        "sync_step": int(candidate.gradient_sync == "step"),
+    }
+    if candidate.schedule:
+        out["schedule"] = SCHEDULES.index(candidate.schedule)
+    if candidate.sequence_parallel is not None:
+        out["sequence_parallel"] = int(candidate.sequence_parallel)
+    return out
+
+
+def one_case(
+    problem: TrainingProblem, candidate: CandidateRequest
+) -> tuple[TrainingSetting, TrainingCases] | None:
+    """The one case of a candidate that states tp, pp, dp and micro_batch, else None.
+
+    What it leaves out is plain: no recomputation, one chunk a stage, states on every replica.
+    """
+    c = candidate
+    if c.tp is None or c.pp is None or c.dp is None or c.micro_batch is None:
+        return None
+    columns = {
+        **{name: getattr(c, name) or 1 for name in DEGREES},
+        "virtual_stages": c.virtual_stages or 1,
+        "zero_stage": c.zero_stage or 0,
+        "micro_batch": c.micro_batch,
+        "recompute": RECOMPUTE.index(c.recompute or "none"),
+        "shard": c.shard or c.dp * (c.cp or 1),
+    }
+    cases = training_cases(1, **columns, **_stated_columns(c), **shared_columns(problem))
+    return settings(problem)[0], cases
+
+
+# Cases
 
 
 def _divisors(n: int) -> list[int]:
@@ -32,124 +149,156 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-def _worlds(asked: Asked) -> list[int]:
-    """Numbers of devices to look at: all; also doubling from one device on where fewer nodes may be used."""
-    c = asked.cluster
-    every = c.per_node * c.nodes
-    if asked.request.options.nodes == "all":
-        return [every]
-    inside = [d for d in _divisors(c.per_node) if c.per_node % d == 0]
-    return sorted(
-        {
-            *inside,
-            *(c.per_node * 2**k for k in range(c.nodes.bit_length()) if 2**k <= c.nodes),
-            every,
-        }
-    )
+def _worlds(problem: TrainingProblem) -> list[int]:
+    """Numbers of devices to evaluate: all; with fewer nodes allowed also doubling from one device on."""
+    cluster = problem.cluster
+    devices = cluster.per_node * cluster.nodes
+    if problem.request.options.nodes == "all":
+        return [devices]
+    doubled = (cluster.per_node * 2**k for k in range(cluster.nodes.bit_length()))
+    return sorted({*_divisors(cluster.per_node), *(n for n in doubled if n <= devices), devices})
 
 
-def _degrees(asked: Asked, limits: CandidateRequest) -> list[tuple[int, int, int, int, int]]:
-    """tp, pp, cp, dp and ep of every split: tp within a fast island, pp within the layers."""
-    model, c = asked.model, asked.cluster
-    island = (c.fabric.domain or 1) if c.rack_scale else c.per_node
+def _degrees(problem: TrainingProblem, candidate: CandidateRequest) -> Int:
+    """tp, pp, cp, dp and ep of every split (splits, 5): tp within a fast island, pp within the layers."""
+    model, cluster = problem.model, problem.cluster
+    island = (cluster.fabric.domain or 1) if cluster.rack_scale else cluster.per_node
+    longest = problem.workload.sequence_length
     moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
-    out: list[tuple[int, int, int, int, int]] = []
-    for world in _worlds(asked):
+    rows: list[tuple[int, int, int, int, int]] = []
+    for world in _worlds(problem):
         for tp in (d for d in _divisors(world) if d <= island):
             for pp in (d for d in _divisors(world // tp) if d <= len(model.layers)):
-                for cp in (
-                    d
-                    for d in _divisors(world // (tp * pp))
-                    if d == 1 or asked.workload.sequence_length // d >= 1024
-                ):
+                for cp in _divisors(world // (tp * pp)):
+                    if cp > 1 and longest // cp < SHORTEST_PIECE:
+                        continue
                     dp = world // (tp * pp * cp)
-                    shared = (
-                        [e for e in _divisors(tp * cp * dp) if moe.experts % e == 0] if moe else [1]
-                    )
-                    out.extend((tp, pp, cp, dp, ep) for ep in shared)
-    stated = (limits.tp, limits.pp, limits.cp, limits.dp, limits.ep)
-    return [
-        row
-        for row in out
-        if all(want is None or want == has for want, has in zip(stated, row, strict=True))
-    ]
+                    shared = [1]
+                    if moe:
+                        shared = [ep for ep in _divisors(tp * cp * dp) if moe.experts % ep == 0]
+                    rows.extend((tp, pp, cp, dp, ep) for ep in shared)
+    degrees = np.array(rows, dtype=np.int64).reshape(-1, len(DEGREES))
+    for column, name in enumerate(DEGREES):
+        if (degree := getattr(candidate, name)) is not None:
+            degrees = degrees[degrees[:, column] == degree]
+    return degrees
 
 
 def every_case(
-    asked: Asked, setting: TrainingSetting, limits: CandidateRequest | None = None
+    problem: TrainingProblem, shared: TrainingSetting, candidate: CandidateRequest | None = None
 ) -> TrainingCases:
-    """Every split of the request's devices with every ZeRO stage, micro-batch, number of chunks and recomputation.
+    """Every split of the request's devices with every ZeRO stage, micro-batch, chunk count and recomputation.
 
-    FSDP also with states divided inside a node only (HSDP). Splits that break a rule with a micro-batch of one and a chunk a stage are
-    listed once.
+    FSDP also with states divided inside a node only (HSDP). Splits that break a rule with a micro-batch
+    of one and one chunk a stage are listed once.
+
+    Raises:
+        InputError: for more than ``MAX_CASES``.
     """
-    limits = limits or CandidateRequest()
-    degrees = np.array(_degrees(asked, limits), dtype=np.int64).reshape(-1, 5)
-    base = training_cases(
-        len(degrees),
-        **dict(zip(("tp", "pp", "cp", "dp", "ep"), degrees.T, strict=True)),
-        **shared_columns(asked),
-    )
+    candidate = candidate or CandidateRequest()
+    degrees = dict(zip(DEGREES, _degrees(problem, candidate).T, strict=True))
+    columns = shared_columns(problem)
+    base = training_cases(len(degrees["tp"]), **degrees, **columns)
     legal = np.ones(len(base), dtype=np.bool_)
-    for rule in rules(setting, base):
+    for rule in rules(shared, base):
         legal &= ~rule.broken
-    micro = np.array([limits.micro_batch] if limits.micro_batch else MICRO_BATCHES)
-    zero = np.array([limits.zero_stage] if limits.zero_stage is not None else range(4))
-    virtual = np.array([limits.virtual_stages] if limits.virtual_stages else VIRTUAL_STAGES)
-    again = np.array([RECOMPUTE.index(limits.recompute)] if limits.recompute else range(3))
-    groups = np.arange(2 if setting.framework.sharding == "fsdp" and not limits.shard else 1)
-    grids = np.meshgrid(np.flatnonzero(legal), micro, zero, virtual, again, groups, indexing="ij")
-    rows, *grid, hybrid = (axis.ravel() for axis in grids)
-    chosen = {name: getattr(base, name)[rows] for name in ("tp", "pp", "cp", "dp", "ep")}
-    columns = chosen | dict(
-        zip(("micro_batch", "zero_stage", "virtual_stages", "recompute"), grid, strict=True)
-    )
-    given: dict[str, Any] = stated_columns(limits)
-    if limits.sequence_parallel is not None:
-        given["sequence_parallel"] = int(limits.sequence_parallel)
-    replicas, inside = (
-        chosen["dp"] * chosen["cp"],
-        np.maximum(base.per_node[rows] // chosen["tp"], 1),
-    )
-    given["shard"] = limits.shard or np.where(hybrid > 0, inside, replicas)
-    sensible = (hybrid == 0) | (
-        (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside) & (replicas % inside == 0)
-    )
-    found = training_cases(len(rows), **columns, **given, **shared_columns(asked))
-    found = found.take(np.flatnonzero(sensible & _worthwhile(asked, setting, found, limits)))
-    both = stack_cases([found, base.take(np.flatnonzero(~legal))])
-    if len(both) > MAX_CASES:
+    varied = _varied(problem, shared, base, np.flatnonzero(legal), candidate)
+    cases = stack_cases([varied, base.take(np.flatnonzero(~legal))])
+    if len(cases) > MAX_CASES:
         raise InputError(
-            f"{len(both):,} splits are too many to judge at once.",
+            f"{len(cases):,} splits are too many to evaluate at once.",
             field="candidate",
             hint="State some of tp, pp, cp, ep, or options.nodes: all.",
         )
-    return both
+    return cases
+
+
+def _varied(
+    problem: TrainingProblem,
+    shared: TrainingSetting,
+    base: TrainingCases,
+    legal: Int,
+    candidate: CandidateRequest,
+) -> TrainingCases:
+    """The legal rows of ``base`` with every choice that the candidate leaves open."""
+    c = candidate
+    hybrid_too = shared.framework.sharding == "fsdp" and not c.shard
+    axes = {
+        "micro_batch": [c.micro_batch] if c.micro_batch else MICRO_BATCHES,
+        "zero_stage": range(4) if c.zero_stage is None else [c.zero_stage],
+        "virtual_stages": [c.virtual_stages] if c.virtual_stages else VIRTUAL_STAGES,
+        "recompute": [RECOMPUTE.index(c.recompute)] if c.recompute else range(len(RECOMPUTE)),
+        "hybrid": [0, 1] if hybrid_too else [0],
+    }
+    grid = np.meshgrid(legal, *map(np.array, axes.values()), indexing="ij")
+    rows, *values = (axis.ravel() for axis in grid)
+    columns: dict[str, Any] = dict(zip(axes, values, strict=True))
+    hybrid = columns.pop("hybrid")
+    columns |= {name: getattr(base, name)[rows] for name in DEGREES}
+    replicas = columns["dp"] * columns["cp"]
+    inside = np.maximum(base.per_node[rows] // columns["tp"], 1)  # replicas inside a node
+    columns["shard"] = c.shard or np.where(hybrid > 0, inside, replicas)
+    # HSDP differs from FSDP only where states are divided fully and replicas fill several nodes evenly
+    divides = (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside)
+    sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
+    columns |= _stated_columns(c) | shared_columns(problem)
+    cases = training_cases(len(rows), **columns)
+    return cases.take(np.flatnonzero(sensible & _worthwhile(problem, shared, cases, c)))
 
 
 def _worthwhile(
-    asked: Asked, setting: TrainingSetting, cases: TrainingCases, limits: CandidateRequest
+    problem: TrainingProblem,
+    shared: TrainingSetting,
+    cases: TrainingCases,
+    candidate: CandidateRequest,
 ) -> Bool:
-    """Which rows differ from another in something, and have a batch and chunks that come out even."""
-    drops = not setting.flash or setting.framework.selective_keeps.value < 1
+    """Cases that differ from another in something, and whose batch and chunks come out even."""
+    drops = not shared.flash or shared.framework.selective_keeps.value < 1
     again = (cases.recompute != RECOMPUTE.index("selective")) | drops
     even = cases.global_batch % (cases.dp * cases.micro_batch) == 0
+    layers = len(problem.model.layers)
     chunks = cases.virtual_stages == 1
-    layers = len(asked.model.layers)
     chunks |= (
         (cases.pp > 1)
         & (layers % (cases.pp * cases.virtual_stages) == 0)
         & (cases.micro_batches % cases.pp == 0)
     )
     states = (cases.zero_stage == 0) | (cases.replicas > 1)
-    stated = [
-        (limits.micro_batch, even),
-        (limits.virtual_stages, chunks),
-        (limits.zero_stage, states),
-        (limits.recompute, again),
-    ]
     keep = np.ones(len(cases), dtype=np.bool_)
-    for want, fine in stated:
-        if want is None:
-            keep &= fine
+    for choice, worthwhile in (
+        (candidate.micro_batch, even),
+        (candidate.virtual_stages, chunks),
+        (candidate.zero_stage, states),
+        (candidate.recompute, again),
+    ):
+        if choice is None:  # what is stated is evaluated whatever it is
+            keep &= worthwhile
     return keep
+
+
+# The candidate of a case
+
+
+def describe(shared: TrainingSetting, columns: TrainingCases) -> list[dict[str, Any]]:
+    """Every case as the candidate of the contract: what a recipe pins and a launch repeats."""
+    return [_described(shared, columns, i) for i in range(len(columns))]
+
+
+def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[str, Any]:
+    names = ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero_stage", "micro_batch")
+    out: dict[str, Any] = {"engine": shared.engine}
+    out |= {name: int(getattr(columns, name)[i]) for name in names}
+    out |= {
+        "recompute": RECOMPUTE[columns.recompute[i]],
+        "precision": shared.precision,
+        "schedule": SCHEDULES[columns.schedule[i]],
+    }
+    if columns.offload[i]:
+        out["offload"] = OFFLOADS[columns.offload[i]]
+    if columns.sync_step[i]:
+        out["gradient_sync"] = "step"
+    if columns.recompute_layers[i]:
+        out["recompute_layers"] = int(columns.recompute_layers[i])
+    out["shard"] = int(columns.shard[i])
+    out["sequence_parallel"] = bool(columns.sequence_parallel[i])
+    return out

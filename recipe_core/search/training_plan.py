@@ -1,186 +1,235 @@
-"""A training plan: every split judged, ranked and compared, as rows of a table."""
+"""A plan of training: splits of every framework, ZeRO stage, micro-batch and recomputation."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.units import rounded
-from recipe_core.physics.training.estimates import TrainingEstimates
-from recipe_core.search.training_problem import Asked
+from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
+from recipe_core.physics.training.estimates import TrainingEstimates, estimate
+from recipe_core.request.edit import shared_candidate
+from recipe_core.request.schema import CandidateRequest, Goal, PlanRequest
+from recipe_core.request.split_key import TRAINING_FIELDS, split_key, split_of
+from recipe_core.search.evaluated import Physics, evaluate
+from recipe_core.search.limits import limited
+from recipe_core.search.measures import TRAINING
+from recipe_core.search.plan import Plan
+from recipe_core.search.problem import MAX_DEVICES, TrainingProblem
+from recipe_core.search.sensitivity import LENGTH, LOAD
+from recipe_core.search.training_candidates import describe, every_case, one_case, settings
+from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
+from recipe_core.space.training_rules import rules
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-TIE_DIGITS = 4
-LISTED, REFUSED_LISTED = 1000, 5000
-
-
-MORE_IS_BETTER = frozenset({"tokens_per_s", "tokens_per_s_per_gpu"})
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A change of the request that lets something run: the field, its value, and the best split there is then."""
-
-    field: str
-    value: str | int
-    candidate: dict[str, Any]
+MORE_NODES = (2, 4, 8, 16)
+"""How many times as many nodes are tried when nothing can run."""
 
 
-@dataclass(frozen=True)
-class TrainingTable:
-    """Every split of a request, judged: all estimated, then those that can run ranked. ``remedies`` where none can."""
+def _nothing(_setting: TrainingSetting, _cases: TrainingCases) -> list[Any]:
+    """Training jobs fill their nodes; no placement or load refuses one."""
+    return []
 
-    asked: Asked
-    estimates: TrainingEstimates
-    remedies: tuple[Remedy, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.estimates)
+PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
+    estimate=estimate,
+    rules=rules,
+    search_rules=_nothing,
+    place_rules=_nothing,
+    case_columns={
+        "tp": lambda c: c.tp,
+        "pp": lambda c: c.pp,
+        "dp": lambda c: c.dp,
+        "ep": lambda c: c.ep,
+        "cp": lambda c: c.cp,
+        "gpus": lambda c: c.devices,
+        "virtual_stages": lambda c: c.virtual_stages,
+        "zero_stage": lambda c: c.zero_stage,
+        "micro_batch": lambda c: c.micro_batch,
+        "shard": lambda c: c.shard,
+        "recompute": lambda c: c.recompute,
+    },
+    quantities={
+        "step_s": lambda e: e.step_s,
+        "tokens_per_s": lambda e: e.run.tokens_per_s * e.run.goodput,
+        "tokens_per_s_per_gpu": lambda e: e.run.tokens_per_s / e.cases.devices,
+        "usd_per_million_tokens": lambda e: e.run.usd_per_million_tokens,
+        "joules_per_token": lambda e: e.run.joules_per_token,
+        "peak_memory_bytes": lambda e: e.memory.peak_bytes,
+        "shortfall_bytes": lambda e: e.memory.peak_bytes - e.memory.capacity_bytes,
+        "usable_bytes": lambda e: e.memory.capacity_bytes,
+        "bubble_share": lambda e: e.parts["bubble"] / e.step_s,
+        "tight": lambda e: e.tight,
+        "wall_s": lambda e: e.run.wall_s,
+        "usd": lambda e: e.run.usd,
+        "usd_per_hour": lambda e: e.run.usd_per_hour,
+        "watts": lambda e: e.run.watts,
+    },
+)
+"""``tokens_per_s`` of all devices, less what padding and failures cost; ``tokens_per_s_per_gpu`` without
+failures; ``usd_per_million_tokens`` NaN without a price; ``tight``: see `TrainingEstimates.tight`."""
 
-    @cached_property
-    def columns(self) -> dict[str, Any]:
-        """What rows are compared by.
 
-        ``gpus``; ``step_s``; ``tokens_per_s`` (of all devices, less what padding and failures cost), ``tokens_per_s_per_gpu`` (failures
-        not counted); ``usd_per_million_tokens`` (NaN without a price); ``joules_per_token``; ``peak_memory_bytes`` of the fullest stage's
-        rank; ``bubble_share`` of the step; ``tight`` (see `TrainingEstimates.tight`); ``feasible``.
+class TrainingPlan(Plan):
+    """Training splits of a request, judged and ranked."""
+
+    problem: TrainingProblem
+    kind: Literal["serving", "training"] = "training"
+    measures = TRAINING
+    tabled = ("gpus", "step", "output", "per_gpu", "memory", "bubble", "usd")
+    parts = TRAINING_MEMORY
+    titles = TRAINING_REFUSALS
+    frontier_columns = ("step_s", "tokens_per_s_per_gpu")
+    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = {
+        "throughput": ("tokens_per_s", -1),
+        "cost": ("usd_per_million_tokens", 1),
+        "gpus": ("gpus", 1),
+        "energy": ("joules_per_token", 1),
+    }
+    unpriced: ClassVar[Mapping[str, str]] = {"usd_per_million_tokens": "tokens_per_s_per_gpu"}
+
+    def __init__(self, problem: TrainingProblem, blocks: Sequence[Any]) -> None:
+        super().__init__(problem, blocks)
+        compared = ("gpus", "output", "per_gpu", "step", "memory", "bubble")
+        if problem.workload.tokens is None:  # nothing to finish: a step is what is compared
+            self.axes, self.phrased = ("step", "per_gpu"), ("output", "step", "usd")
+            self.listed, self.headline = (*compared, "usd"), ("output", "per_gpu", "step", "usd")
+        else:
+            self.axes, self.phrased = ("wall", "per_gpu"), ("output", "wall", "usd_run")
+            self.listed = (*compared, "wall", "usd_run")
+            self.headline = ("output", "step", "wall", "usd_run")
+
+    # planning
+
+    @classmethod
+    def search(cls, problem: TrainingProblem, candidate: CandidateRequest | None = None) -> Self:
+        """The plan over every case of a problem that agrees with what ``candidate`` states.
+
+        Without one, what all splits of a plan share (framework, precision, offload) is the request's.
         """
-        e, ran = self.estimates, self.estimates.run
-        return {
-            "gpus": e.cases.devices,
-            "step_s": e.step_s,
-            "tokens_per_s": ran.tokens_per_s * ran.goodput,
-            "tokens_per_s_per_gpu": ran.tokens_per_s / e.cases.devices,
-            "usd_per_million_tokens": ran.usd_per_million_tokens,
-            "joules_per_token": ran.joules_per_token,
-            "peak_memory_bytes": e.memory.peak_bytes,
-            "bubble_share": e.parts["bubble"] / e.step_s,
-            "tight": e.tight,
-            "feasible": e.feasible & self._within,
-        }
+        agree = candidate or shared_candidate(problem.request)
+        pairs = [(shared, every_case(problem, shared, agree)) for shared in settings(problem)]
+        limits = problem.request.objective.limits
+        blocks = [evaluate(PHYSICS, *pair, searching=True) for pair in pairs if len(pair[1])]
+        return cls(problem, [limited(block, limits) for block in blocks])
+
+    @classmethod
+    def stated(cls, problem: TrainingProblem, candidate: CandidateRequest) -> Self | None:
+        """The plan of the one split that a candidate states in full, None where it leaves something open."""
+        pair = one_case(problem, candidate)
+        return None if pair is None else cls.of(problem, *pair)
+
+    @classmethod
+    def of(cls, problem: TrainingProblem, setting: TrainingSetting, cases: TrainingCases) -> Self:
+        """The plan of given cases."""
+        block = evaluate(PHYSICS, setting, cases)
+        return cls(problem, [limited(block, problem.request.objective.limits)])
+
+    # columns
+
+    def _simplicity(self) -> tuple[Any, ...]:
+        """Fewer devices, more tokens/s, then less of everything that splits a model."""
+        c = self.columns
+        cut = ("zero_stage", "recompute", "virtual_stages", "cp", "ep", "tp", "pp")
+        return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
+
+    def _precedence(self) -> tuple[Any, ...]:
+        """Rows beyond the memory (within the error of its estimate) come last."""
+        return (self.columns["peak_memory_bytes"] > self.columns["usable_bytes"],)
 
     @cached_property
-    def _within(self) -> Any:
-        """Where the request's limits that training knows are kept."""
-        limits, ran = self.asked.request.objective.limits, self.estimates.run
-        fine = np.ones(len(self), dtype=np.bool_)
-        for most, column in (
-            (limits.gpus, self.estimates.cases.devices),
-            (limits.usd_per_hour, ran.usd_per_hour),
-            (limits.watts, ran.watts),
-            (limits.joules_per_token, ran.joules_per_token),
-        ):
-            if most is not None:
-                fine &= ~(column > most)
-        return fine
+    def _engines(self) -> set[str]:
+        return {block.setting.engine for block in self.blocks}
 
-    @cached_property
-    def score(self) -> Float:
-        """Less is better. Throughput counts what failures leave; ttft and tpot have no meaning and count as the time to finish."""
-        c, goal = self.columns, self.asked.request.objective.optimize
-        price = c["usd_per_million_tokens"]
-        price = price if np.isfinite(price).any() else 1 / c["tokens_per_s_per_gpu"]
-        scores = {"cost": price, "gpus": c["gpus"].astype(float), "energy": c["joules_per_token"]}
-        return np.asarray(scores.get(goal, -c["tokens_per_s"]), dtype=float)
+    def split_columns(self) -> Mapping[str, Any]:
+        splits = self.candidates(range(len(self)))
+        names = dict.fromkeys(name for split in splits for name in split)
+        return {name: [split.get(name) for split in splits] for name in names}
 
-    @cached_property
-    def ranked(self) -> Int:
-        """Feasible rows, best first, those beyond the memory last; equal ones by throughput, then by simplicity."""
-        c, cases = self.columns, self.estimates.cases
-        rows = np.flatnonzero(c["feasible"])
-        simple = (
-            cases.zero_stage,
-            cases.recompute,
-            cases.virtual_stages,
-            cases.cp,
-            cases.ep,
-            cases.tp,
-            cases.pp,
-        )
-        over = c["peak_memory_bytes"] > self.estimates.memory.capacity_bytes
-        keys = (*simple, -c["tokens_per_s"], c["gpus"], rounded(self.score, TIE_DIGITS), over)
-        return np.asarray(rows[np.lexsort([key[rows] for key in keys])], dtype=np.int64)
+    # one row
 
-    def front(self, x: str, y: str) -> Int:
-        """Feasible rows that no other beats in two of ``columns`` (throughputs: more is better, else less), in order of ``x``.
+    def _describe(self, block: Any, cases: Int) -> list[dict[str, Any]]:
+        """The splits of some cases of a block."""
+        return describe(block.setting, block.cases.take(cases))
 
-        Raises:
-            InputError: for an unknown column.
-        """
-        for name in (x, y):
-            if name not in self.columns:
-                message, hint = unknown("column", name, list(self.columns))
-                raise InputError(message, field="columns", hint=hint)
-        first, second = (
-            np.asarray(self.columns[name], dtype=float) * (-1 if name in MORE_IS_BETTER else 1)
-            for name in (x, y)
-        )
-        rows = self.ranked[np.lexsort((second[self.ranked], first[self.ranked]))]
-        best_before = (
-            np.minimum.accumulate(np.concatenate([[np.inf], second[rows][:-1]]))
-            if len(rows)
-            else np.empty(0)
-        )
-        return np.asarray(rows[second[rows] < best_before], dtype=np.int64)
+    def request_of(self, row: int) -> PlanRequest:
+        """The request with the split of a row as its candidate."""
+        candidate = CandidateRequest.model_validate(self.candidate(row))
+        return self.request.model_copy(update={"candidate": candidate})
 
-    @property
-    def nearest(self) -> int | None:
-        """When nothing can run: the row that breaks no rule but memory's and lacks least; of all rows, where every one breaks another."""
-        if len(self.ranked) or not len(self):
+    def key(self, row: int) -> str:
+        """The name of a row in links and charts."""
+        return split_key(self.candidate(row))
+
+    def find(self, key: str) -> int | None:
+        """The row that a key names."""
+        split = split_of(key)
+        if split is None or split.get("recompute") not in RECOMPUTE:
             return None
-        legal = ~np.any([r.broken for r in self.estimates.refusals if r.code != "memory"], axis=0)
-        return int(
-            np.argmin(np.where(legal | ~legal.any(), self.columns["peak_memory_bytes"], np.inf))
-        )
+        numbers = {"shard": split["dp"] * split["cp"]} | split
+        numbers["recompute"] = RECOMPUTE.index(split["recompute"])
+        names = (*TRAINING_FIELDS[2:], "shard")
+        agree = np.all([self.columns[name] == numbers[name] for name in names], axis=0)
+        for row in map(int, np.flatnonzero(agree)):
+            setting = self.setting(row)
+            if (setting.engine, setting.precision) == (split["engine"], split["precision"]):
+                return row
+        return None
 
-    def reasons(self, i: int) -> list[str]:
-        """Why a row is refused."""
-        limited = [] if self._within[i] else ["a limit of the objective is not kept"]
-        return self.estimates.reasons(i) + limited
+    def label(self, row: int) -> str:
+        """The degrees and what else a split is; the framework where the plan has several."""
+        candidate = self.candidate(row)
+        name = [candidate["engine"]] if len(self._engines) > 1 else []
+        return " · ".join([training_split(candidate), *name])
 
-    def frame(self) -> pd.DataFrame:
-        """All rows as a DataFrame: the split as a candidate's fields, `columns`, ``rank`` (empty when refused) and ``reasons``."""
-        import pandas as pd
+    def memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """Bytes of each part in the fullest stage, one per row."""
+        out = {name: np.full(len(rows), np.nan) for name in self.parts}
+        for k, row in enumerate(rows):
+            block, i = self.at(row)
+            estimates, j = block.detail(i)
+            stages = estimates.memory.by_stage[j]
+            if np.isfinite(stages).any():
+                fullest = int(np.nanargmax(stages))
+                for name in self.parts:
+                    out[name][k] = estimates.memory.parts[name][j, fullest]
+        return out
 
-        splits = pd.DataFrame([self.estimates.candidate(i) for i in range(len(self))])
-        rank = pd.array([None] * len(self), dtype="Int64")
-        rank[self.ranked] = np.arange(1, len(self.ranked) + 1)
-        reasons = ["; ".join(self.reasons(i)) for i in range(len(self))]
-        return splits.assign(**self.columns, rank=rank, reasons=reasons)
+    # changes that may help
 
-    def view(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
-        """The plan as the contract writes it: the first ``top`` that can run, the first ``refused`` that cannot."""
-        e = self.estimates
-        ranked = [
-            {"rank": rank, "candidate": e.candidate(i), "estimate": e.row(i)}
-            for rank, i in enumerate(map(int, self.ranked[: LISTED if top is None else top]), 1)
-        ]
-        rows = np.flatnonzero(~self.columns["feasible"])
-        listed = [
-            {"candidate": e.candidate(i), "reasons": self.reasons(i)}
-            for i in map(int, rows[:refused])
-        ]
-        near = self.nearest
-        nearest: dict[str, Any] | None = None
-        if near is not None:
-            nearest = {
-                "candidate": e.candidate(near),
-                "estimate": e.row(near),
-                "reasons": self.reasons(near),
-            }
-            nearest["remedies"] = [asdict(remedy) for remedy in self.remedies]
-        counts = {"candidates": len(self), "feasible": len(self.ranked), "refused": len(rows)}
-        return {
-            "schema_version": 1,
-            "candidates": ranked,
-            "refused": listed,
-            "nearest": nearest,
-            "counts": counts,
-        }
+    def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Optimizer states on the host, then the fewest nodes (doubling) on which something runs."""
+        if self.problem.candidate.offload is None:
+            yield "offload", {"candidate.offload": "optimizer"}
+        hardware = self.request.hardware
+        for factor in MORE_NODES:
+            if hardware.devices * factor <= MAX_DEVICES["training"]:
+                yield "nodes", {"hardware.nodes": hardware.nodes * factor}
+
+    def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """Changes that may let a refused row run: against memory, optimizer states on the host."""
+        if "memory" in codes and self.candidate(row).get("offload") is None:
+            yield {"candidate.offload": "optimizer"}
+
+    def carried(self, row: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What of the row's own split has to change with ``fields``: nothing."""
+        return {}
+
+    # what may flip the decision
+
+    def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Sequence length and batch, each moved down and up; on one cluster a price changes no choice."""
+        workload = self.problem.workload
+        for sign in (-1, 1):
+            tokens = max(round(workload.sequence_length * (1 + sign * LENGTH)), 1)
+            yield f"sequence length {sign * LENGTH:+.0%}", {"workload.sequence_length": tokens}
+        for factor in (1 / LOAD, LOAD):
+            batch = max(round(workload.global_batch * factor), 1)
+            yield f"global batch × {factor:g}", {"workload.global_batch": batch}
+
+    def identity(self, row: int) -> tuple[Any, ...]:
+        """What makes a row another choice."""
+        candidate = self.candidate(row)
+        return (candidate["shard"], *(candidate[name] for name in TRAINING_FIELDS))

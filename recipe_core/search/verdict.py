@@ -5,35 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.advice import remedies
-from recipe_core.search.serving_plan import PlanTable, chosen_plan, plan
+from recipe_core.search.plans import plan, plan_candidate
 
 
 def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, Any]:
-    """Whether the request's split (or any, when it states none) can run, why not, and the best split when another one is better.
+    """Whether the request's split (or any, when it states none) can run, why not, and a better split.
 
     Returns:
-        ``{"ok", "reasons", "candidate", "estimate", "better", "changes"}``.
+        ``{"ok", "reasons", "candidate", "estimate", "better", "changes"}``; ``better`` is None where the
+        checked split is the best of the whole plan.
+
+    Raises:
+        InputError: for a request that cannot be planned.
     """
-    table, row = chosen_plan(request, folders=folders)
-    candidate, answer = table.candidate(row), table.estimate(row)
-    best = plan(request, folders=folders)
-    better = _better(best, table, row)
+    checked, row = plan_candidate(request, folders=folders)
+    candidate, answer = checked.candidate(row), checked.estimate(row)
+    whole = plan(request, folders=folders)
+    better = None
+    if whole.best is not None and whole.best.candidate != candidate:
+        better = {"candidate": whole.best.candidate, "estimate": whole.best.estimate}
     return {
         "ok": answer["feasible"],
         "reasons": answer["reasons"],
         "candidate": candidate,
         "estimate": answer,
         "better": better,
-        "changes": [remedy.to_json() for remedy in remedies(best)],
+        "changes": [change.to_json() for change in whole.changes()],
     }
-
-
-def _better(best: PlanTable, table: PlanTable, row: int) -> dict[str, Any] | None:
-    """The best split, when it is another one than the checked."""
-    if not len(best.ranked):
-        return None
-    top = int(best.ranked[0])
-    if best.candidate(top) == table.candidate(row):
-        return None
-    return {"candidate": best.candidate(top), "estimate": best.estimate(top)}

@@ -27,6 +27,23 @@ Precision = Literal["bf16", "fp16", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
+class Failures:
+    """How often a device fails, how fast all nodes write together, how long a restart and a repair take; how checkpoints are written.
+
+    ``min_nodes``: of an elastic run; None for one that waits for a repair. ``interval_s``: None for the one that loses least.
+    """
+
+    device_mtbf_s: float
+    storage_bytes_per_s: float | None
+    restart_s: float
+    repair_s: float = 0.0
+    min_nodes: int | None = None
+    asynchronous: bool = False
+    interval_s: float | None = None
+    kept: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSetting:
     """What all cases of one call share."""
 
@@ -43,6 +60,7 @@ class TrainingSetting:
     lora_rank: int
     lora_alpha: float
     figures: Calibration
+    failures: Failures
     document_tokens: int | None = None
     packed: bool = True
     gradient_dtype: Literal["fp32", "bf16"] | None = None
@@ -102,7 +120,8 @@ class TrainingCases:
     within tp × cp × dp. shard: ranks over which states are divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master,
     2 gradients too, 3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload: positions in `RECOMPUTE`,
     `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that are recomputed (0: all). sync_step: 1 where replicas exchange
-    gradients once a step. fused_loss: 1 where logits are made piece by piece.
+    gradients once a step. fused_loss: 1 where logits are made piece by piece. token_budget: tokens of the
+    whole run, NaN where none is stated.
     """
 
     tp: Int
@@ -125,6 +144,7 @@ class TrainingCases:
     global_batch: Int
     per_node: Int
     nodes: Int
+    token_budget: Float
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -197,10 +217,12 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
         np.where(np.asarray(given["virtual_stages"]) > 1, SCHEDULES.index("interleaved"), 0),
     )
     given.setdefault("shard", np.asarray(given["dp"]) * np.asarray(given["cp"]))
-    stretched = {
-        f.name: np.ascontiguousarray(np.broadcast_to(np.asarray(given[f.name], dtype=np.int64), n))
-        for f in fields(TrainingCases)
-    }
+    given.setdefault("token_budget", np.nan)
+    stretched: dict[str, Any] = {}
+    for column in fields(TrainingCases):
+        dtype = np.float64 if column.name == "token_budget" else np.int64
+        values = np.broadcast_to(np.asarray(given[column.name], dtype=dtype), n)
+        stretched[column.name] = np.ascontiguousarray(values)
     return TrainingCases(**stretched)
 
 

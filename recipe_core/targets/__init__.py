@@ -1,6 +1,8 @@
 """Where a launch is started: one module a target, each a function from a Context to files.
 
-``target_files`` has the files of every target that is offered, by path in the bundle; ``refusals`` says why the others are not.
+``target_files`` has the files of every target that is offered, by path in the bundle; ``refusals``
+says why the others are not. Nothing is started or asked. May import base, hardware, engines,
+request, search, launch, commands and recipe.
 """
 
 from __future__ import annotations

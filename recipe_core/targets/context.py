@@ -1,4 +1,4 @@
-"""What every target is given: how the deployment is started, on what, and what the environment calls things."""
+"""What every target is given: how a deployment is started, on what, and what its place is like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ NAME_ONE = "Name one with a tag or a digest."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A container image: ``reference`` with a tag that is never ``latest``, and its ``digest`` where that is known."""
+    """A container image.
+
+    ``reference`` has a tag that is never ``latest``; its ``digest`` is there where it is known.
+    """
 
     reference: str
     digest: str | None = None
@@ -28,12 +31,14 @@ class Image:
 class Context:
     """A recipe as targets see it.
 
-    ``name`` is a DNS label. ``devices_per_node`` of ``device`` (a profile's name, or that of the shipped device as which a profile of
-    one's own is known) are used in each of ``launch.nodes`` nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm,
-    cpu). ``image`` is None where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and ``limits`` are the
-    recipe's (for thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle besides ``launch.files`` (a
-    trainer's program), by path. ``install``: the shell words that install the engine where there is no container. ``no_image``: what to do
-    where none is known.
+    ``name`` is a DNS label. ``devices_per_node`` of ``device`` (a profile's name, or that of the
+    shipped device as which a profile of one's own is known) are used in each of ``launch.nodes``
+    nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm, cpu). ``image`` is
+    None where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and
+    ``limits`` are the recipe's (for thresholds). ``workload`` is the request's. ``files``: what
+    processes read from the bundle besides ``launch.files`` (a trainer's program), by path.
+    ``install``: the shell words that install the engine where there is no container. ``no_image``:
+    what to do where none is known.
     """
 
     name: str

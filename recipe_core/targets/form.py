@@ -1,4 +1,4 @@
-"""The parameters as a form: what each is called, what it is for, and which belong together."""
+"""The parameters as a form: what each is called, and which belong together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from recipe_core.base.described import prose
 from recipe_core.recipe.place import Parameters
 from recipe_core.targets.context import Context
 
@@ -15,55 +16,43 @@ _NO_KUBERNETES = {"docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One parameter: its name, a title, a sentence of help."""
+    """One parameter: its name and a title."""
 
     name: str
     title: str
-    help: str
+
+    @property
+    def help(self) -> str:
+        """What it is for, as its field says."""
+        return prose(Parameters.model_fields[self.name].description)
 
 
 EVERYWHERE: tuple[Asked, ...] = (
-    Asked("model", "Model", "A folder on the nodes, or another id of the hub"),
-    Asked(
-        "host",
-        "Listen on",
-        "The address that servers listen on when the bundle's launcher starts them; 0.0.0.0 for all",
-    ),
-    Asked("port", "Port", "The first port; several processes take the ones after it"),
-    Asked("image", "Container image", "With a tag that does not move, or a digest"),
-    Asked(
-        "model_cache",
-        "Cache of weights",
-        "A folder on the host; on Kubernetes a PersistentVolumeClaim",
-    ),
-    Asked(
-        "device_groups",
-        "Groups of AMD devices",
-        "Numbers of video and render on the host, as [44, 109]",
-    ),
+    Asked("model", "Model"),
+    Asked("host", "Listen on"),
+    Asked("port", "Port"),
+    Asked("image", "Container image"),
+    Asked("model_cache", "Cache of weights"),
+    Asked("device_groups", "Groups of AMD devices"),
 )
 KUBERNETES = (
-    Asked("namespace", "Namespace", "Where objects are made"),
-    Asked(
-        "token_secret",
-        "Secret with the hub's token",
-        "Its name; the token itself, under the key token, is never part of a bundle",
-    ),
-    Asked("cache_gib", "Cache size in GiB", "Of the claim for weights"),
-    Asked("storage_class", "Storage class", "Of the claim for weights"),
-    Asked("node_selector", "Node selector", 'As JSON: {"pool": "gpu"}'),
-    Asked("min_replicas", "Fewest replicas", "Copies of the whole deployment"),
-    Asked("max_replicas", "Most replicas", "More than the fewest: autoscaling is offered"),
-    Asked("prometheus", "Prometheus", "Where autoscaling asks for metrics"),
-    Asked("monitoring_namespace", "Namespace of monitoring", "From where metrics are scraped"),
+    Asked("namespace", "Namespace"),
+    Asked("token_secret", "Secret with the hub's token"),
+    Asked("cache_gib", "Cache size in GiB"),
+    Asked("storage_class", "Storage class"),
+    Asked("node_selector", "Node selector"),
+    Asked("min_replicas", "Fewest replicas"),
+    Asked("max_replicas", "Most replicas"),
+    Asked("prometheus", "Prometheus"),
+    Asked("monitoring_namespace", "Namespace of monitoring"),
 )
 CLUSTERS = (
-    Asked("partition", "Partition", "Of Slurm"),
-    Asked("account", "Account", "Of Slurm"),
-    Asked("time_limit_minutes", "Time limit in minutes", "Of a Slurm job"),
-    Asked("queue", "Queue", "Of Kueue or Volcano; the QOS of Slurm"),
-    Asked("cloud", "Cloud", "Of SkyPilot"),
-    Asked("region", "Region", "Of SkyPilot"),
+    Asked("partition", "Partition"),
+    Asked("account", "Account"),
+    Asked("time_limit_minutes", "Time limit in minutes"),
+    Asked("queue", "Queue"),
+    Asked("cloud", "Cloud"),
+    Asked("region", "Region"),
 )
 
 
@@ -73,23 +62,27 @@ _SERVING = {"host", "min_replicas", "max_replicas", "prometheus", "monitoring_na
 
 def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[Asked, ...]]:
     """The parameters that any of the targets (by name) reads for this recipe."""
-    found = {"Everywhere": EVERYWHERE}
-    found |= {"Kubernetes": KUBERNETES} if set(targets) - _NO_KUBERNETES else {}
-    found |= {"Slurm and clouds": CLUSTERS} if set(targets) & _CLUSTERS else {}
-    unread = (_SERVING if context.kind == "training" else set()) | (
-        {"device_groups"} if context.vendor != "amd" else set()
-    )
-    return {
-        group: tuple(each for each in asked if each.name not in unread)
-        for group, asked in found.items()
-    }
+    offered = {"Everywhere": EVERYWHERE}
+    if set(targets) - _NO_KUBERNETES:
+        offered["Kubernetes"] = KUBERNETES
+    if set(targets) & _CLUSTERS:
+        offered["Slurm and clouds"] = CLUSTERS
+    unread = set(_SERVING) if context.kind == "training" else set()
+    if context.vendor != "amd":
+        unread.add("device_groups")
+    read = {}
+    for group, parameters in offered.items():
+        read[group] = tuple(each for each in parameters if each.name not in unread)
+    return read
 
 
 def default(name: str, context: Context) -> str:
-    """What stands for a parameter while it is left open, as it would be typed; empty where nothing does."""
+    """What stands for a parameter while it is left open, as it would be typed; empty: nothing."""
     if name == "model":
         return context.model
     if name == "image":
         return context.image.reference if context.image else ""
     value = Parameters().model_dump(mode="json")[name]
-    return "" if value in (None, {}) else value if isinstance(value, str) else json.dumps(value)
+    if value in (None, {}):
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

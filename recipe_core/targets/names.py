@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
 from recipe_core.hardware.cluster import device
@@ -48,7 +48,7 @@ class Names(Sourced):
 @cache
 def names() -> Names:
     """The names that are shipped."""
-    return Names.model_validate(read_document(Path(__file__).with_name("names.yaml")))
+    return Names.model_validate(read_shipped(Path(__file__).with_name("names.yaml")))
 
 
 def node_affinity(profile: str, vendor: str) -> dict[str, Any] | None:

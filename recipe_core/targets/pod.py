@@ -57,11 +57,11 @@ def values(context: Context, head: str, **more: str) -> dict[str, str]:
     """What placeholders of a launch are in a pod; the port is each process's own."""
     known = {
         "model": mounted_model(context),
-        "host": "0.0.0.0",
+        "host": "0.0.0.0",  # noqa: S104 - inside its pod
         "head": head,
         "root": ROOT,
         "run": RUN,
-    }  # noqa: S104 - inside its pod
+    }
     return (
         known | {"self": "$(POD_IP)"} | port_values(context.launch, context.parameters.port) | more
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from recipe_core.recipe.decision import decide
 from recipe_core.request import edit
 from recipe_core.request.schema import Objective
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 from recipe_core.targets.by_hand import first_command
 
 
-def start_command(board: Board, row: int, *, folders: bool = True) -> str:
+def start_command(board: Plan, row: int, *, folders: bool = True) -> str:
     """The command of a split's first process.
 
     Raises:

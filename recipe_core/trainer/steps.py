@@ -93,8 +93,11 @@ class Passes:
         ]
         if split.virtual_stages > 1:
             return ScheduleInterleaved1F1B(
-                stages, self.micro_batches, loss_fn=self._loss, scale_grads=False
-            )  # type: ignore[arg-type]
+                stages,  # type: ignore[arg-type]
+                self.micro_batches,
+                loss_fn=self._loss,
+                scale_grads=False,
+            )
         kind = ScheduleGPipe if split.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], self.micro_batches, loss_fn=self._loss, scale_grads=False)
 

@@ -1,4 +1,4 @@
-"""Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of ``recipe_core/estimate/network.py`` themselves.
+"""Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of ``recipe_core/physics/network.py`` themselves.
 
 Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce, all-gather, reduce-scatter and all-to-all of
 NCCL together; three for ``direct`` kernels, to the all-reduces that engines bring themselves. Sizes are 4 KiB to 256 MiB.

@@ -15,26 +15,26 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import tables
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.board import Board
-from recipe_core.search.board_of import board_of
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan
 
 SERVING: dict[str, Any] = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
 TRAINING: dict[str, Any] = {"workload.kind": "training", "hardware.nodes": 2}
 
 
 @cache
-def serving() -> Board:
-    return board_of(change(DEFAULT, SERVING))
+def serving() -> Plan:
+    return plan(change(DEFAULT, SERVING))
 
 
 @cache
-def training() -> Board:
-    return board_of(change(DEFAULT, TRAINING))
+def training() -> Plan:
+    return plan(change(DEFAULT, TRAINING))
 
 
 @cache
-def pooled() -> Board:
-    return board_of(change(DEFAULT, SERVING | {"options.disaggregated": True}))
+def pooled() -> Plan:
+    return plan(change(DEFAULT, SERVING | {"options.disaggregated": True}))
 
 
 boards = pytest.mark.parametrize("make", [serving, training])
@@ -47,7 +47,7 @@ def test_every_measure_is_read_in_its_unit(make: Any) -> None:
         assert len(board.values(name)) == len(board)
         assert measure.title
         if board.known(name):
-            assert board.text(name, board.best()) != "unknown"
+            assert board.text(name, board.best_row) != "unknown"
 
 
 @pytest.mark.parametrize("make", [serving, training, pooled])
@@ -56,17 +56,17 @@ def test_every_row_has_its_own_key_and_is_found_by_it(make: Any) -> None:
     keys = [board.key(row) for row in range(len(board))]
     assert len(set(keys)) == len(keys)
     some = range(0, len(board), max(1, len(board) // 200))
-    assert [board.row(keys[row]) for row in some] == list(some)
-    assert board.row("nonsense") is None
-    assert board.row("vllm.bf16.bf16.tp99.pp1.dp1.ep1") is None
+    assert [board.find(keys[row]) for row in some] == list(some)
+    assert board.find("nonsense") is None
+    assert board.find("vllm.bf16.bf16.tp99.pp1.dp1.ep1") is None
 
 
 def test_pools_have_labels_of_their_own() -> None:
     board = pooled()
-    labelled = [board.label(int(row)) for row in board.ranked]
+    labelled = [board.label(int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
     assert any("prompts on" in label for label in labelled)
-    some = next(int(row) for row in board.ranked if "prefill" in board.candidate(int(row)))
+    some = next(int(row) for row in board.order if "prefill" in board.candidate(int(row)))
     assert labels.short_name(board.candidate(some)) == board.label(some).replace(
         ", prompts on ", " + "
     )
@@ -96,12 +96,12 @@ def test_what_a_front_holds_is_not_beaten(make: Any) -> None:
 @boards
 def test_refused_rows_have_reasons_and_kinds(make: Any) -> None:
     board = make()
-    rows = [int(row) for row in board.refused()[:20]]
+    rows = [int(row) for row in board.refused_rows()[:20]]
     assert rows
     for row, said in zip(rows, board.sentences(rows), strict=True):
         assert said == board.reasons(row)
         assert all(said)
-        assert board.kind(board.codes(row))
+        assert board.title(board.codes(row))
 
 
 @boards
@@ -110,15 +110,16 @@ def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folders", "names"),
-    [((".", "estimate"), labels.REFUSALS), (("training",), labels.TRAINING_REFUSALS)],
+    ("patterns", "names"),
+    [
+        (("space/splits.py", "search/limits.py", "physics/serving/*.py"), labels.REFUSALS),
+        (("space/training_rules.py", "physics/training/*.py"), labels.TRAINING_REFUSALS),
+    ],
 )
 def test_refusals_that_no_board_here_shows_have_names_too(
-    folders: tuple[str, ...], names: dict[str, str]
+    patterns: tuple[str, ...], names: dict[str, str]
 ) -> None:
-    source = "".join(
-        path.read_text() for folder in folders for path in (PACKAGE / folder).glob("*.py")
-    )
+    source = "".join(path.read_text() for pattern in patterns for path in PACKAGE.glob(pattern))
     codes = set(re.findall(r'Refusal\(\s*"([a-z-]+)"', source))
     assert len(codes) > 5
     assert codes <= set(names)
@@ -130,28 +131,28 @@ def test_every_cause_and_part_has_a_name() -> None:
         "deepseek-ai/DeepSeek-V3",
         "Qwen/Qwen3-30B-A3B",
     ):
-        board = board_of(change(DEFAULT, {"model": model}))
-        for row in board.ranked[:10]:
+        board = plan(change(DEFAULT, {"model": model}))
+        for row in board.order[:10]:
             breakdown = board.estimate(int(row))["breakdown_s"]
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
         assert set(board.rules()) <= set(labels.REFUSALS)
-        assert set(board.table.found.model.parameters_by_part) <= set(labels.PARTS)
+        assert set(board.problem.model.parameters_by_part) <= set(labels.PARTS)
     step = training().estimate(training().best())["breakdown_s"]["step"]
     assert set(step) <= set(labels.TRAINING_CAUSES)
 
 
 def test_several_clusters_are_told_apart() -> None:
     request = change(DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8),)})
-    board = board_of(request)
+    board = plan(request)
     keys = [board.key(row) for row in range(len(board))]
     assert len(set(keys)) == len(board)
     assert {key.endswith(".on1") for key in keys} == {True, False}
-    assert [board.row(key) for key in keys] == list(range(len(board)))
-    assert "mi300x" in board.label(board.row(next(key for key in keys if key.endswith(".on1"))))
+    assert [board.find(key) for key in keys] == list(range(len(board)))
+    assert "mi300x" in board.label(board.find(next(key for key in keys if key.endswith(".on1"))))
 
 
 def test_a_training_precision_is_taken_from_the_candidate() -> None:
-    board = board_of(change(DEFAULT, TRAINING | {"candidate.precision": "fp8"}))
+    board = plan(change(DEFAULT, TRAINING | {"candidate.precision": "fp8"}))
     assert board.candidate(0)["precision"] == "fp8"
     assert len(board) > 100
 
@@ -159,9 +160,9 @@ def test_a_training_precision_is_taken_from_the_candidate() -> None:
 @boards
 def test_tables_are_in_units_for_people(make: Any) -> None:
     board = make()
-    frame = tables.splits_frame(board, [int(row) for row in board.ranked[:50]])
-    assert frame["memory"][0] == pytest.approx(board.values("memory")[board.best()], rel=5e-3)
-    assert (frame["front"] == "◆").sum() == board.front(*board.axes)[board.ranked[:50]].sum()
+    frame = tables.splits_frame(board, [int(row) for row in board.order[:50]])
+    assert frame["memory"][0] == pytest.approx(board.values("memory")[board.best_row], rel=5e-3)
+    assert (frame["front"] == "◆").sum() == board.front(*board.axes)[board.order[:50]].sum()
     refused = tables.refused_frame(board, at_most=3)
     assert len(refused) == 3
     assert (refused["why"] != "").all()
@@ -169,7 +170,7 @@ def test_tables_are_in_units_for_people(make: Any) -> None:
 
 
 def test_labels_name_what_differs() -> None:
-    board = board_of(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
+    board = plan(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
     assert len({board.label(row) for row in range(len(board))}) == len(board)
     assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
     split = {

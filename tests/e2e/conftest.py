@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from recipe_core.base.resources import root
+from tests.e2e.patience import PATIENCE, serving
+from tests.e2e.ports import free_port
+from tests.e2e.wizard import NO_PLAYWRIGHT
 
 CHROMIUM = next(
     (
@@ -31,9 +30,7 @@ CHROMIUM = next(
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server on a free port, started from another folder, so that nothing depends on where one stands."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("server") / "log"
     argv = [
         sys.executable,
@@ -57,33 +54,23 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_for(f"http://127.0.0.1:{port}/_stcore/health", server, log)
+        serving(f"http://127.0.0.1:{port}/_stcore/health", server, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(10)
-
-
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(150):
-        if server.poll() is not None:
-            break
-        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"the app did not start:\n{log.read_text()}")
+        server.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: the browser tests did not run"
-    )
+    playwright_api = pytest.importorskip("playwright.sync_api", reason=NO_PLAYWRIGHT)
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: the browser tests did not run")
+    playwright_api.expect.set_options(timeout=PATIENCE * 1000)
     with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE * 1000
+        )
         yield found
         found.close()
 
@@ -102,7 +89,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
             )
         )
         found = contexts[-1].new_page()
-        found.set_default_timeout(20_000)
+        found.set_default_timeout(PATIENCE * 1000)
         found.on(
             "console",
             lambda message: (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, PAGES, TP4, TP8, TRAINING, settled
+from tests.e2e.wizard import LLAMA_70B, PAGES, TP4, TP8, TRAINING, open_tab, settled
 
 axe = pytest.importorskip(
     "axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing: not tested"
@@ -55,6 +55,5 @@ def test_no_page_has_a_serious_violation(
 def test_no_view_of_a_split_has_a_serious_violation(page: Any, address: str, view: str) -> None:
     page.goto(f"{address}/compare?{STATES['serving']}")
     settled(page, PAGES["compare"])
-    page.get_by_role("tab", name=view).click()
-    settled(page, PAGES["compare"])
+    open_tab(page, view, PAGES["compare"])
     assert violations(page) == []

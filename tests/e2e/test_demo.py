@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,11 @@ MISSING = [
     bool(MISSING),
     reason=f"NOT TESTED: the demo, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
 )
-def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path: Path) -> None:
+def test_the_demo_plans_builds_starts_answers_measures_and_stops(
+    tmp_path: Path, demo_model: Path
+) -> None:
     folder = tmp_path / "demo"
+    shutil.copytree(demo_model, folder / "model")
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "demo.py"), str(folder)],
         capture_output=True,
@@ -34,6 +38,7 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path: Path)
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "model: up to date" in done.stdout
     assert "1 of 1 splits can run" in done.stdout
     assert "measured" in done.stdout
     measured = json.loads((folder / "bundle" / "run" / "measurement.json").read_text())

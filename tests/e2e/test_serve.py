@@ -6,7 +6,6 @@ import base64
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ from recipe_core.present import snippets
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
 from tests.conftest import finished, make_request, request_values
-from tests.e2e.ports import free_port
+from tests.e2e.patience import PATIENCE, serving
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as process,
     ):
         address = f"http://127.0.0.1:{port}"
-        for _ in range(120):
-            try:
-                urllib.request.urlopen(f"{address}/_stcore/health", timeout=2)
-                break
-            except (urllib.error.URLError, OSError):
-                assert process.poll() is None, (folder / "log").read_text()
-                time.sleep(0.25)
-        yield address
-        process.terminate()
-        process.wait(20)
+        try:
+            serving(f"{address}/_stcore/health", process, folder / "log")
+            yield address
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
     assert address in (folder / "log").read_text()
 
 
@@ -53,14 +49,14 @@ def ask(address: str, path: str, body: Any = None) -> tuple[int, Any]:
         address + path, data=data, headers={"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
 
 
 def test_the_page_answers(server: str) -> None:
-    with urllib.request.urlopen(server, timeout=20) as answer:
+    with urllib.request.urlopen(server, timeout=PATIENCE) as answer:
         assert answer.status == 200
         assert b"<title>" in answer.read()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, PAGES, query, settled, unfold
+from tests.command_line import recipe
+from tests.e2e.wizard import (
+    LLAMA_70B,
+    PAGES,
+    fits_sideways,
+    open_tab,
+    query,
+    settled,
+    unfold,
+    wait_for_query,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -23,6 +31,9 @@ TABS = (
     "Where it cannot run",
     "Other doors",
 )
+EVERY_FIGURE_DRAWN = """
+[...document.querySelectorAll('figure')].every(f => f.querySelector('.js-plotly-plot .main-svg'))
+"""
 TRAINING = "workload.kind=training&workload.tokens=1e9&hardware.nodes=2"
 
 
@@ -35,7 +46,6 @@ def fill(page: Any, label: str, text: str) -> None:
     box = page.get_by_role("textbox", name=label, exact=True)
     box.fill(text)
     box.press("Enter")
-    settled(page, PAGES["recipe"])
 
 
 def saved(page: Any, button: str, folder: Path) -> Path:
@@ -57,14 +67,13 @@ def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
     page.get_by_text("--port 9123").first.wait_for()
     page.get_by_role("radio", name="Kubernetes", exact=True).click()
     page.get_by_text("namespace: team-llm").first.wait_for()
+    settled(page, PAGES["recipe"])
     assert "team-llm" not in page.url
     bundle = saved(page, "Download bundle", tmp_path)
     with zipfile.ZipFile(bundle) as archive:
         assert b"namespace: team-llm" in archive.read("targets/kubernetes/deployment.yaml")
         assert b'"port": 9123' in archive.read("launch.json")
-    checked = subprocess.run(
-        [sys.executable, "-m", "recipe_core", "check", str(bundle)], capture_output=True, text=True
-    )
+    checked = recipe("check", str(bundle))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     report = saved(page, "Report with charts", tmp_path)
     assert report.stat().st_size < 6_000_000
@@ -81,11 +90,9 @@ def test_a_report_opens_from_a_file_without_any_request(
     asked: list[str] = []
     alone.on("request", lambda request: asked.append(request.url))
     alone.goto(report.as_uri())
-    alone.locator(".js-plotly-plot .main-svg").last.wait_for()
+    alone.wait_for_function(EVERY_FIGURE_DRAWN)
+    assert alone.locator("figure").count() >= 4
     assert asked == [report.as_uri()]
-    figures = alone.locator("figure")
-    assert figures.count() >= 4
-    assert alone.locator("figure .js-plotly-plot .main-svg").count() >= figures.count()
     assert alone.get_by_text("Edit in Chart Studio").count() == 0
     assert alone.locator("[data-title*='Chart Studio'], [data-title*='cloud']").count() == 0
     assert alone.evaluate("document.documentElement.scrollWidth") <= 390
@@ -93,8 +100,7 @@ def test_a_report_opens_from_a_file_without_any_request(
 
 def test_a_file_is_found_and_read_from_the_keyboard(page: Any, address: str) -> None:
     opened(page, address, LLAMA_70B)
-    page.get_by_role("tab", name="Files").click()
-    settled(page, PAGES["recipe"])
+    open_tab(page, "Files", PAGES["recipe"])
     page.get_by_text("# llama-3.1-70b").first.wait_for()
     page.get_by_role("radio", name="README.md").focus()
     page.keyboard.press("ArrowDown")
@@ -106,14 +112,12 @@ def test_a_file_is_found_and_read_from_the_keyboard(page: Any, address: str) -> 
 
 def test_another_engine_is_one_click(page: Any, address: str) -> None:
     opened(page, address, LLAMA_70B)
-    page.get_by_role("tab", name="Other engines").click()
+    open_tab(page, "Other engines", PAGES["recipe"])
     page.get_by_role("button", name="Use SGLang").click()
-    page.wait_for_function(
-        "new URLSearchParams(location.search).get('candidate.engine') === 'sglang'"
-    )
+    wait_for_query(page, "candidate.engine", "sglang")
     settled(page, PAGES["recipe"])
     assert query(page)["options.engines"] == "vllm,sglang"
-    page.get_by_role("tab", name="Start it").click()
+    open_tab(page, "Start it", PAGES["recipe"])
     page.get_by_text("sglang serve").first.wait_for()
 
 
@@ -131,8 +135,7 @@ def test_no_tab_has_a_serious_violation(
     opened(page, address, "model=meta-llama%2FLlama-3.1-405B-Instruct&hardware.nodes=2")
     found = {}
     for tab in TABS:
-        page.get_by_role("tab", name=tab, exact=True).click()
-        settled(page, PAGES["recipe"])
+        open_tab(page, tab, PAGES["recipe"])
         if tab == "Start it":
             unfold(page, "Your place")
             page.get_by_role("radio", name="Compose").click()
@@ -148,7 +151,5 @@ def test_no_tab_scrolls_a_narrow_page_sideways(
 ) -> None:
     page = open_page(viewport={"width": 390, "height": 844})
     opened(page, address, TRAINING)
-    page.get_by_role("tab", name=tab, exact=True).click()
-    settled(page, PAGES["recipe"])
-    parts = "[...document.querySelectorAll('[data-testid=stMain], body')]"
-    assert page.evaluate(f"{parts}.filter(e => e.scrollWidth > e.clientWidth + 1).length") == 0
+    open_tab(page, tab, PAGES["recipe"])
+    fits_sideways(page)

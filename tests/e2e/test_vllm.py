@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.base.documents import to_yaml
-from tests.e2e.ports import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 UNTRAINED = "import sys, pathlib, demo_model as m; m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(steps=1))"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,14 +14,9 @@ import pytest
 
 from recipe_core.launcher import manifest
 from recipe_core.launcher.main import main
+from tests.ports import free_port
 
 FAKE = Path(__file__).with_name("fake_server.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch_json(port: int, model: Path, *server: str) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from .conftest import Bundle, free_port, launch_json
+from tests.conftest import DEMO_MODEL
+from tests.ports import free_port
+
+from .conftest import Bundle, launch_json
 
 MODULES = ("torch", "transformers", "openai", "fastapi", "uvicorn", "accelerate")
 MISSING = [name for name in MODULES if importlib.util.find_spec(name) is None]
-SCRIPT = Path(__file__).parents[2] / "scripts" / "demo_model.py"
 
 pytestmark = [
     pytest.mark.engine,
@@ -60,21 +62,18 @@ def real(port: int, model: Path) -> dict[str, Any]:
 
 
 def test_demo_model_is_served_and_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, demo_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tmp_path / "demo"
-    for word in ("built", "up to date"):
-        made = subprocess.run(
-            [sys.executable, str(SCRIPT), str(model)], capture_output=True, text=True, check=True
-        )
-        assert word in made.stdout
-    learnt = json.loads((model / "demo_model.json").read_text())
+    words = [sys.executable, str(DEMO_MODEL), str(demo_model)]
+    again = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "up to date" in again.stdout
+    learnt = json.loads((demo_model / "demo_model.json").read_text())
     assert (
         learnt["loss_after"] < learnt["loss_before"]
     )  # how far it gets in its time depends on the machine
     bundle = Bundle(tmp_path / "bundle", free_port())
     bundle.root.mkdir()
-    (bundle.root / "launch.json").write_text(json.dumps(real(bundle.port, model)))
+    (bundle.root / "launch.json").write_text(json.dumps(real(bundle.port, demo_model)))
     (bundle.root / "expected.json").write_text(
         json.dumps({"schema_version": 1, "serving": {"tpot_s": 0.006}})
     )

@@ -13,8 +13,9 @@ import pytest
 
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.steps import read_steps
+from tests.ports import free_port
 
-from .conftest import Bundle, free_port, launch_json
+from .conftest import Bundle, launch_json
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 Make = Callable[..., Bundle]

@@ -8,6 +8,7 @@ from typing import Any
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.resources import root
+from tests.e2e.patience import PATIENCE
 
 PAGES = {
     "model.py": "What do you want to run?",
@@ -21,7 +22,7 @@ LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
 def opened(page: str = "model.py", **query: str) -> AppTest:
-    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=30)
+    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=PATIENCE)
     app.query_params.update(query)
     app.run()
     if page != "model.py":

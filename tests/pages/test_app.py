@@ -60,7 +60,7 @@ def test_no_page_imports_what_was_not_loaded_before_it() -> None:
     }
     assert len(found) > 50
     said = run(f"""
-from recipe_core.serve import load_pages
+from recipe_core.doors.serve import load_pages
 load_pages()
 before = set(sys.modules)
 exec({chr(10).join(sorted(found))!r})
@@ -84,7 +84,7 @@ print(there())
 """)
     assert answer.stdout.splitlines() == [
         "[]",
-        "['recipe_core.doors.api', 'recipe_core.search.boards', 'recipe_core.doors.mcp']",
+        "['recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.boards']",
     ], answer.stderr
 
 

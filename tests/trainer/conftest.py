@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from recipe_core.base.resources import PACKAGE
+from tests.ports import free_port
 
 MISSING = [
     name
@@ -97,13 +97,6 @@ class Job:
     def losses(self) -> list[float]:
         with (self.run_folder / "metrics.csv").open() as file:
             return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_pa
     import torch
 
     from recipe_core.request.schema import PlanRequest
-    from recipe_core.search.training_search import chosen_training
+    from recipe_core.search.plans import plan_candidate
 
     chosen = load_settings(write(tmp_path, settings(lora={"rank": 4, "alpha": 8})))
     part = Part(build(read_config(chosen, None), chosen), 0, 1)
@@ -134,7 +134,7 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_pa
         "workload": work,
         "candidate": split,
     }
-    estimated = chosen_training(PlanRequest.parse(asked))[0].memory.parts["optimizer"][0, 0] / 8
+    estimated = plan_candidate(PlanRequest.parse(asked))[0].memory.parts["optimizer"][0, 0] / 8
     learning = [parameter for _, parameter in part.learning()]
     assert sum(parameter.numel() for parameter in learning) == estimated
     assert {parameter.dtype for parameter in learning} == {torch.float32}

@@ -1,4 +1,8 @@
-"""The command line: parse, ask, print. Exit codes: 0 ok, 1 the answer is "no", 2 bad input."""
+"""The command line: parse, ask, print. Exit codes: 0 ok, 1 the answer is "no", 2 bad input.
+
+One module a family of commands; ``app`` is what they share. What a command needs is imported when
+it runs, so that ``recipe --help`` is quick.
+"""
 
 from recipe_core.doors.cli import catalog, planning, checking, recipes, launching  # isort: skip  # the order of `recipe --help`
 from recipe_core.doors.cli.app import app, main

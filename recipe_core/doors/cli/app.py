@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+COLLECT_AFTER = 100_000
+"""New containers after which cycles among them are looked for: at Python's 700 that is a tenth of the time of a command."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RequestFile = Annotated[
     str,
@@ -36,6 +40,7 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them,
 
 def main() -> None:
     """Entry point: errors become one line on standard error (JSON on standard output with --json) and an exit code."""
+    gc.set_threshold(COLLECT_AFTER)
     try:
         app()
     except RecipeError as error:
@@ -43,6 +48,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
+    finally:
+        gc.freeze()  # the process ends: what it leaves need not be searched for cycles
 
 
 def fail(error: RecipeError) -> NoReturn:
@@ -71,10 +78,12 @@ def working(what: str) -> Iterator[None]:
 
 
 def read_request(source: str) -> Any:
-    """The plain values of a request file."""
+    """The plain values of a request file, complete: a device that is the path of a profile is what that file holds."""
+    from recipe_core.hardware.custom import with_profiles
+
     if source == "-":
-        return parse_yaml(sys.stdin.read(), "standard input")
-    return read_document(Path(source), field="request")
+        return with_profiles(parse_yaml(sys.stdin.read(), "standard input"))
+    return with_profiles(read_document(Path(source), field="request"))
 
 
 def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
@@ -114,7 +123,7 @@ def options(
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The value of each line of a .jsonl file; of a line that holds none, its error."""
+    """The value of each line of a .jsonl file, as ``read_request`` completes it; of a line that holds none, its error."""
     lines = [
         line for line in read_text(path, field="request", limit=None).splitlines() if line.strip()
     ]
@@ -122,7 +131,9 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def _parsed(line: str, number: int) -> Any:
+    from recipe_core.hardware.custom import with_profiles
+
     try:
-        return parse_json(line, f"line {number}")
-    except InputError as error:
+        return with_profiles(parse_json(line, f"line {number}"))
+    except RecipeError as error:
         return error

@@ -101,7 +101,7 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
     from recipe_core.request.schema import PlanRequest
     from recipe_core.search.verdict import check_request
 
-    answer = check_request(PlanRequest.parse(read_request(source), files=True))
+    answer = check_request(PlanRequest.parse(read_request(source)))
     emit(answer) if as_json else typer.echo(check_text(answer))
     raise typer.Exit(0 if answer["ok"] else 1)
 
@@ -143,7 +143,7 @@ def _check_lines(path: Path, ground: dict[str, Any]) -> None:
 
     values = read_lines(path)
     with working(f"Judging {len(values):,} lines …"):
-        answers = list(check_values(values, ground, files=True))
+        answers = list(check_values(values, ground))
     for answer in answers:
         typer.echo(to_json(answer, indent=None))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -41,49 +41,23 @@ def plan_command(
 ) -> None:
     """Every split of the cluster, judged and ranked."""
     from recipe_core.present.terminal import plan_text
-    from recipe_core.present.views import plan_view
     from recipe_core.request.schema import PlanRequest
-    from recipe_core.search.sensitivity import sensitivity
-    from recipe_core.search.serving_plan import plan
+    from recipe_core.search.plans import plan
 
-    asked = PlanRequest.parse(read_request(request), files=True)
-    if asked.workload.kind == "training":
-        _training_plan(asked, top, everything, flips, as_json)
+    asked = PlanRequest.parse(read_request(request))
     with working("Judging every split …"):
         table = plan(asked)
         if everything is not None:
             _write_rows(table, everything)
-        changes = sensitivity(table) if flips else None
+        moved = table.sensitivity() if flips else None
     if as_json:
-        emit(
-            plan_view(table, top)
-            | ({} if changes is None else {"sensitivity": [change.to_json() for change in changes]})
-        )
+        answer = table.to_json(top)
+        if moved is not None:
+            answer["sensitivity"] = [flip.to_json() for flip in moved]
+        emit(answer)
     else:
-        typer.echo(plan_text(table, 10 if top is None else top, changes))
-    raise typer.Exit(0 if len(table.ranked) else 1)
-
-
-def _training_plan(
-    asked: Any, top: int | None, everything: Path | None, flips: bool, as_json: bool
-) -> NoReturn:
-    from recipe_core.present.training_text import training_plan_text
-    from recipe_core.search.training_search import training_plan
-
-    if flips:
-        raise InputError(
-            "what would flip a training plan is not computed by this version.",
-            field="sensitivity",
-            hint="Leave it out.",
-        )
-    with working("Judging every split …"):
-        table = training_plan(asked)
-    if everything is not None:
-        _write_rows(table, everything)
-    emit(table.view(top)) if as_json else typer.echo(
-        training_plan_text(table, 10 if top is None else top)
-    )
-    raise typer.Exit(0 if len(table.ranked) else 1)
+        typer.echo(plan_text(table, 10 if top is None else top, moved))
+    raise typer.Exit(0 if len(table.order) else 1)
 
 
 def _write_rows(table: Any, path: Path) -> None:
@@ -101,7 +75,7 @@ def _write_rows(table: Any, path: Path) -> None:
             f"{path.name!r} has no known suffix.", field="all", hint=f"Use {', '.join(writers)}."
         )
     buffer = io.BytesIO()
-    writers[path.suffix](table.frame(), buffer)
+    writers[path.suffix](table.to_frame(), buffer)
     write_whole(path, buffer.getvalue())
 
 
@@ -119,7 +93,7 @@ def estimate(
     """Exactly the split in REQUEST.candidate (or the best that agrees with it); a .jsonl file answers line by line."""
     from recipe_core.present.terminal import estimate_text
     from recipe_core.request.schema import PlanRequest
-    from recipe_core.search.serving_plan import chosen_plan
+    from recipe_core.search.plans import plan_candidate
 
     if request.endswith(".jsonl"):
         if traced:
@@ -130,56 +104,37 @@ def estimate(
             )
         _each_line(Path(request))
         return
-    asked = PlanRequest.parse(read_request(request), files=True)
-    if asked.workload.kind == "training":
-        _training_estimate(asked, traced, as_json)
+    asked = PlanRequest.parse(read_request(request))
     with working("Estimating …"):
-        table, row = chosen_plan(asked)
+        table, row = plan_candidate(asked)
         answer = table.detailed(row)
-    found = _trace(table, row) if traced else None
+    with working("Tracing the model …"):
+        traced_parts, text = _trace(table, row) if traced else ({}, "")
     if as_json:
-        emit({"candidate": table.candidate(row)} | answer | ({"trace": found} if found else {}))
+        emit({"candidate": table.candidate(row), **answer, **traced_parts})
     else:
-        typer.echo(estimate_text(table.candidate(row), answer))
-    if found and not as_json:
-        from recipe_core.calibration.trace.text import trace_text
-
-        typer.echo(f"\n{trace_text(found)}")
+        typer.echo(estimate_text(table.candidate(row), answer) + text)
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 
-def _training_estimate(asked: Any, traced: bool, as_json: bool) -> NoReturn:
-    from recipe_core.present.training_text import training_text
-    from recipe_core.search.training_search import chosen_training
-
-    estimates, row = chosen_training(asked)
-    answer = {"candidate": estimates.candidate(row)} | estimates.row(row)
-    if not traced:
-        emit(answer) if as_json else typer.echo(training_text(answer))
-        raise typer.Exit(0 if answer["feasible"] else 1)
-    from recipe_core.calibration.trace.text import training_trace_text
+def _trace(table: Any, row: int) -> tuple[dict[str, Any], str]:
+    """What the real model says of the split, as JSON and as text."""
+    from recipe_core.calibration.trace import trace
+    from recipe_core.calibration.trace.text import trace_text, training_trace_text
     from recipe_core.calibration.trace.training import trace_training
 
-    with working("Tracing a step of the model …"):
-        found = trace_training(estimates, row)
-    emit(answer | {"trace": found}) if as_json else typer.echo(
-        f"{training_text(answer)}\n\n{training_trace_text(found)}"
-    )
-    raise typer.Exit(0 if answer["feasible"] else 1)
-
-
-def _trace(table: Any, row: int) -> dict[str, Any]:
-    from recipe_core.calibration.trace import trace
-
-    with working("Tracing the model …"):
-        return trace(table, row)
+    if table.kind == "training":
+        measured = trace_training(*table.detail(row))
+        return {"trace": measured}, f"\n\n{training_trace_text(measured)}"
+    measured = trace(table, row)
+    return {"trace": measured}, f"\n\n{trace_text(measured)}"
 
 
 def _each_line(path: Path) -> None:
-    from recipe_core.search.batch import estimate_many
+    from recipe_core.search.plans import estimate_batch
 
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):
-        answers = estimate_many(values, files=True)
+        answers = estimate_batch(values)
     for answer in answers:
         typer.echo(to_json(answer, indent=None))

@@ -91,7 +91,7 @@ def build(
     from recipe_core.request.schema import PlanRequest
 
     asked = passing_on(
-        PlanRequest.parse(read_request(request), files=True),
+        PlanRequest.parse(read_request(request)),
         _pairs(options, "option"),
         _pairs(env, "env"),
     )
@@ -200,12 +200,13 @@ def diff_command(
 def _recipe(path: Path) -> Any:
     """The recipe of a bundle, or the one that a request leads to."""
     from recipe_core.bundle.verify import read_bundle
+    from recipe_core.hardware.custom import with_profiles
     from recipe_core.recipe import make_recipe
     from recipe_core.request.schema import PlanRequest
 
     if path.is_dir() or path.suffix == ".zip":
         return read_bundle(path).recipe
-    return make_recipe(PlanRequest.parse(read_document(path, field="request"), files=True))
+    return make_recipe(PlanRequest.parse(with_profiles(read_document(path, field="request"))))
 
 
 @app.command("convert")

@@ -1,1 +1,5 @@
-"""Room."""
+"""How each serving engine is told a split: one small module an engine, chosen by ``start``.
+
+A module answers processes and files for a deployment. ``render_template`` and ``ray_node`` travel
+in bundles: they use the standard library only.
+"""

@@ -1,6 +1,6 @@
 """Fill a file that a program reads with values known only at the start, then become that program. Standard library only.
 
-It travels in bundles: ``python3 filled.py TEMPLATE FILE NAME=VALUE … -- PROGRAM WORD …``. TEMPLATE is JSON; ``$NAME`` in its texts
+It travels in bundles: ``python3 render_template.py TEMPLATE FILE NAME=VALUE … -- PROGRAM WORD …``. TEMPLATE is JSON; ``$NAME`` in its texts
 becomes the value, and a text that is then a number becomes one. FILE is JSON again, which is YAML too.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.engines.options import FOLDER
@@ -18,7 +18,7 @@ from recipe_core.launch.process import Deployment
 class When(BaseModel):
     """Where a rule holds: everything that is stated must be so."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     engines: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] = ()
@@ -57,7 +57,7 @@ class When(BaseModel):
 class Rule(BaseModel):
     """Environment and options of an engine's processes where ``when`` holds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     when: When
@@ -78,7 +78,7 @@ class RuleFile(Sourced):
 def rule_file() -> RuleFile:
     """Every rule; raises InputError when the file is malformed."""
     try:
-        return RuleFile.model_validate(read_document(FOLDER / "rules.yaml"))
+        return RuleFile.model_validate(read_shipped(FOLDER / "rules.yaml"))
     except ValidationError as error:
         raise InputError(f"rules.yaml is malformed: {error}.", field="engines") from None
 

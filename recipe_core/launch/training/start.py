@@ -9,7 +9,6 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training import accelerate, deepspeed, embedded, megatron, torchtitan
 from recipe_core.launch.training.job import Job, No, common, job_of
 from recipe_core.physics.training.estimates import TrainingEstimates
-from recipe_core.search.training_plan import TrainingTable
 
 _ENGINES: dict[str, tuple[Callable[[Job], Iterator[No]], Callable[[Job], Launch]]] = {
     "torch": (embedded.refusals, embedded.launch),
@@ -35,13 +34,6 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
 def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
     """Why a split that was estimated cannot be started; empty where it can."""
     return [no.reason for no in _refused(job_of(estimates, row))]
-
-
-def first_launchable(table: TrainingTable) -> int | None:
-    """The best feasible row that its framework can be told, None when there is none."""
-    return next(
-        (row for row in map(int, table.ranked) if not launch_reasons(table.estimates, row)), None
-    )
 
 
 def _refused(job: Job) -> Iterator[No]:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import ModelError
 from recipe_core.model.config.attention import attention_layers
 from recipe_core.model.config.context import max_context
@@ -57,7 +57,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 @cache
 def _families() -> dict[str, dict[str, Any]]:
     return cast(
-        "dict[str, dict[str, Any]]", read_document(Path(__file__).with_name("families.yaml"))
+        "dict[str, dict[str, Any]]", read_shipped(Path(__file__).with_name("families.yaml"))
     )
 
 

@@ -1,4 +1,8 @@
-"""What a split would do: memory, latency, throughput, cost. Pure functions over arrays of cases."""
+"""What a serving split would do: memory, latency, throughput, cost.
+
+Pure functions over arrays of cases. From the work of a step to its time, from steps to requests
+under load, from means to percentiles; ``estimates`` is the one call.
+"""
 
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.space.serving import Cases, Setting, cases

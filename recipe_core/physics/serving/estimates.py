@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.documents import read_document
+from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.units import gib, significant
-from recipe_core.hardware.cluster import roofline
-from recipe_core.physics.serving.bottlenecks import causes
-from recipe_core.physics.serving.cost import ENERGY, MONEY, Cost, cost, watts_basis
-from recipe_core.physics.serving.memory import Memory, memory, stage_columns
+from recipe_core.physics.serving.cost import Cost, cost
+from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.physics.serving.pools import Pools, disaggregated
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit, serving
+from recipe_core.physics.serving.rows import estimate_rows, taken
 from recipe_core.physics.serving.simulate import (
     NO_LIMITS,
     PERCENTILES,
@@ -31,38 +26,6 @@ from recipe_core.physics.serving.simulate import (
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting
 from recipe_core.space.splits import refusals
-
-SCHEMA_VERSION = 1
-PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
-
-
-class Band(BaseModel):
-    """Factors around an estimate that held 80 % of measured runs (p10 and p90 of measured / estimated)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    low: Annotated[float, Field(gt=0)]
-    high: Annotated[float, Field(gt=0)]
-
-
-class BandFile(BaseModel):
-    """``bands.yaml``: bands by what the device's figures rest on, then by quantity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    schema_version: int
-    source: str
-    bands: dict[str, dict[str, Band]]
-
-
-@cache
-def bands() -> BandFile:
-    """The bands this version ships."""
-    return BandFile.model_validate(read_document(Path(__file__).with_name("bands.yaml")))
-
-
-def grade(setting: Setting) -> str:
-    """What a device's roofline rests on: "fitted" to measurements of it, or "prior" figures of its kind."""
-    own = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
-    return "fitted" if own in ("fitted", "measured") else "prior"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +52,10 @@ class Estimates:
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
-        columns = {field.name: getattr(self.memory, field.name)[rows] for field in fields(Memory)}
         ran = simulate(
             self.setting,
             self.cases.take(rows),
-            Memory(**columns),
+            taken(self.memory, rows),
             spread=spread,
             percentiles=percentiles,
             limits=limits,
@@ -110,176 +72,28 @@ class Estimates:
 
     def reasons(self, i: int) -> list[str]:
         """Every reason why case ``i`` cannot run; empty when it can."""
-        return [refusal.say(i) for refusal in self.refusals if refusal.broken[i]]
+        return self.reasons_of(np.array([i]))[0]
 
-    def notes(self, i: int) -> list[str]:
-        """What to know about a case that runs."""
-        price = self.setting.cluster.price_note
-        return [*self.setting.model.notes, *_notes(self, i), *([price] if price else [])]
-
-    def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> dict[str, Any]:
-        """Case ``i`` as JSON values, ``explained`` with its times by cause too.
-
-        Infeasible cases (also by broken ``limits``) keep their memory and have no serving figures.
-        """
-        reasons = [*self.reasons(i), *limits]
-        feasible = not reasons
-        out: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "feasible": feasible,
-            "reasons": reasons,
-            "notes": self.notes(i),
-        }
-        out["memory"] = _memory_row(self.memory, i) | self._stages(i)
-        if self.pools is not None:
-            out["memory"]["prefill"] = _memory_row(self.pools.memory, i)
-        if feasible:
-            out |= self._figures(i) | self._pools(i)
-            if explained and self.pools is None:  # the steps of two pools are of two kinds
-                out["causes_s"] = self._causes(i)
+    def reasons_of(self, rows: Int) -> list[list[str]]:
+        """Every reason why each of the chosen cases cannot run."""
+        out: list[list[str]] = [[] for _ in rows]
+        for refusal in self.refusals:
+            for place in np.flatnonzero(refusal.broken[rows]).tolist():
+                out[place].append(refusal.say(int(rows[place])))
         return out
 
-    def _pools(self, i: int) -> dict[str, Any]:
-        """What each pool serves at most, how busy it is, and what goes between them."""
-        if self.pools is None:
-            return {}
-        rate, gpus = self.pools.requests_per_s[i], int(self.pools.prefill.devices[i])
-        pools = {
-            "prefill": (gpus, self.pools.prefill_per_s[i]),
-            "decode": (int(self.cases.devices[i]) - gpus, self.pools.decode_per_s[i]),
-        }
-        rows = {
-            name: {"gpus": n, "requests_per_s": float(most), "busy": float(rate / most)}
-            for name, (n, most) in pools.items()
-        }
-        sent = {
-            "transfer_bytes": float(self.pools.transfer_bytes[i]),
-            "transfer_s": float(self.pools.transfer_s[i]),
-        }
-        return {"pools": rows | sent | {"requests_per_s": float(rate)}}
+    def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> dict[str, Any]:
+        """Case ``i`` as JSON values, ``explained`` with its times by cause too."""
+        return self.rows(np.array([i]), [limits], explained=explained)[0]
 
-    def _stages(self, i: int) -> dict[str, Any]:
-        """Memory of each pipeline stage, where there are several."""
-        stages = int(self.cases.pp[i])
-        if stages == 1:
-            return {}
-        held = self.memory.kv_needed_bytes[i] / max(self.memory.sequence_bytes[i], 1.0)
-        columns = stage_columns(self.setting, self.cases.take([i]), stages, np.array([held]))
-        return {
-            "stages": [
-                {name: float(column[name][0]) for name in (*PARTS, "total_bytes")}
-                for column in columns
-            ]
-        }
+    def rows(
+        self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
+    ) -> list[dict[str, Any]]:
+        """The chosen cases as JSON values.
 
-    def _figures(self, i: int) -> dict[str, Any]:
-        s, c = self.serving, self.cost
-        total = float(s.output_tokens_per_s[i])
-        figures = {
-            "ttft_s": float(s.ttft_s[i]),
-            "tpot_s": float(s.tpot_s[i]),
-            "request_latency_s": float(s.request_latency_s[i]),
-            "output_tokens_per_s": total,
-            "output_tokens_per_s_per_gpu": total / float(self.cases.devices[i]),
-        }
-        factors = dict(bands().bands[grade(self.setting)])
-        for name, figure, value in self._tails(
-            i
-        ):  # the band of a mean is that of its percentiles: nothing tells them apart
-            figures[name], factors[name] = value, factors[figure]
-        if self.simulation is not None and np.isfinite(self.simulation.goodput_per_s[i]):
-            figures["goodput_requests_per_s"] = float(self.simulation.goodput_per_s[i])
-            factors["goodput_requests_per_s"] = factors["output_tokens_per_s"]
-        basis = dict.fromkeys(figures, "computed")
-        return {
-            "serving": figures,
-            "cost": {name: _known(getattr(c, name)[i]) for name in MONEY},
-            "energy": {name: float(getattr(c, name)[i]) for name in ENERGY},
-            "bands": {
-                name: [value * factors[name].low, value * factors[name].high]
-                for name, value in figures.items()
-            },
-            "basis": basis
-            | {
-                "usd_per_hour": self.setting.cluster.price_basis or "unknown",
-                "watts": watts_basis(self.setting),
-            },
-            "breakdown_s": {"decode": _parts(s.decode, i), "prefill": _parts(s.prefill, i)},
-        }
-
-    def _causes(self, i: int) -> dict[str, dict[str, float]]:
-        """The times of the breakdown by cause."""
-        one, s = self.cases.take([i]), self.serving
-        alone = replace(
-            s,
-            ttft_s=s.ttft_s[[i]],
-            tpot_s=s.tpot_s[[i]],
-            output_tokens_per_s=s.output_tokens_per_s[[i]],
-            resident=s.resident[[i]],
-            decoding=s.decoding[[i]],
-            decode={name: seconds[[i]] for name, seconds in s.decode.items()},
-            prefill={name: seconds[[i]] for name, seconds in s.prefill.items()},
-        )
-        return {name: _parts(by, 0) for name, by in causes(self.setting, one, alone).items()}
-
-    def _tails(self, i: int) -> Iterator[tuple[str, str, float]]:
-        """The simulated percentiles of a case: name (``ttft_p95_s``), figure, value."""
-        for figure, by in self.simulation.percentiles_s.items() if self.simulation else ():
-            for percentile, values in by.items():
-                if np.isfinite(values[i]):
-                    yield f"{figure.removesuffix('_s')}_p{percentile:g}_s", figure, float(values[i])
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _parts(parts: dict[str, Float], i: int) -> dict[str, float]:
-    return {name: float(seconds[i]) for name, seconds in parts.items() if seconds[i] > 0}
-
-
-def _memory_row(m: Memory, i: int) -> dict[str, Any]:
-    names = (*PARTS, "total_bytes", "capacity_bytes", "usable_bytes")
-    out: dict[str, Any] = {name: float(getattr(m, name)[i]) for name in names}
-    return out | {
-        "kv_cache_bytes": float(m.pool_bytes[i]),
-        "kv_cache_tokens": int(m.pool_tokens[i]),
-        "max_concurrency": int(m.max_concurrency[i]),
-        "max_context": int(max(m.context_limit[i], 0)),
-        "max_context_at_load": int(max(m.context_at_load[i], 0)),
-        "largest_part": max(PARTS, key=lambda name: float(getattr(m, name)[i])).removesuffix(
-            "_bytes"
-        ),
-    }
-
-
-def _notes(e: Estimates, i: int) -> list[str]:
-    notes = []
-    if e.setting.needs_other_checkpoint:
-        notes.append(
-            f"Needs a checkpoint that stores {e.setting.weight_dtype}; this model's stores {e.setting.model.weight_dtype}."
-        )
-    limit = resident_limit(e.setting, e.cases, e.memory)[i] * e.cases.replicas[i]
-    if e.pools is not None:
-        slower = "prefill" if e.pools.prefill_per_s[i] < e.pools.decode_per_s[i] else "decode"
-        rates = f"prefill {significant(float(e.pools.prefill_per_s[i]))}, decode {significant(float(e.pools.decode_per_s[i]))} requests/s"
-        notes.append(f"The {slower} pool bounds the rate: {rates} at most.")
-    elif e.setting.mode == "closed" and e.cases.load[i] > limit:
-        notes.append(
-            f"{limit:,.0f} of {e.cases.load[i]:,.0f} requests run at once; the others wait in the engine's queue."
-        )
-    cached = [
-        a
-        for layer, _ in e.setting.model.kinds
-        if (a := layer.attention) is not None and a.kv_values_per_head
-    ]
-    heads = max((a.kv_heads for a in cached), default=0)
-    if heads and e.cases.tp[i] > heads:
-        what = "1 KV head" if heads == 1 else f"{heads} KV heads"
-        notes.append(
-            f"Each cached token is held {e.cases.tp[i] // heads} times: {what} over tp {e.cases.tp[i]}."
-        )
-    return notes
+        Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no serving figures.
+        """
+        return estimate_rows(self, rows, limits, explained=explained)
 
 
 def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
@@ -291,11 +105,7 @@ def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
     rows = (
         rows if known else np.zeros(1, dtype=np.int64)
     )  # the names of the parts come from some case
-    some = serving(
-        setting,
-        cases.take(rows),
-        Memory(**{f.name: getattr(mem, f.name)[rows] for f in fields(Memory)}),
-    )
+    some = serving(setting, cases.take(rows), taken(mem, rows))
 
     def placed(value: Any) -> Any:
         if isinstance(value, dict):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import duration, gib
 from recipe_core.engines.frameworks import training_data
 from recipe_core.model.dtypes import compute_dtype
@@ -17,13 +18,10 @@ from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
 from recipe_core.physics.training.loss_chunks import decided
 from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
-from recipe_core.physics.training.run import Failures, Run, run
+from recipe_core.physics.training.run import Run, run
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import (
-    OFFLOADS,
-    RECOMPUTE,
-    SCHEDULES,
     TrainingCases,
     TrainingSetting,
 )
@@ -74,9 +72,7 @@ class TrainingEstimates:
     parts: dict[str, Float]
     step_s: Float
     run: Run
-    failures: Failures
     refusals: tuple[Refusal, ...]
-    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -93,38 +89,6 @@ class TrainingEstimates:
         """Every reason why case ``i`` cannot run."""
         return [refusal.say(i) for refusal in self.refusals if refusal.broken[i]]
 
-    def candidate(self, i: int) -> dict[str, Any]:
-        """Case ``i`` as the candidate of the contract."""
-        c, setting = self.cases, self.setting
-        degrees = {
-            name: int(getattr(c, name)[i])
-            for name in (
-                "tp",
-                "pp",
-                "virtual_stages",
-                "cp",
-                "ep",
-                "dp",
-                "zero_stage",
-                "micro_batch",
-            )
-        }
-        more = {
-            "recompute": RECOMPUTE[c.recompute[i]],
-            "precision": setting.precision,
-            "schedule": SCHEDULES[c.schedule[i]],
-        }
-        layers = {"recompute_layers": int(c.recompute_layers[i])} if c.recompute_layers[i] else {}
-        more |= {"offload": OFFLOADS[c.offload[i]]} if c.offload[i] else {}
-        more |= {"gradient_sync": "step"} if c.sync_step[i] else {}
-        return (
-            {"engine": setting.engine}
-            | degrees
-            | more
-            | layers
-            | {"shard": int(c.shard[i]), "sequence_parallel": bool(c.sequence_parallel[i])}
-        )
-
     @property
     def tight(self) -> Bool:
         """Where measured runs like it have needed more than there is: the upper end of memory's band is past the device."""
@@ -133,7 +97,7 @@ class TrainingEstimates:
 
     def remarks(self, i: int) -> list[str]:
         """What to know about case ``i`` beside its figures: the model's notes, memory that is tight, data that is slow."""
-        out = list(self.notes)
+        out = list(self.setting.model.notes)
         if self.tight[i]:
             peak, band = (
                 float(self.memory.peak_bytes[i]),
@@ -161,14 +125,33 @@ class TrainingEstimates:
             return []
         if cluster.commitment != "spot":
             return [cluster.price_note]
-        if self.failures.device_mtbf_s != training_data().run.device_mtbf_s.value:
+        if self.setting.failures.device_mtbf_s != training_data().run.device_mtbf_s.value:
             return []
         hint = f"device_mtbf_hours counts failing hardware only; say {cluster.per_node} times the hours for which a node is kept."
         return [f"{cluster.price_note} {hint}"]
 
-    def row(self, i: int) -> dict[str, Any]:
-        """Case ``i`` as JSON values; infeasible ones keep their memory only."""
-        reasons = self.reasons(i)
+    def reasons_of(self, rows: Int) -> list[list[str]]:
+        """Every reason why each of some cases cannot run."""
+        return [self.reasons(i) for i in rows.tolist()]
+
+    def rows(
+        self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
+    ) -> list[dict[str, Any]]:
+        """Some cases as JSON values; ``limits``: for each the limits of the request that it breaks."""
+        return [
+            self.row(i, broken, explained=explained)
+            for i, broken in zip(rows.tolist(), limits, strict=True)
+        ]
+
+    def row(
+        self,
+        i: int,
+        limits: Sequence[str] = (),
+        *,
+        explained: bool = False,  # noqa: ARG002 - a step is always told by its parts
+    ) -> dict[str, Any]:
+        """Case ``i`` as JSON values; infeasible ones (also by broken ``limits``) keep their memory only."""
+        reasons = [*self.reasons(i), *limits]
         stages = int(self.cases.pp[i])
         legal = all(
             refusal.code in ("memory", "host-memory")
@@ -217,9 +200,8 @@ class TrainingEstimates:
         rate = float(self.run.tokens_per_s[i]) / devices
         flops = rate * float(flops_per_token(self.setting, c.sequence_length[[i]].astype(float))[0])
         device = self.setting.cluster.device
-        peak = device.peak_flops_per_s[
-            compute_dtype(self.setting.precision, device.peak_flops_per_s)
-        ].value  # type: ignore[index]
+        dtype = compute_dtype(self.setting.precision, device.peak_flops_per_s)
+        peak = device.peak_flops_per_s[dtype].value  # type: ignore[index]  # a dtype of the profile
         by_stage = self.memory.stages_of(i)[:stages]
         training: dict[str, Any] = {
             "step_s": step_s,
@@ -251,7 +233,7 @@ class TrainingEstimates:
 
     def _run(self, i: int) -> dict[str, Any]:
         figures: dict[str, Any] = {name: _known(getattr(self.run, name)[i]) for name in RUN}
-        least = self.failures.min_nodes
+        least = self.setting.failures.min_nodes
         return (
             figures
             if least is None
@@ -263,24 +245,26 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def training_estimate(
-    setting: TrainingSetting,
-    cases: TrainingCases,
-    tokens: Float,
-    failures: Failures,
-    notes: tuple[str, ...] = (),
-) -> TrainingEstimates:
-    """Memory, step time and run of every case, and why some cannot run; figures of infeasible cases mean nothing."""
+def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:
+    """Memory, step time and run of every case, and why some cannot run.
+
+    Figures of infeasible cases mean nothing.
+    """
     cases, mem = decided(setting, cases)
     parts = step_parts(setting, cases)
     parts["data_loading"] = waiting_s(cases, setting.loading, add(parts.values()))
     step_s = add(parts.values())
-    one = TrainingCases(**{f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)})
+    columns: dict[str, Any] = {f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)}
+    one = TrainingCases(**columns)
     trained = (
         float(held(setting, one).adapters.sum())
         if setting.frozen
         else float(setting.model.parameters)
     )
-    ran = run(setting, cases, step_s, tokens, trained, failures)
-    refusals = (*rules(setting, cases), memory_rule(setting, mem), *host_rule(setting, cases, mem))
-    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, failures, refusals, notes)
+    ran = run(setting, cases, step_s, cases.token_budget, trained, setting.failures)
+    refusals = (
+        *rules(setting, cases),
+        memory_rule(setting, mem),
+        *host_rule(setting, cases, mem),
+    )
+    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, refusals)

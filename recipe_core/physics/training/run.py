@@ -22,27 +22,9 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.engines.frameworks import training_data
 from recipe_core.physics.training.elastic import next_smaller
-from recipe_core.space.training import TrainingCases, TrainingSetting
+from recipe_core.space.training import Failures, TrainingCases, TrainingSetting
 
 SECONDS_PER_HOUR = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """How often devices fail, how long recovery takes, and how checkpoints are written.
-
-    ``storage_bytes_per_s``: of all nodes together. ``min_nodes``: of an elastic run; None for one
-    that waits for a repair. ``interval_s``: None for the one that loses least.
-    """
-
-    device_mtbf_s: float
-    storage_bytes_per_s: float | None
-    restart_s: float
-    repair_s: float = 0.0
-    min_nodes: int | None = None
-    asynchronous: bool = False
-    interval_s: float | None = None
-    kept: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Plans as plotly figures; pages, report and notebooks share them.
 
-Colours are set on every trace, so a figure looks the same under any template; text and grid are left to the page's theme.
-A second channel (symbol, pattern, dash) always says what the colour says.
+Colours are set on every trace, so a figure looks the same under any template; text and grid are
+left to the page's theme. A second channel (symbol, pattern, dash) always says what the colour says.
 """
 
 from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves

@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 
 from recipe_core.base.units import significant
 from recipe_core.present.charts.style import palette
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 
-def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
+def heatmap(board: Plan, measure: str, *, dark: bool = False) -> go.Figure:
     """The best value of a measure at each tp × pp over all other degrees; a cross with the reason where none fits."""
     colours, quantity = palette(dark), board.measures[measure]
     degree = {name: board.degree(name) for name in ("tp", "pp")}
@@ -57,34 +57,34 @@ def heatmap(board: Board, measure: str, *, dark: bool = False) -> go.Figure:
     return figure
 
 
-def _common(board: Board) -> Any:
+def _common(board: Plan) -> Any:
     """Rows whose degrees are powers of two: of the refused ones only these are worth a cell."""
     tp, pp = board.degree("tp"), board.degree("pp")
     return ((tp & (tp - 1)) == 0) & ((pp & (pp - 1)) == 0)
 
 
-def _best_cells(board: Board, measure: str, degree: dict[str, Any]) -> dict[tuple[int, int], int]:
+def _best_cells(board: Plan, measure: str, degree: dict[str, Any]) -> dict[tuple[int, int], int]:
     """The row with the best value in each cell."""
     values = board.raw(measure) * (-1 if board.measures[measure].more_is_better else 1)
-    rows = board.ranked[np.isfinite(values[board.ranked])]
+    rows = board.order[np.isfinite(values[board.order])]
     out: dict[tuple[int, int], int] = {}
     for row in rows[np.argsort(values[rows], kind="stable")]:
         out.setdefault((int(degree["tp"][row]), int(degree["pp"][row])), int(row))
     return out
 
 
-def _value(board: Board, measure: str, row: int | None) -> float | None:
+def _value(board: Plan, measure: str, row: int | None) -> float | None:
     return None if row is None else float(board.values(measure, [row])[0])
 
 
 def _said(
-    board: Board, measure: str, row: int | None, degree: dict[str, Any], tp: int, pp: int
+    board: Plan, measure: str, row: int | None, degree: dict[str, Any], tp: int, pp: int
 ) -> str:
     if row is not None:
         return f"{board.label(row)}<br>{board.measures[measure].title} {board.text(measure, row)}"
     refused = np.flatnonzero((degree["tp"] == tp) & (degree["pp"] == pp))
     return (
-        board.kind(board.codes(int(refused[0])))
+        board.title(board.codes(int(refused[0])))
         if len(refused)
         else "no such split of these devices"
     )

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from recipe_core.base.arrays import Int
 from recipe_core.base.units import significant
 from recipe_core.present.charts.style import FRAME, Palette, palette
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 MAX_POINTS = 1500
 """Points of a kind drawn besides the front: more overlap, and cost time on both ends.
@@ -23,7 +23,7 @@ SMALL, LARGE = 8.0, 20.0
 
 
 def tradeoff(
-    board: Board, x: str, y: str, *, pins: Sequence[str] = (), dark: bool = False
+    board: Plan, x: str, y: str, *, pins: Sequence[str] = (), dark: bool = False
 ) -> go.Figure:
     """One measure against another: size is the number of devices, symbol what a split is.
 
@@ -34,7 +34,7 @@ def tradeoff(
     known = np.isfinite(board.raw(x)) & np.isfinite(board.raw(y))
     on_front = np.flatnonzero(board.front(x, y))
     on_front = on_front[np.argsort(board.raw(x)[on_front], kind="stable")]
-    plain = board.ranked[np.isin(board.ranked, on_front, invert=True) & known[board.ranked]]
+    plain = board.order[np.isin(board.order, on_front, invert=True) & known[board.order]]
     drawn = thinned(board, plain, x, y)
     beyond = np.array([row for row in board.beyond_limits() if known[row]], dtype=np.int64)
     some = "" if len(drawn) == len(plain) else f" ({len(drawn):,} of {len(plain):,} drawn)"
@@ -71,7 +71,7 @@ def tradeoff(
     return figure
 
 
-def thinned(board: Board, rows: Int, x: str, y: str) -> Int:
+def thinned(board: Plan, rows: Int, x: str, y: str) -> Int:
     """Of rows that would overlap only the first (the best ranked), where there are too many to draw."""
     if len(rows) <= MAX_POINTS:
         return rows
@@ -85,7 +85,7 @@ def thinned(board: Board, rows: Int, x: str, y: str) -> Int:
 
 
 def _points(
-    board: Board,
+    board: Plan,
     rows: Int,
     axes: tuple[str, str],
     name: str,
@@ -111,7 +111,7 @@ def _points(
     )
 
 
-def _sizes(board: Board, rows: Int) -> Any:
+def _sizes(board: Plan, rows: Int) -> Any:
     """Diameters by the number of devices: areas that are in proportion, within what the eye can see."""
     most = float(board.raw("gpus").max()) if len(board) else 1.0
     return (
@@ -124,7 +124,7 @@ def _sizes(board: Board, rows: Int) -> Any:
 _HOVER = "<b>%{customdata[1]}</b><br>%{customdata[2]}<extra></extra>"
 
 
-def _told(board: Board, rows: Int) -> list[list[str]]:
+def _told(board: Plan, rows: Int) -> list[list[str]]:
     """What points carry: key, name, and measures with what they are."""
     noun, how = board.device_title, f"<i>computed; device: {board.basis}</i>"
     measures = [(name, board.measures[name].title) for name in board.listed if name != "gpus"]
@@ -140,10 +140,10 @@ def _told(board: Board, rows: Int) -> list[list[str]]:
 
 
 def _mark_pins(
-    figure: go.Figure, board: Board, pins: Sequence[str], axes: tuple[str, str], colours: Palette
+    figure: go.Figure, board: Plan, pins: Sequence[str], axes: tuple[str, str], colours: Palette
 ) -> None:
     """Rings around pinned points with their names; splits refused for more than a limit have no place on the chart."""
-    rows = [row for key in pins if (row := board.row(key)) is not None and board.feasible[row]]
+    rows = [row for key in pins if (row := board.find(key)) is not None and board.feasible[row]]
     if rows:
         figure.add_scatter(
             x=board.values(axes[0], rows),
@@ -165,7 +165,7 @@ def _mark_pins(
         )
 
 
-def _limit_lines(figure: go.Figure, board: Board, axes: tuple[str, str], colours: Palette) -> None:
+def _limit_lines(figure: go.Figure, board: Plan, axes: tuple[str, str], colours: Palette) -> None:
     """The objective's limits on either axis; the time per token also limits its inverse."""
     line = {"dash": "dash", "color": colours.alarm, "width": 2}
     for name, draw, key in ((axes[0], figure.add_vline, "x"), (axes[1], figure.add_hline, "y")):

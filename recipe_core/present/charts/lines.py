@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import significant
 from recipe_core.present.charts.style import mixed, palette
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 LINES = 400
 """Splits that are drawn, the best ranked."""
@@ -34,7 +34,7 @@ class Axis:
     ticks: dict[float, str]
 
 
-def parallel(board: Board, measures: Sequence[str], *, dark: bool = False) -> go.Figure:
+def parallel(board: Plan, measures: Sequence[str], *, dark: bool = False) -> go.Figure:
     """Splits that fit along their degrees and measures; the better in the first measure, the stronger the line."""
     colours = palette(dark)
     rows, axes = _laid_out(board, measures)
@@ -87,7 +87,7 @@ def parallel(board: Board, measures: Sequence[str], *, dark: bool = False) -> go
 
 
 def passing(
-    board: Board, measures: Sequence[str], boxes: Sequence[Mapping[str, Sequence[float]]]
+    board: Plan, measures: Sequence[str], boxes: Sequence[Mapping[str, Sequence[float]]]
 ) -> list[int]:
     """Rows of the chart whose lines pass through boxes that were drawn on it, best ranked first.
 
@@ -104,9 +104,9 @@ def passing(
     return [int(row) for row in rows[kept]]
 
 
-def _laid_out(board: Board, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
+def _laid_out(board: Plan, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
     """The rows that are drawn, and their axes: degrees in which they differ, then measures."""
-    rows = board.ranked[:LINES]
+    rows = board.order[:LINES]
     rows = rows[np.all([np.isfinite(board.raw(name)[rows]) for name in measures], axis=0)]
     degrees = [_of_degree(name, board.degree(name)[rows]) for name in DEGREES]
     return rows, [
@@ -128,7 +128,7 @@ def _of_degree(name: str, values: Int) -> Axis:
     )
 
 
-def _of_measure(board: Board, name: str, rows: Int) -> Axis:
+def _of_measure(board: Plan, name: str, rows: Int) -> Axis:
     """A measure from its least value to its largest."""
     measure, values = board.measures[name], board.values(name, rows)
     low, high = (float(values.min()), float(values.max())) if len(rows) else (0.0, 0.0)
@@ -147,7 +147,7 @@ def _of_measure(board: Board, name: str, rows: Int) -> Axis:
     )
 
 
-def _lines(board: Board, rows: Int, axes: Sequence[Axis], some: Int) -> dict[str, Any]:
+def _lines(board: Plan, rows: Int, axes: Sequence[Axis], some: Int) -> dict[str, Any]:
     """The lines of some of the rows, end to end with a gap after each."""
     gap = np.full((len(some), 1), np.nan)
     places = np.hstack([*(axis.places[some][:, None] for axis in axes), gap])

@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 
 from recipe_core.base.units import GIB, gib
 from recipe_core.present.charts.style import BELOW, Palette, filled, palette
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 
 
-def memory_bars(board: Board, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
+def memory_bars(board: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
     """Memory per device by part, one bar a split, with what is usable and the capacity; drawn also where it does not fit."""
     colours = palette(dark)
     labels = [board.label(row) + ("" if board.feasible[row] else " (refused)") for row in rows]
@@ -76,7 +76,7 @@ def _capacity_lines(figure: go.Figure, usable: float, capacity: float, colours: 
     )
 
 
-def _total_text(board: Board, row: int, total: float) -> str:
+def _total_text(board: Plan, row: int, total: float) -> str:
     """The total, and what is missing where a start does not fit."""
     short = board.short_bytes(row)
     said = f" {total / GIB:,.1f}" if np.isfinite(total) else " not estimated"

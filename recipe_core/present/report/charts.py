@@ -16,13 +16,10 @@ from recipe_core.present import charts, tables
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.schema import LOADS
-from recipe_core.search.board import Board
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.serving_plan import chosen_plan
-from recipe_core.search.training_board import TrainingBoard
-from recipe_core.search.training_plan import TrainingTable
-from recipe_core.search.training_problem import resolve_training
-from recipe_core.search.training_search import chosen_training
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan_candidate
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 
 _LOADS = {
     "concurrency": "in flight",
@@ -41,15 +38,12 @@ class Chart:
     note: str = ""
 
 
-def own_board(recipe: Recipe) -> Board:
+def own_board(recipe: Recipe) -> Plan:
     """A plan of the recipe's split alone, which is row 0."""
-    request = recipe_request(recipe)
-    if recipe.kind == "serving":
-        return ServingBoard(chosen_plan(request)[0])
-    return TrainingBoard(TrainingTable(resolve_training(request), chosen_training(request)[0]))
+    return plan_candidate(recipe_request(recipe))[0]
 
 
-def plan_charts(board: Board, pins: Sequence[str]) -> Iterator[Chart]:
+def plan_charts(board: Plan, pins: Sequence[str]) -> Iterator[Chart]:
     """All splits: what they trade, and the memory of some."""
     x, y = board.axes
     if board.known(x) and board.known(y):
@@ -65,11 +59,11 @@ def plan_charts(board: Board, pins: Sequence[str]) -> Iterator[Chart]:
         yield Chart("Memory of a device", charts.memory_bars(board, rows), note)
 
 
-def split_charts(own: Board, board: Board | None) -> Iterator[Chart]:
+def split_charts(own: Plan, board: Plan | None) -> Iterator[Chart]:
     """The recipe's split; ``board``: the plan that it was chosen from, which a run over other numbers of devices is read off."""
-    if isinstance(own, ServingBoard):
+    if isinstance(own, ServingPlan):
         yield from _serving(own)
-    elif isinstance(own, TrainingBoard):
+    elif isinstance(own, TrainingPlan):
         yield from _training(own, board)
     if stages := own.estimate(0).get("memory", {}).get("stages"):
         parts = [
@@ -83,8 +77,8 @@ def split_charts(own: Board, board: Board | None) -> Iterator[Chart]:
         )
 
 
-def _serving(own: ServingBoard) -> Iterator[Chart]:
-    estimate = own.table.detailed(0)
+def _serving(own: ServingPlan) -> Iterator[Chart]:
+    estimate = own.detailed(0)
     for part, title in (
         ("decode", "Time per output token, by part"),
         ("prefill", "Time to first token, by part"),
@@ -93,7 +87,7 @@ def _serving(own: ServingBoard) -> Iterator[Chart]:
     if causes := estimate.get("causes_s", {}).get("decode"):
         yield Chart("Time per output token, by cause", charts.causes_bars([(own.label(0), causes)]))
     load, limit = float(own.columns["load"][0]), own.request.objective.limits.tpot_ms
-    unit = _LOADS[LOADS[own.table.found.workload.mode]]
+    unit = _LOADS[LOADS[own.problem.workload.mode]]
     curve = charts.load_curves(
         {own.label(0): load_curve(own, 0)}, load, unit, limit, unit=own.device_title
     )
@@ -117,7 +111,7 @@ def _serving(own: ServingBoard) -> Iterator[Chart]:
         )
 
 
-def _training(own: TrainingBoard, board: Board | None) -> Iterator[Chart]:
+def _training(own: TrainingPlan, board: Plan | None) -> Iterator[Chart]:
     yield Chart(
         "Time of a step, by part",
         charts.waterfall(own.estimate(0)["breakdown_s"]["step"], TRAINING_CAUSES),
@@ -127,6 +121,6 @@ def _training(own: TrainingBoard, board: Board | None) -> Iterator[Chart]:
         yield Chart("The pipeline's timetable", charts.pipeline(tasks), note)
     except RecipeError:  # no pipeline, or one with too many passes to draw
         pass
-    if isinstance(board, TrainingBoard) and len((found := scaling(board)).rows) > 1:
+    if isinstance(board, TrainingPlan) and len((found := scaling(board)).rows) > 1:
         labels = [board.label(row) for row in found.rows]
         yield Chart("The best split on each number of devices", charts.scaling_curve(found, labels))

@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from recipe_core.bundle.write import Bundle
 from recipe_core.present.charts.style import LIGHT
 from recipe_core.present.report.sections import sections, title
-from recipe_core.search.board import Board
+from recipe_core.search.plan import Plan
 from recipe_core.targets.by_hand import read_addresses
 
 _CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
@@ -37,7 +37,7 @@ def _template() -> Template:
 
 def html_report(
     bundle: Bundle,
-    board: Board | None = None,
+    board: Plan | None = None,
     *,
     pins: Sequence[str] = (),
     addresses: Sequence[str] = (),
@@ -48,9 +48,9 @@ def html_report(
         title=title(bundle),
         name=bundle.recipe.name,
         sections=found,
-        plotly=Markup(get_plotlyjs()),
+        plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library
         chart=_chart,
-    )  # noqa: S704 - the library
+    )
 
 
 def _chart(figure: go.Figure, place: str) -> Markup:

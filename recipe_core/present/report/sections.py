@@ -13,9 +13,9 @@ from recipe_core.present import overview
 from recipe_core.present.report.charts import Chart, own_board, plan_charts, split_charts
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import summary
-from recipe_core.search.board import Board
-from recipe_core.search.serving_board import ServingBoard
-from recipe_core.search.training_board import TrainingBoard
+from recipe_core.search.plan import Plan
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
 from recipe_core.targets.by_hand import node_commands
 from recipe_core.targets.use import TITLES, uses
 
@@ -48,7 +48,7 @@ class Section:
 
 
 def sections(
-    bundle: Bundle, board: Board | None, pins: Sequence[str], addresses: Sequence[str]
+    bundle: Bundle, board: Plan | None, pins: Sequence[str], addresses: Sequence[str]
 ) -> list[Section]:
     """The report of a bundle; ``board`` is the plan that it was chosen from (None: left out), ``addresses`` those of its nodes."""
     own = own_board(bundle.recipe)
@@ -84,13 +84,13 @@ def _expected(bundle: Bundle) -> Section:
     )
 
 
-def _look(own: Board, board: Board | None) -> Section:
+def _look(own: Plan, board: Plan | None) -> Section:
     return Section("Where time and memory go", charts=tuple(split_charts(own, board)))
 
 
-def _choice(bundle: Bundle, board: Board, pins: Sequence[str]) -> Section:
+def _choice(bundle: Bundle, board: Plan, pins: Sequence[str]) -> Section:
     fallbacks = overview.fallback_rows(bundle.recipe)
-    words = (f"{len(board.ranked):,} of {len(board):,} splits fit.",)
+    words = (f"{len(board.order):,} of {len(board):,} splits fit.",)
     table = (Table.of(fallbacks, "Where this one cannot run"),) if fallbacks else ()
     return Section("What it was chosen from", words, table, charts=tuple(plan_charts(board, pins)))
 
@@ -125,16 +125,16 @@ def _origins(bundle: Bundle) -> Section:
     )
 
 
-def _arithmetic(own: Board) -> Section:
+def _arithmetic(own: Plan) -> Section:
     return Section("The arithmetic", tables=tuple(_lines(own)))
 
 
-def _lines(own: Board) -> Iterator[Table]:
+def _lines(own: Plan) -> Iterator[Table]:
     found = (
         training_arithmetic(own, 0)
-        if isinstance(own, TrainingBoard)
+        if isinstance(own, TrainingPlan)
         else arithmetic(own, 0)
-        if isinstance(own, ServingBoard)
+        if isinstance(own, ServingPlan)
         else {}
     )
     for title, lines in found.items():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_shipped
 from recipe_core.base.provenance import Sourced
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
@@ -58,7 +58,7 @@ class Exporters(Sourced):
 @cache
 def _exporters() -> dict[str, Exporter]:
     return Exporters.model_validate(
-        read_document(Path(__file__).with_name("exporters.yaml"))
+        read_shipped(Path(__file__).with_name("exporters.yaml"))
     ).exporters
 
 

@@ -1,0 +1,42 @@
+"""How far estimates are off: factors around them, by what a device's figures rest on."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.documents import read_shipped
+from recipe_core.hardware.cluster import roofline
+from recipe_core.space.serving import Setting
+
+
+class Band(BaseModel):
+    """Factors around an estimate that held 80 % of measured runs (p10 and p90 of measured / estimated)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    low: Annotated[float, Field(gt=0)]
+    high: Annotated[float, Field(gt=0)]
+
+
+class BandFile(BaseModel):
+    """``bands.yaml``: bands by what the device's figures rest on, then by quantity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    schema_version: int
+    source: str
+    bands: dict[str, dict[str, Band]]
+
+
+@cache
+def bands() -> BandFile:
+    """The bands this version ships."""
+    return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
+
+
+def grade(setting: Setting) -> str:
+    """What a device's roofline rests on: "fitted" to measurements of it, or "prior" figures of its kind."""
+    own = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
+    return "fitted" if own in ("fitted", "measured") else "prior"

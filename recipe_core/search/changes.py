@@ -1,0 +1,186 @@
+"""Changes to a request that would help, each really planned: for a plan with nothing feasible, and for one refused split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import split_name
+from recipe_core.request.edit import change
+from recipe_core.search.limits import LIMITS
+
+if TYPE_CHECKING:
+    from recipe_core.search.plan import Plan
+
+AT_MOST = 3
+CLOSE = 50
+"""Feasible rows with the nearest degrees whose other choices are compared."""
+
+_ENGINE_LIMITS = ("shard", "max_num_seqs", "max_batched_tokens", "block_size", "memory_fraction")
+"""What follows from a split rather than makes it another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Edits to a request (dotted fields and values), and the split that runs after them.
+
+    ``fields`` is empty for the nearest split that runs already.
+    """
+
+    fields: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    key: str
+
+    @property
+    def split(self) -> str:
+        """The split in a few characters."""
+        return split_name(self.candidate)
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"set": {field: value}, "candidate": {…}}``."""
+        return {"set": dict(self.fields), "candidate": dict(self.candidate)}
+
+    def __str__(self) -> str:
+        edits = (
+            f"{field}: {list(value) if isinstance(value, tuple) else value}"
+            for field, value in self.fields.items()
+        )
+        return " and ".join(edits)
+
+
+def advice(changes: Sequence[Change]) -> str:
+    """Changes after which something fits, as a sentence."""
+    return f"It works with {'; or '.join(map(str, changes))}."
+
+
+# A plan with nothing feasible
+
+
+def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
+    """Up to ``at_most`` changes that let a split in; none where one is feasible.
+
+    Looser limits where only those refuse, else what the kind of workload offers: other number formats, a
+    shorter context, states on the host, more devices.
+    """
+    if len(plan.order):
+        return []
+    looser = looser_limits(plan)
+    if looser:
+        return looser[:at_most]
+    out: list[Change] = []
+    tried: set[str] = set()
+    for topic, fields in plan.remedies():
+        if len(out) == at_most:
+            break
+        if topic not in tried and (best := _best_after(plan, fields)):
+            tried.add(topic)  # the smallest change of each topic is enough
+            out.append(best)
+    return out
+
+
+def looser_limits(plan: Plan) -> list[Change]:
+    """Limits that would let a row in: each alone where that is enough, else all that the nearest row breaks."""
+    rows = plan.beyond_limits()
+    codes = {row: plan.codes(row) for row in rows}
+    alone = {}
+    for row in reversed(rows):  # the nearest of each comes last
+        if len(codes[row]) == 1:
+            alone[next(iter(codes[row]))] = row
+    nearest = [alone[code] for code in LIMITS if code in alone] or rows[:1]
+    return [
+        Change(_loosened(plan, row, codes[row]), plan.candidate(row), plan.key(row))
+        for row in nearest
+    ]
+
+
+def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
+    """The limits among ``codes`` at the row's own figures."""
+    return {
+        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(float(plan.bound(code)[row]))
+        for code in sorted(codes & set(LIMITS))
+    }
+
+
+def _best_after(plan: Plan, fields: Mapping[str, Any]) -> Change | None:
+    """The change with the best split after it, None when there is still none."""
+    try:
+        after = plan.replan(change(plan.request, fields))
+    except RecipeError:
+        return None
+    row = after.best_row
+    return None if row is None else Change(fields, after.candidate(row), after.key(row))
+
+
+# One refused split
+
+
+def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
+    """Changes that let this very split run, then the nearest split that runs already; none for a feasible row."""
+    if plan.feasible[row]:
+        return []
+    out: list[Change] = []
+    for fields in _worth_trying(plan, row):
+        if len(out) == at_most - 1:
+            break
+        if _runs_after(plan, row, fields):
+            out.append(Change(fields, plan.candidate(row), plan.key(row)))
+    near = nearest_feasible(plan, row)
+    if near is not None:
+        out.append(Change({}, plan.candidate(near), plan.key(near)))
+    return out
+
+
+def _worth_trying(plan: Plan, row: int) -> Iterator[dict[str, Any]]:
+    """Changes for the rules that a row breaks, the least intrusive first; several rules are met together."""
+    codes = plan.codes(row)
+    limits = _loosened(plan, row, codes)
+    if codes and codes <= set(LIMITS):
+        yield limits
+    for fields in plan.cures(row, codes):
+        yield {**limits, **fields}
+
+
+def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
+    """Whether the row's split runs after the changes: looked up and judged anew."""
+    try:
+        request = change(plan.request_of(row), {**fields, **plan.carried(row, fields)})
+        after = plan.replan_stated(request)
+    except RecipeError:
+        return False
+    return after is not None and bool(after.feasible[0])
+
+
+def nearest_feasible(plan: Plan, row: int) -> int | None:
+    """The feasible row whose degrees are nearest (by their logarithms) and whose other choices differ least.
+
+    None when nothing is feasible.
+    """
+    if not len(plan.order):
+        return None
+    target = plan.candidate(row)
+    distance = np.zeros(len(plan.order))
+    for name in ("tp", "pp", "dp", "ep", "cp"):
+        distance += np.abs(np.log2(plan.degree(name)[plan.order] / target[name]))
+    close = plan.order[np.argsort(distance, kind="stable")[:CLOSE]]
+    return min(map(int, close), key=lambda other: _apart(target, plan.candidate(other)))
+
+
+def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """How far two candidates are apart: doublings of degrees, and one for every other choice that differs."""
+    out = 0.0
+    for name, value in a.items():
+        other = b.get(name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not isinstance(other, int | float)
+        ):
+            out += value != other
+        elif name not in _ENGINE_LIMITS:
+            out += abs(math.log2(max(value, 0.5) / max(other, 0.5)))
+    return out

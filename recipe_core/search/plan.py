@@ -1,0 +1,248 @@
+"""A plan: every split of a request, judged and ranked. Serving and training answer the same questions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import numpy as np
+
+from recipe_core.base.arrays import Int
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.changes import Change, helpful_changes
+from recipe_core.search.problem import Problem, resolve
+from recipe_core.search.rows import PlanRows
+from recipe_core.search.sensitivity import Flip, flips
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LISTED, REFUSED_LISTED = 1000, 5000
+"""Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
+
+
+class Plan(PlanRows):
+    """Every split of a request, judged and ranked.
+
+    ``best``, ``ranked`` and ``refused`` are splits; columns over all rows are in ``columns``.
+    """
+
+    kind: Literal["serving", "training"]
+
+    @classmethod
+    @abstractmethod
+    def search(cls, problem: Problem[Any], candidate: CandidateRequest | None = None) -> Self:
+        """The plan over every case of a problem that agrees with what ``candidate`` states."""
+
+    @classmethod
+    @abstractmethod
+    def stated(cls, problem: Problem[Any], candidate: CandidateRequest) -> Self | None:
+        """The plan of the one split that a candidate states in full, None where it leaves something open."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, problem: Problem[Any], setting: Any, cases: Any) -> Self:
+        """The plan of given cases of one setting."""
+
+    def replan(self, request: PlanRequest) -> Self:
+        """The plan of another request of the same kind."""
+        return self.search(resolve(request))
+
+    def replan_stated(self, request: PlanRequest) -> Self | None:
+        """The plan of the one split that another request states, None where it leaves something open."""
+        problem = resolve(request)
+        return self.stated(problem, problem.candidate)
+
+    # what a kind of workload knows to change
+
+    @abstractmethod
+    def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Changes by topic that may let a split in where nothing is feasible, the least intrusive first."""
+
+    @abstractmethod
+    def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """Changes that may let a refused row run, by the rules that it breaks."""
+
+    @abstractmethod
+    def carried(self, row: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What of the row's own split has to change with ``fields``."""
+
+    @abstractmethod
+    def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What the decision may depend on, each moved: its name, and the fields as they then are."""
+
+    @abstractmethod
+    def identity(self, row: int) -> tuple[Any, ...]:
+        """What makes a row another choice."""
+
+    # splits
+
+    @property
+    def best(self) -> Split | None:
+        """The best feasible split, None when nothing is feasible."""
+        return None if self.best_row is None else Split(self, self.best_row)
+
+    @property
+    def ranked(self) -> Splits:
+        """Feasible splits, best first."""
+        return Splits(self, self.order)
+
+    @property
+    def refused(self) -> Splits:
+        """Refused splits, those with the fewest problems first."""
+        return Splits(self, self.refused_rows())
+
+    def pareto(self, *columns: str) -> Splits:
+        """Splits that no other beats in one of two or three columns without losing in another, in rank order.
+
+        ``columns``: by default time per token or step against throughput per device.
+
+        Raises:
+            InputError: for a column that there is not, or another number of them.
+        """
+        on = self.front_of(*columns) if columns else self.frontier
+        return Splits(self, self.order[on[self.order]])
+
+    def changes(self) -> list[Change]:
+        """Where nothing is feasible: a few changes to the request after which something is, each really planned."""
+        return helpful_changes(self)
+
+    def sensitivity(self) -> list[Flip]:
+        """What would flip the decision: the request planned again with price, lengths and load moved."""
+        return flips(self)
+
+    # whole plans
+
+    def to_frame(self) -> pd.DataFrame:
+        """All rows: the split, ``columns``, ``rank`` (empty when refused), ``pareto`` and ``reasons``."""
+        import pandas as pd
+
+        rank = pd.array([None] * len(self), dtype="Int64")
+        rank[self.order] = np.arange(1, len(self.order) + 1)
+        reasons = ["; ".join(sentences) for sentences in self.every_sentence()]
+        split = self.split_columns()
+        rest = {name: column for name, column in self.columns.items() if name not in split}
+        return pd.DataFrame({**split, **rest}).assign(
+            rank=rank, pareto=self.frontier, reasons=reasons
+        )
+
+    @abstractmethod
+    def split_columns(self) -> Mapping[str, Any]:
+        """What tells rows apart beside ``columns``: engine, formats …, one value per row."""
+
+    def to_json(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
+        """The plan as the contract writes it: the first ``top`` ranked, the first ``refused`` with their reasons.
+
+        ``nearest`` is the nearest split when none is feasible, with changes after which something is.
+        """
+        shown = self.order[: LISTED if top is None else top]
+        rows = np.flatnonzero(~self.feasible)
+        ranked = zip(
+            self._cases_json(shown),
+            self.estimates(shown),
+            self.frontier[shown].tolist(),
+            strict=True,
+        )
+        reasons = zip(self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True)
+        return {
+            "schema_version": 1,
+            "candidates": [
+                {"rank": rank, **case, "estimate": estimate, "pareto": pareto}
+                for rank, (case, estimate, pareto) in enumerate(ranked, 1)
+            ],
+            "refused": [{**case, "reasons": sentences} for case, sentences in reasons],
+            "nearest": self._nearest_json(),
+            "counts": {
+                "candidates": len(self),
+                "feasible": len(self.order),
+                "refused": len(rows),
+                "tied_with_best": self.tied,
+            },
+        }
+
+    def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
+        """The candidates, each with what it runs on and under where a plan has several of those."""
+        return [{"candidate": candidate} for candidate in self.candidates(rows)]
+
+    def _nearest_json(self) -> dict[str, Any] | None:
+        row = self.nearest_row()
+        if row is None:
+            return None
+        return {
+            "candidate": self.candidate(row),
+            "estimate": self.estimate(row),
+            "reasons": self.reasons(row),
+            "changes": [change.to_json() for change in self.changes()],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One row of a plan: how a model is cut over devices, and what that would do."""
+
+    plan: Plan
+    row: int
+
+    @property
+    def candidate(self) -> dict[str, Any]:
+        """Engine, degrees and formats, as a request states them."""
+        return self.plan.candidate(self.row)
+
+    @property
+    def estimate(self) -> Any:
+        """Memory, time, throughput and cost."""
+        return self.plan.estimate(self.row)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it cannot run; empty when it can."""
+        return self.plan.reasons(self.row)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it can run within the limits."""
+        return bool(self.plan.feasible[self.row])
+
+    @property
+    def rank(self) -> int | None:
+        """1 for the best; None when it is refused."""
+        places = np.flatnonzero(self.plan.order == self.row)
+        return int(places[0]) + 1 if len(places) else None
+
+    @property
+    def request(self) -> PlanRequest:
+        """The request of this split alone."""
+        return self.plan.request_of(self.row)
+
+    @property
+    def key(self) -> str:
+        """Its name in links."""
+        return self.plan.key(self.row)
+
+    def __str__(self) -> str:
+        return self.plan.label(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits(Sequence[Split]):
+    """Some rows of a plan, in an order; a slice is as cheap."""
+
+    plan: Plan
+    rows: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Split: ...
+    @overload
+    def __getitem__(self, index: slice) -> Splits: ...
+    def __getitem__(self, index: int | slice) -> Split | Splits:
+        if isinstance(index, slice):
+            return Splits(self.plan, self.rows[index])
+        return Split(self.plan, int(self.rows[index]))
+
+    def __iter__(self) -> Iterator[Split]:
+        return (Split(self.plan, int(row)) for row in self.rows)

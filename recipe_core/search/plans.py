@@ -1,0 +1,122 @@
+"""From a request of either kind to its plan: the one place that knows which kinds there are."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.hardware.cluster import Cluster, is_own
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search import serving_candidates, training_candidates
+from recipe_core.search.plan import Plan
+from recipe_core.search.problem import Problem, resolve
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
+from recipe_core.space import serving, training
+
+PLANS: dict[str, type[Plan]] = {"serving": ServingPlan, "training": TrainingPlan}
+"""The plan of each kind of workload."""
+
+
+def plan(request: PlanRequest, *, folders: bool = True) -> Plan:
+    """Every split of the request's hardware, judged and ranked.
+
+    Of ``request.candidate`` only what all splits of a training plan share counts. ``folders``: whether a
+    model may be named by a path on this machine.
+
+    Raises:
+        InputError: for unknown names or what this version does not model.
+        RecipeError: when there is no split at all.
+    """
+    problem = resolve(request, folders=folders)
+    return _some(PLANS[request.workload.kind].search(problem))
+
+
+def plan_candidate(request: PlanRequest, *, folders: bool = True) -> tuple[Plan, int]:
+    """The plan narrowed to what ``request.candidate`` states, and its best row (the nearest when none is feasible).
+
+    Raises:
+        InputError: as ``plan``.
+        RecipeError: when no split agrees with the candidate.
+    """
+    problem, kind = resolve(request, folders=folders), PLANS[request.workload.kind]
+    stated = kind.stated(problem, problem.candidate)
+    if stated is not None:
+        return stated, 0
+    narrowed = _some(kind.search(problem, problem.candidate))
+    row = narrowed.nearest_row() if narrowed.best_row is None else narrowed.best_row
+    assert row is not None  # noqa: S101 - a plan with rows has a best or a nearest one
+    return narrowed, row
+
+
+def _some(plan: Plan) -> Plan:
+    if not len(plan):
+        raise RecipeError(
+            f"no split of {plan.problem.cluster.devices} devices agrees with the candidate.",
+            field="candidate",
+            hint="Leave tp, pp, cp, dp or ep out, or add devices.",
+        )
+    return plan
+
+
+# Many at once
+
+
+def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
+    """One estimate a request (plain values), in order; a bad request answers its error in its place.
+
+    Requests that share a setting (model, device, engine, formats …) and limits are columns of one estimate.
+    """
+    answers: dict[int, dict[str, Any]] = {}
+    groups: defaultdict[str, list[tuple[int, Problem[Any], Any, Any]]] = defaultdict(list)
+    for n, value in enumerate(values):
+        try:
+            if isinstance(value, RecipeError):  # a line that was no document
+                raise value
+            request = PlanRequest.parse(value)
+            problem = resolve(request)
+            pair = _MODULES[request.workload.kind].one_case(problem, problem.candidate)
+            if pair is None:
+                narrowed, row = plan_candidate(request)
+                answers[n] = narrowed.estimate(row)
+            else:
+                groups[shared_key(problem, pair[0])].append((n, problem, *pair))
+        except RecipeError as error:
+            answers[n] = error.to_json()
+    for members in groups.values():
+        _, problem, setting, _ = members[0]
+        kind = problem.request.workload.kind
+        together = _STACK[kind]([cases for _, _, _, cases in members])
+        judged = PLANS[kind].of(problem, setting, together)
+        answers |= {n: judged.estimate(row) for row, (n, _, _, _) in enumerate(members)}
+    return [answers[n] for n in sorted(answers)]
+
+
+_MODULES: dict[str, Any] = {"serving": serving_candidates, "training": training_candidates}
+_STACK: dict[str, Any] = {"serving": serving.stack, "training": training.stack_cases}
+
+
+def shared_key(problem: Problem[Any], setting: Any) -> str:
+    """What requests must share to be columns of one estimate: all of the setting but counts, and the limits."""
+    limits = problem.request.objective.limits.model_dump(mode="json")
+    model = [setting.model.name, setting.model.digest]
+    place = _place(setting.cluster)
+    if problem.request.is_training:
+        lengths = {"sequence_length", "global_batch", "tokens"}
+        workload = problem.workload.model_dump(mode="json", exclude=lengths)
+        return json.dumps([*model, setting.engine, setting.precision, place, workload, limits])
+    workload = {"spread": (problem.workload.input_spread, problem.workload.output_spread)}
+    formats = [setting.engine.name, setting.mode, setting.weight_dtype, setting.kv_dtype]
+    # either all columns of an estimate have two pools or none has
+    pools = problem.candidate.prefill is not None
+    return json.dumps([*model, *formats, place, workload, limits, pools])
+
+
+def _place(cluster: Cluster) -> list[Any]:
+    device = cluster.device
+    name = device.digest if is_own(device) else device.name
+    links = [cluster.fabric.name, cluster.network.name]
+    return [name, *links, cluster.usd_per_device_hour, cluster.price_basis]

@@ -1,0 +1,244 @@
+"""A request with its names looked up; what its kind of workload does not have is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from recipe_core.base.documents import parse_json, to_json
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.hardware.cluster import Cluster, cluster
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.model.catalog import load_model
+from recipe_core.model.spec import ModelSpec
+from recipe_core.request.schema import (
+    CandidateRequest,
+    Limits,
+    Objective,
+    Options,
+    PlanRequest,
+    ServingCandidate,
+    ServingWorkload,
+    Speculative,
+    TrainingCandidate,
+    TrainingWorkload,
+)
+from recipe_core.search.limits import LIMITS
+
+MAX_DEVICES = {"serving": 4096, "training": 65_536}
+"""The largest cluster that is planned, by kind: serving enumerates every product of degrees, training
+divisors only."""
+
+TRAINING_GOALS = ("throughput", "cost", "gpus", "energy")
+"""What a training run can be optimised for; the other goals are about requests."""
+
+TRAINING_OPTIONS = frozenset({"engines", "nodes"})
+"""What a search for training splits may vary."""
+
+W = TypeVar("W", ServingWorkload, TrainingWorkload)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Generic[W]):
+    """A request with its names looked up. The first of ``clusters`` is the request's own."""
+
+    request: PlanRequest
+    workload: W
+    model: ModelSpec
+    clusters: tuple[Cluster, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the request, before those that its options put beside it."""
+        return self.clusters[0]
+
+    @property
+    def candidate(self) -> CandidateRequest:
+        """What the request states of the split; nothing where it has no candidate."""
+        return self.request.candidate or CandidateRequest()
+
+
+ServingProblem = Problem[ServingWorkload]
+TrainingProblem = Problem[TrainingWorkload]
+
+
+def resolve(request: PlanRequest, *, folders: bool = True) -> Problem[Any]:
+    """Look up model, devices and links.
+
+    Raises:
+        InputError: for unknown names, for fields that the kind of workload does not have, and for what
+            the schema has but this version does not model.
+    """
+    refuse_other_kind(request)
+    places = (request.hardware, *request.options.hardware)
+    clusters = tuple(_cluster(request, hardware, k) for k, hardware in enumerate(places))
+    model, workload = _model(request, folders), request.workload
+    if isinstance(workload, TrainingWorkload):
+        run = Problem(request, workload, model, clusters)
+        _check_positions(run)
+        return run
+    service = Problem(request, workload, model, clusters)
+    _check_serving(service)
+    return service
+
+
+def _cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster:
+    """The cluster of the request (the first) or of its options; errors name the field it stands in."""
+    field = f"options.hardware.{k - 1}" if k else "hardware"
+    largest = MAX_DEVICES[request.workload.kind]
+    if hardware.devices > largest:
+        raise InputError(
+            f"per_node × nodes = {hardware.devices:,}; at most {largest:,} devices are planned.",
+            field=f"{field}.nodes",
+        )
+    try:
+        return cluster(hardware)
+    except HardwareError as error:
+        where = (error.field or "hardware").replace("hardware", field, 1)
+        raise HardwareError(error.message, field=where, hint=error.hint) from None
+
+
+def _model(request: PlanRequest, folders: bool) -> ModelSpec:
+    if isinstance(request.model, str):
+        return load_model(request.model, folders=folders)
+    return _inline_model(to_json(request.model, indent=None))
+
+
+@lru_cache(maxsize=1024)
+def _inline_model(config: str) -> ModelSpec:
+    """A model given as a config; the lines of a file repeat few of them."""
+    return load_model(parse_json(config, "model"))
+
+
+# What the other kind has
+
+
+def _without(kind: type[Any], other: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in kind.model_fields if name not in other.model_fields)
+
+
+SERVING_FIELDS = _without(ServingCandidate, TrainingCandidate)
+TRAINING_FIELDS = _without(TrainingCandidate, ServingCandidate)
+
+
+def refuse_other_kind(request: PlanRequest) -> None:
+    """Raise InputError for the first field that is set but means nothing for the request's kind of workload."""
+    candidate, training = request.candidate or CandidateRequest(), request.is_training
+    other, kinds = (
+        (SERVING_FIELDS, "serving, not to training")
+        if training
+        else (TRAINING_FIELDS, "training, not to serving")
+    )
+    for name in other:
+        if getattr(candidate, name) is not None:
+            raise InputError(
+                f"belongs to {kinds}.", field=f"candidate.{name}", hint="Leave it out."
+            )
+    if training:
+        for field, hint in _serving_only(request):
+            raise InputError("belongs to serving, not to training.", field=field, hint=hint)
+
+
+def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
+    """Fields of a training request that only serving has, each with the fix."""
+    objective, options = request.objective, request.options
+    goals = "Use " + ", ".join(TRAINING_GOALS) + "."
+    if objective.orientation is not None:
+        yield "objective.orientation", "Leave it out, or use weights."
+    if not objective.weights and objective.optimize not in TRAINING_GOALS:
+        yield "objective.optimize", goals
+    for goal in objective.weights:
+        if goal not in TRAINING_GOALS:
+            yield f"objective.weights.{goal}", goals
+    known = [limit.name for limit in LIMITS.values() if "training" in limit.kinds]
+    for name in Limits.model_fields:
+        if getattr(objective.limits, name) is not None and name not in known:
+            yield f"objective.limits.{name}", f"Training has limits on {', '.join(known)}."
+    for name, field in Options.model_fields.items():
+        if name not in TRAINING_OPTIONS and getattr(options, name) != field.get_default():
+            yield f"options.{name}", "Leave it out."
+
+
+# What fits neither the model nor this version
+
+
+def _check_positions(problem: TrainingProblem) -> None:
+    length, model = problem.workload.sequence_length, problem.model
+    if length > model.max_context:
+        raise InputError(
+            f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
+            field="workload.sequence_length",
+            hint="Shorten sequences, or give a config with rope scaling.",
+        )
+
+
+def _check_serving(problem: ServingProblem) -> None:
+    request, workload = problem.request, problem.workload
+    check_draft(problem, workload.speculative, "workload.speculative")
+    for k, draft in enumerate(request.options.speculative):
+        check_draft(problem, draft, f"options.speculative.{k}")
+    if request.options.disaggregated:
+        check_pools(problem, "options.disaggregated")
+    if workload.mode != "open" and any(load != int(load) for load in request.options.loads):
+        raise InputError(
+            f"mode {workload.mode} counts whole requests.",
+            field="options.loads",
+            hint="Give whole numbers.",
+        )
+
+
+def check_draft(problem: ServingProblem, draft: Speculative | None, field: str) -> None:
+    """Raise for a draft that the model does not have, and for percentiles of steps with drafts.
+
+    Tokens of such a step are known on average only.
+    """
+    if draft is None:
+        return
+    if draft.method == "mtp" and not problem.model.draft_layers:
+        raise InputError(
+            f"{problem.model.name} has no draft layers.",
+            field=f"{field}.method",
+            hint="Use eagle or ngram.",
+        )
+    _check_means(problem.request.objective, "speculative decoding")
+
+
+def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> None:
+    """Raise for a stated split that this version does not model, or that contradicts itself."""
+    if candidate.eager:
+        raise InputError(
+            "eager execution is not modelled by this version.",
+            field="candidate.eager",
+            hint="Leave it out.",
+        )
+    check_draft(problem, candidate.speculative, "candidate.speculative")
+    if candidate.prefill is not None:
+        check_pools(problem, "candidate.prefill")
+    elif candidate.replicas is not None:
+        raise InputError(
+            "goes with a prefill pool.",
+            field="candidate.replicas",
+            hint="Use dp, or add candidate.prefill.",
+        )
+
+
+def check_pools(problem: ServingProblem, field: str) -> None:
+    """Raise for what a prefill pool of its own does not go with."""
+    if problem.workload.mode == "static":
+        raise InputError(
+            "a static batch is not served by two pools.",
+            field=field,
+            hint="Leave it out or change the mode.",
+        )
+    _check_means(problem.request.objective, "disaggregated pools")
+
+
+def _check_means(objective: Objective, subject: str) -> None:
+    if objective.limits.percentile is not None:
+        raise InputError(
+            f"percentiles of {subject} are not simulated by this version.",
+            field="objective.limits.percentile",
+            hint="Leave it out.",
+        )

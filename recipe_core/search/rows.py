@@ -1,0 +1,455 @@
+"""The rows of a plan: columns over all its candidates, what refuses them, how they rank and compare."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.base.errors import InputError
+from recipe_core.base.labels import REFUSALS
+from recipe_core.base.units import band, rounded
+from recipe_core.measured.support import support
+from recipe_core.request.schema import Goal, PlanRequest
+from recipe_core.search.evaluated import EvaluatedCases
+from recipe_core.search.limits import LIMITS
+from recipe_core.search.measures import MORE_IS_BETTER, Measure
+from recipe_core.search.problem import Problem
+
+Answer = TypeVar("Answer")
+
+TIE_DIGITS = 4
+"""Splits whose goal agrees to so many significant digits are equally good."""
+
+
+class PlanRows(ABC):
+    """Candidates of a request, evaluated. Rows are numbered through all ``blocks``, each of one setting.
+
+    A kind of workload says: ``measures``, what rows are compared by, of which ``axes`` are drawn first,
+    ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are shown large and ``phrased`` say a
+    split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as a person calls them;
+    ``goals``, the column that each goal of an objective is about and whether less (1) or more (-1) of it is
+    better; ``unpriced``, what stands for cost where prices are unknown; ``frontier_columns``,
+    the tradeoff that every plan states.
+    """
+
+    measures: Mapping[str, Measure]
+    axes: tuple[str, str]
+    listed: tuple[str, ...]
+    tabled: tuple[str, ...]
+    headline: tuple[str, ...]
+    phrased: tuple[str, ...]
+    parts: ClassVar[Mapping[str, str]]
+    titles: ClassVar[Mapping[str, str]]
+    goals: ClassVar[Mapping[Goal, tuple[str, int]]]
+    unpriced: ClassVar[Mapping[str, str]]
+    frontier_columns: ClassVar[tuple[str, str]]
+
+    def __init__(
+        self, problem: Problem[Any], blocks: Sequence[EvaluatedCases[Any, Any, Any]]
+    ) -> None:
+        self.problem = problem
+        self.blocks = tuple(blocks)
+
+    def __len__(self) -> int:
+        return sum(len(block) for block in self.blocks)
+
+    @property
+    def request(self) -> PlanRequest:
+        """The request that was planned."""
+        return self.problem.request
+
+    # columns
+
+    @cached_property
+    def _ends(self) -> Int:
+        """Past the last row of each block."""
+        return np.cumsum([len(block) for block in self.blocks])
+
+    def at(self, row: int) -> tuple[EvaluatedCases[Any, Any, Any], int]:
+        """The block of a row, and the row's place in it."""
+        k = int(np.searchsorted(self._ends, row, side="right"))
+        return self.blocks[k], row - int(self._ends[k]) + len(self.blocks[k])
+
+    @cached_property
+    def columns(self) -> Mapping[str, Any]:
+        """Degrees, quantities (SI, units in the names) and ``feasible``, each over all rows.
+
+        Memory is per device, throughput of the whole deployment or run. NaN where a rule leaves a row
+        without an estimate.
+        """
+        names = self.blocks[0].columns if self.blocks else {"feasible": None}
+        return {
+            name: np.concatenate(
+                [np.asarray(block.columns[name]) for block in self.blocks] or [np.zeros(0)]
+            )
+            for name in names
+        }
+
+    @cached_property
+    def feasible(self) -> Bool:
+        """Rows that nothing refuses."""
+        return np.asarray(self.columns["feasible"], dtype=np.bool_)
+
+    @cached_property
+    def runs(self) -> Bool:
+        """Rows that nothing but a limit of the objective refuses."""
+        return np.concatenate([block.runs for block in self.blocks])
+
+    def degree(self, name: str) -> Int:
+        """A degree (tp, pp, dp, ep or cp) of every row."""
+        return np.asarray(self.columns[name], dtype=np.int64)
+
+    # one row
+
+    @property
+    def device_title(self) -> str:
+        """What one device is called: a GPU, or a machine where the processor computes."""
+        return "machine" if self.problem.cluster.device.runtime == "cpu" else "GPU"
+
+    @property
+    def basis(self) -> str:
+        """What the figures of the request's device rest on."""
+        return support(self.problem.cluster.device).level
+
+    def setting(self, row: int) -> Any:
+        """What the split of a row shares with its block: model, cluster, engine, formats."""
+        return self.at(row)[0].setting
+
+    def candidate(self, row: int) -> dict[str, Any]:
+        """The split of a row, as the contract writes it."""
+        return self.candidates([row])[0]
+
+    def candidates(self, rows: Sequence[int] | Int) -> list[dict[str, Any]]:
+        """The splits of some rows. Many at once cost little more than one."""
+        return self._of_blocks(rows, self._describe)
+
+    @abstractmethod
+    def _describe(self, block: EvaluatedCases[Any, Any, Any], cases: Int) -> list[dict[str, Any]]:
+        """The splits of some cases of a block."""
+
+    def estimate(self, row: int) -> Any:
+        """The estimate of a row, as the contract writes it."""
+        return self.estimates([row])[0]
+
+    def estimates(self, rows: Sequence[int] | Int) -> list[Any]:
+        """The estimates of some rows. Many at once cost little more than one."""
+        return self._of_blocks(rows, EvaluatedCases.rows)
+
+    def _of_blocks(
+        self,
+        rows: Sequence[int] | Int,
+        answer: Callable[[EvaluatedCases[Any, Any, Any], Int], Iterable[Answer]],
+    ) -> list[Answer]:
+        """What blocks answer about their cases, in the order of ``rows``."""
+        index = np.asarray(rows, dtype=np.int64)
+        numbers = np.searchsorted(self._ends, index, side="right")
+        out: dict[int, Answer] = {}
+        for k in np.unique(numbers).tolist():
+            block, places = self.blocks[k], np.flatnonzero(numbers == k)
+            inside = index[places] - self._ends[k] + len(block)
+            out.update(zip(places.tolist(), answer(block, inside), strict=True))
+        return [out[place] for place in range(len(index))]
+
+    def detail(self, row: int) -> tuple[Any, int]:
+        """The columns of physics that hold a row, and its place in them."""
+        block, i = self.at(row)
+        return block.detail(i)
+
+    def detailed(self, row: int) -> Any:
+        """The estimate of a row with everything that is left out where many are listed."""
+        return self.estimate(row)
+
+    @abstractmethod
+    def request_of(self, row: int) -> PlanRequest:
+        """The request of a row alone: on its hardware, under its load, with its split as the candidate."""
+
+    @abstractmethod
+    def key(self, row: int) -> str:
+        """The name of a row in links and charts."""
+
+    @abstractmethod
+    def find(self, key: str) -> int | None:
+        """The row that a key names, None when the plan has no such split."""
+
+    @abstractmethod
+    def label(self, row: int) -> str:
+        """A row in a few characters: degrees, and what else differs in this plan."""
+
+    # ranking
+
+    @cached_property
+    def score(self) -> Float:
+        """What rows are ranked by, less is better: the goals' quantities, multiplied by their weights as powers."""
+        weighed = []
+        for goal, weight in self.request.objective.goals.items():
+            column, sign = self.goals[goal]
+            weighed.append((sign * weight, self._priced(column)))
+        if len(weighed) == 1:  # as it is, so that ties are those of the quantity
+            weight, values = weighed[0]
+            return np.asarray(np.sign(weight) * values)
+        with np.errstate(divide="ignore"):
+            return add(weight * np.log(np.maximum(values, 0)) for weight, values in weighed)
+
+    def _priced(self, name: str) -> Float:
+        """A column; where the price of some device is unknown, cost is counted in devices."""
+        values = np.asarray(self.columns[name], dtype=float)
+        rate = self.unpriced.get(name)
+        if rate and np.isnan(values[self.feasible]).any():
+            return np.asarray(1 / np.maximum(self.columns[rate], 1e-12))
+        return values
+
+    @abstractmethod
+    def _simplicity(self) -> tuple[Any, ...]:
+        """Columns that order rows of equal score, simpler first; the last one counts first."""
+
+    def _precedence(self) -> tuple[Any, ...]:
+        """Columns that order rows before their score does."""
+        return ()
+
+    @cached_property
+    def order(self) -> Int:
+        """Feasible rows, best first; equal ones by simplicity."""
+        rows = np.flatnonzero(self.feasible)
+        keys = [np.asarray(key)[rows] for key in self._simplicity()]
+        keys.append(rounded(self.score[rows], TIE_DIGITS))
+        keys += [np.asarray(key)[rows] for key in self._precedence()]
+        return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
+
+    @property
+    def tied(self) -> int:
+        """How many rows the best one ties with by the goal; the simplest of them ranks first."""
+        best = rounded(self.score[self.order[:1]], TIE_DIGITS)
+        if not len(best):
+            return 0
+        return int((rounded(self.score[self.order], TIE_DIGITS) == best).sum()) - 1
+
+    @property
+    def best_row(self) -> int | None:
+        """The best row, None when nothing is feasible."""
+        return int(self.order[0]) if len(self.order) else None
+
+    # fronts
+
+    @property
+    def comparable(self) -> tuple[str, ...]:
+        """Columns of which a Pareto front can be asked."""
+        quantities = [*self.blocks[0].quantities] if self.blocks else []
+        derived = [measure.column for measure in self.measures.values()]
+        return tuple(dict.fromkeys([*quantities, *derived, "gpus", "load"]))
+
+    def front_of(self, *columns: str) -> Bool:
+        """Feasible rows that no other beats in one of two or three columns without losing in another.
+
+        Raises:
+            InputError: for a column that there is not, or another number of them.
+        """
+        unknown_names = [name for name in columns if name not in self.comparable]
+        if unknown_names or len(columns) not in (2, 3):
+            raise InputError(
+                f"a Pareto front is of two or three columns, not {', '.join(columns)}.",
+                hint=f"Columns: {', '.join(self.comparable)}.",
+            )
+        signed = []
+        for name in columns:
+            sign = -1 if name in MORE_IS_BETTER else 1
+            signed.append(sign * np.asarray(self.columns[name], dtype=float))
+        known: Bool = np.all(np.isfinite(signed), axis=0)
+        return pareto_front(*signed, among=self.feasible & known)
+
+    def front(self, *names: str) -> Bool:
+        """Rows on the Pareto front of two or three measures."""
+        return self.front_of(*(self.measures[name].column for name in names))
+
+    @cached_property
+    def frontier(self) -> Bool:
+        """Rows on the Pareto front of the two ``frontier_columns``."""
+        return self.front_of(*self.frontier_columns)
+
+    # refusals
+
+    @cached_property
+    def _rules(self) -> dict[str, Bool]:
+        out: dict[str, Bool] = {}
+        start = 0
+        for block in self.blocks:
+            for code, broken in block.rules():
+                rows = out.setdefault(code, np.zeros(len(self), dtype=np.bool_))
+                rows[start : start + len(block)] |= broken
+            start += len(block)
+        return out
+
+    def rules(self) -> dict[str, Bool]:
+        """For each rule's code the rows that it refuses."""
+        return self._rules
+
+    def codes(self, row: int) -> frozenset[str]:
+        """The codes of the rules that a row breaks."""
+        return frozenset(code for code, broken in self._rules.items() if broken[row])
+
+    def title(self, codes: Iterable[str]) -> str:
+        """Codes of rules as a person calls them."""
+        names = {**REFUSALS, **self.titles}
+        return "; ".join(sorted(names.get(code, code) for code in codes))
+
+    def reasons(self, row: int) -> list[str]:
+        """Why a row is refused; empty when it is not."""
+        return self.sentences([row])[0]
+
+    def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
+        """The reasons of some rows."""
+        return self._of_blocks(rows, EvaluatedCases.sentences)
+
+    def every_sentence(self) -> Iterator[list[str]]:
+        """The reasons of every row, in order."""
+        for block in self.blocks:
+            yield from block.sentences()
+
+    def refused_rows(self) -> Int:
+        """Rows that are refused, those with the fewest problems first."""
+        rows = np.flatnonzero(~self.feasible)
+        problems = np.sum([broken[rows] for broken in self._rules.values()], axis=0)
+        return np.asarray(rows[np.argsort(problems, kind="stable")], dtype=np.int64)
+
+    def bound(self, code: str) -> Float:
+        """What a limit bounds in every row: a mean, or the percentile that the limits name."""
+        percentile = self.request.objective.limits.percentile
+        return np.concatenate([LIMITS[code].value(block, percentile) for block in self.blocks])
+
+    def beyond_limits(self) -> list[int]:
+        """Rows that could run and only break limits of the objective, the smallest relative excess first."""
+        if not len(self):
+            return []
+        excess = np.zeros(len(self))
+        by_limits = np.zeros(len(self), dtype=np.bool_)
+        known = self.runs.copy()
+        for code, broken in self._rules.items():
+            if code in LIMITS:
+                by_limits |= broken
+                times = LIMITS[code].excess(self.bound(code), self.request.objective.limits)
+                excess = np.where(broken, np.maximum(excess, times), excess)
+            elif code == "unsimulated":  # its percentile is unknown, so no limit would let it in
+                known &= ~broken
+        rows = np.flatnonzero(by_limits & known)
+        return [int(row) for row in rows[np.argsort(excess[rows], kind="stable")]]
+
+    def nearest_row(self) -> int | None:
+        """When nothing is feasible: the row that misses the limits by least.
+
+        Where none only misses limits, the one with the fewest problems and the least memory lacking.
+        """
+        if len(self.order) or not len(self):
+            return None
+        if rows := self.beyond_limits():
+            return rows[0]
+        problems = np.sum(list(self._rules.values()), axis=0)
+        lacking = np.nan_to_num(np.maximum(self.columns["shortfall_bytes"], 0), nan=np.inf)
+        return int(np.lexsort((self.columns["gpus"], lacking, problems))[0])
+
+    # memory of one device
+
+    @abstractmethod
+    def memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """Bytes of each of ``parts`` on the fullest device of some rows; NaN without an estimate."""
+
+    def short_bytes(self, row: int) -> float:
+        """What a device lacks for the split to start at all; zero or less where it starts, NaN without an estimate."""
+        return float(self.columns["shortfall_bytes"][row])
+
+    def usable_bytes(self, row: int) -> float:
+        """What the engine or the run may use of a device."""
+        usable = float(self.columns["usable_bytes"][row])
+        return usable if np.isfinite(usable) else self.capacity_bytes(row)
+
+    def capacity_bytes(self, row: int) -> float:
+        """What a process can have of a device."""
+        return float(self.setting(row).cluster.device.usable_memory_bytes)
+
+    # measures
+
+    def raw(self, name: str) -> Float:
+        """A measure of every row, SI."""
+        return np.asarray(self.columns[self.measures[name].column], dtype=float)
+
+    def bounded(self, name: str) -> Float:
+        """What a limit on a measure bounds, SI: the measure, or a simulated percentile of it."""
+        limit = self.measures[name].limit
+        code = next((code for code, rule in LIMITS.items() if rule.name == limit), None)
+        return self.raw(name) if code is None else self.bound(code)
+
+    def values(self, name: str, rows: Any = slice(None)) -> Float:
+        """A measure of some rows in the unit it is shown in."""
+        return np.asarray(self.raw(name)[rows] * self.measures[name].factor)
+
+    def text(self, name: str, row: int) -> str:
+        """A measure of one row as a sentence says it."""
+        value = float(self.raw(name)[row])
+        return self.measures[name].show(value) if np.isfinite(value) else "unknown"
+
+    def known(self, name: str) -> bool:
+        """Whether a measure is known of any row that is feasible (a price may not be)."""
+        rows = self.feasible if self.feasible.any() else slice(None)
+        return bool(np.isfinite(self.raw(name)[rows]).any())
+
+    def limit(self, name: str) -> float | None:
+        """The objective's limit on a measure, in the unit it is shown in."""
+        measure = self.measures[name]
+        if measure.limit is None:
+            return None
+        limit = getattr(self.request.objective.limits, measure.limit)
+        return None if limit is None else limit * measure.limit_factor * measure.factor
+
+    def phrase(self, row: int) -> str:
+        """A row's main figures in one phrase, without what is unknown."""
+        known = [name for name in self.phrased if np.isfinite(self.raw(name)[row])]
+        return ", ".join(f"{self.text(name, row)} {_TAIL.get(name, '')}".strip() for name in known)
+
+    def band(self, name: str, row: int) -> str | None:
+        """Where eight of ten measured runs are expected, as a sentence says it; None where that is unknown."""
+        figure = self.measures[name].band
+        limits = self.estimate(row).get("bands", {}).get(figure) if figure else None
+        return band(limits, self.measures[name].show) if limits else None
+
+
+_TAIL = {
+    "tpot": "per token",
+    "usd": "per million tokens",
+    "usd_run": "for the run",
+    "step": "a step",
+    "wall": "to finish",
+}
+
+
+def pareto_front(*columns: Float, among: Bool) -> Bool:
+    """Rows of ``among`` that no other beats in one of two or three quantities (less is better) without losing in another.
+
+    Rows are walked from the best in the first quantity on. With two quantities one is on the front when
+    it is better in the second than all before; with three when it is not beaten in both others by one
+    before (kept as a staircase). Of equal rows the first counts.
+    """
+    on = np.zeros(len(among), dtype=bool)
+    rows = np.flatnonzero(among)
+    order = rows[np.lexsort(tuple(column[rows] for column in reversed(columns)))]
+    if not len(order):
+        return on
+    if len(columns) == 2:
+        second = columns[1][order]
+        on[order[second < np.r_[np.inf, np.minimum.accumulate(second)[:-1]]]] = True
+        return on
+    stairs: list[tuple[float, float]] = []  # second rising, third falling
+    for row, second, third in zip(order, columns[1][order], columns[2][order], strict=True):
+        k = bisect_right(stairs, (second, np.inf))
+        if k and stairs[k - 1][1] <= third:
+            continue
+        on[row] = True
+        end = k
+        while end < len(stairs) and stairs[end][1] >= third:
+            end += 1
+        start = k - 1 if k and stairs[k - 1][0] == second else k
+        stairs[start:end] = [(float(second), float(third))]
+    return on

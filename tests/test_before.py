@@ -1,0 +1,204 @@
+"""Links, recipes, bundles and estimates that version 0.1.0 wrote still open and mean the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+from streamlit.testing.v1 import AppTest
+from typer.testing import CliRunner
+
+from recipe_core.base.resources import root
+from recipe_core.doors.api import create_api
+from recipe_core.doors.cli import app
+from recipe_core.launcher.plan import LaunchPlan, load_plan
+from recipe_core.request.link import from_query, link_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_of, read_pins, split_key
+
+BEFORE = Path(__file__).parent / "fixtures" / "before"
+LINKS = [json.loads(line) for line in (BEFORE / "links.jsonl").read_text().splitlines()]
+DECIDED = [link for link in LINKS if link["split"]]
+MAX_PINS = 4
+RECIPES = sorted((BEFORE / "recipes").glob("*.yaml"))
+SERVING = [path for path in RECIPES if path.stem.startswith("serving")]
+BUNDLES = sorted((BEFORE / "bundles").glob("*.zip"))
+ESTIMATES = sorted((BEFORE / "estimates").glob("*.yaml"))
+SENTENCES = ("notes", "reasons")
+"""Fields for people to read: their words may become better."""
+SAME = 1e-12
+"""Processors differ in the last digits of exponentials and logarithms."""
+
+
+def titles(paths: list[Path]) -> list[str]:
+    return [path.stem for path in paths]
+
+
+def link_title(link: dict[str, Any]) -> str:
+    return f"{link['page']}-{link['split'] or link['link'][:40]}"
+
+
+def recipe(*words: str) -> Any:
+    """The JSON answer of a command that ends well."""
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def assert_holds(now: Any, before: Any, where: str = "") -> None:
+    """All that was answered before is answered now, numbers to the digit; fields may join."""
+    if isinstance(before, dict):
+        missing = before.keys() - now.keys()
+        assert not missing, f"{where}: {sorted(missing)}"
+        for name in before.keys() - set(SENTENCES):
+            assert_holds(now[name], before[name], f"{where}.{name}")
+    elif isinstance(before, list):
+        assert len(now) == len(before), where
+        for index, (value, earlier) in enumerate(zip(now, before, strict=True)):
+            assert_holds(value, earlier, f"{where}[{index}]")
+    elif isinstance(before, float):
+        assert now == pytest.approx(before, rel=SAME, abs=0), where
+    else:
+        assert now == before, where
+
+
+# Links
+
+
+@pytest.mark.parametrize("link", LINKS, ids=link_title)
+def test_a_link_means_the_same_request(link: dict[str, Any]) -> None:
+    query = dict(parse_qsl(link["link"]))
+    request, ignored = from_query(query)
+    assert ignored == []
+    assert request == PlanRequest.parse(link["request"])
+    assert_holds(request.to_json(), link["request"])
+    assert (key_of(request.candidate.model_dump()) if request.candidate else None) == link["split"]
+    assert read_pins(query.get("pins", ""), MAX_PINS) == (link["pins"], [])
+    assert link_query(request, link["pins"]) == query  # and a copy of it is the same link
+
+
+@pytest.mark.parametrize("link", DECIDED, ids=link_title)
+def test_the_splits_of_a_link_are_in_its_plan(link: dict[str, Any], tmp_path: Path) -> None:
+    whole_plan = {name: value for name, value in link["request"].items() if name != "candidate"}
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps(whole_plan))
+    plan = recipe("plan", str(request), "--top", "5000")
+    names = {split_key(row["candidate"]) for row in plan["candidates"]}
+    wanted = {name.partition(".on")[0] for name in (*link["pins"], link["split"])}
+    assert wanted <= names
+
+
+@pytest.mark.parametrize("link", DECIDED[::4], ids=link_title)
+def test_a_page_opens_at_its_link(link: dict[str, Any]) -> None:
+    page = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=60)
+    page.query_params.update(parse_qsl(link["link"]))
+    page.run()
+    page.switch_page(f"{link['page']}.py").run()
+    assert not page.exception
+    assert page.session_state["request"] == PlanRequest.parse(link["request"])
+    assert page.session_state["pins"] == link["pins"]
+    address = page.query_params.items()
+    query = {name: text if isinstance(text, str) else text[0] for name, text in address}
+    assert query == dict(parse_qsl(link["link"]))
+
+
+# Recipes
+
+
+@pytest.fixture(scope="module")
+def api() -> TestClient:
+    return TestClient(create_api(folders=False))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=titles(RECIPES))
+def test_a_recipe_is_what_its_request_leads_to(path: Path, api: TestClient) -> None:
+    """Planned again with the split that it holds, it is the same: options, variables, figures."""
+    before = yaml.safe_load(path.read_text())
+    stated = before["request"] | {"candidate": before["candidate"]}
+    compared = api.post("/diff", json={"before": before, "after": stated}).json()
+    assert set(compared["changed"]) <= {"request", "provenance"}
+    now = api.post("/recipe", json=stated).json()
+    for part in ("kind", "name", "candidate", "estimate", "environment", "max_context"):
+        assert_holds(now.get(part), before.get(part), part)
+    assert now["engine"]["options"] == before["engine"]["options"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=titles(RECIPES))
+def test_a_recipe_is_built_as_it_is(path: Path, api: TestClient) -> None:
+    before = yaml.safe_load(path.read_text())
+    answer = api.post("/build", json=before)
+    assert answer.status_code == 200, answer.text
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as bundle:
+        built = yaml.safe_load(bundle.read("recipe.yaml"))
+    for part in ("kind", "name", "candidate", "estimate", "environment", "parameters"):
+        assert_holds(built[part], before[part], part)
+
+
+@pytest.mark.parametrize("path", SERVING, ids=titles(SERVING))
+def test_the_request_of_a_recipe_is_found_good(path: Path, api: TestClient) -> None:
+    before = yaml.safe_load(path.read_text())
+    verdict = api.post("/check", json=before["request"] | {"candidate": before["candidate"]}).json()
+    assert verdict["ok"] is True
+
+
+# Bundles
+
+
+@pytest.mark.parametrize("path", BUNDLES, ids=titles(BUNDLES))
+def test_a_bundle_verifies(path: Path) -> None:
+    answer = recipe("check", str(path))
+    assert (answer["ok"], answer["warnings"]) == (True, [])
+    lock = recipe("lock", str(path), "--verify")
+    assert lock["ok"]
+    assert recipe("diff", str(path), str(path))["same"]
+
+
+def launched(bundle: Path, folder: Path) -> LaunchPlan:
+    """What this version's launcher would start of a bundle, its folder taken away."""
+    with zipfile.ZipFile(bundle) as archive:
+        archive.extractall(folder)
+    plan = load_plan(folder)
+    processes = []
+    for process in plan.processes:
+        argv = tuple(word.replace(str(folder), "BUNDLE") for word in process.argv)
+        processes.append(replace(process, argv=argv))
+    return replace(plan, root=Path("BUNDLE"), processes=tuple(processes))
+
+
+@pytest.mark.parametrize("path", BUNDLES, ids=titles(BUNDLES))
+def test_a_bundle_built_again_starts_the_same_processes(path: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        before = yaml.safe_load(archive.read("recipe.yaml"))
+    request = tmp_path / "request.yaml"
+    request.write_text(yaml.safe_dump(before["request"]))
+    recipe("build", str(request), "--output", str(tmp_path / "again.zip"))
+    plan = launched(path, tmp_path / "before")
+    assert plan.processes
+    assert launched(tmp_path / "again.zip", tmp_path / "now") == plan
+
+
+def test_the_command_of_a_bundle_converts_to_its_recipe(tmp_path: Path) -> None:
+    """The bundle's request has the lengths and the load that are taken where none are stated."""
+    folder = tmp_path / "before"
+    (process,) = launched(BEFORE / "bundles" / "serving-nvidia-one-node.zip", folder).processes
+    before = yaml.safe_load((folder / "recipe.yaml").read_text())
+    converted = recipe("convert", " ".join(process.argv), "--hardware", "h100-sxm:2")
+    assert converted["lost"] == []
+    assert_holds(converted["recipe"]["candidate"], before["candidate"])
+    assert_holds(converted["recipe"]["estimate"]["serving"], before["estimate"]["serving"])
+
+
+# Estimates
+
+
+@pytest.mark.parametrize("path", ESTIMATES, ids=titles(ESTIMATES))
+def test_an_estimate_is_the_same_to_the_digit(path: Path) -> None:
+    assert_holds(recipe("estimate", str(path)), json.loads(path.with_suffix(".json").read_text()))
