@@ -144,7 +144,7 @@ def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> 
             "stage": fullest,
             "layers": b - a,
             "layers_traced": len(rank.layers),
-            "whole_on_every_rank": rank.whole,
+            "whole_on_every_rank": rank.unsplit,
             "method": _method(setting, rank, wide, tp, dp, ep),
         }
     traced["seconds"] = round(time.perf_counter() - started, 2)

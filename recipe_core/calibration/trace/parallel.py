@@ -179,7 +179,8 @@ def tensor_parallel(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) ->
 
 
 def _name_of(model: nn.Module, target: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is target)
+    name: str = next(name for name, module in model.named_modules() if module is target)
+    return name
 
 
 def _whole_input(mesh: DeviceMesh, layout: Any) -> Any:

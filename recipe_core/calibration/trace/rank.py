@@ -32,7 +32,7 @@ class Rank:
     kind_of: list[int]
     layers: list[nn.Module]
     tied: bool
-    done: Cut
+    split: Cut
     widths: Mapping[int, float]
     """Bytes of a cached vector, by its width, where engines have a layout of their own."""
 
@@ -57,22 +57,22 @@ class Rank:
     @property
     def added(self) -> list[str]:
         """Modules that engines split and transformers' plan does not."""
-        return self.done.added
+        return self.split.added
 
     @property
-    def whole(self) -> list[str]:
+    def unsplit(self) -> list[str]:
         """Matrices that this rank holds whole."""
-        return self.done.whole
+        return self.split.unsplit
 
     @property
     def gathered(self) -> list[str]:
         """Projections in layers whose output transformers gathers."""
-        return self.done.gathered
+        return self.split.gathered
 
     @property
     def repeated_kv(self) -> bool:
         """Whether ranks outnumber KV heads."""
-        return self.done.repeated_kv
+        return self.split.repeated_kv
 
     def weight_bytes(self, start: int, stop: int) -> int:
         """Parameters of a stage: its layers, embedding if first, final norm and head if last."""

@@ -57,13 +57,13 @@ TRANSPOSED_EXPERTS = {
 class Cut:
     """How a model was split.
 
-    added: rules besides transformers' plan. whole: matrices on every rank. gathered: projections in
-    layers whose output every rank gets complete. repeated_kv: whether KV heads are replicated.
+    added: rules besides transformers' plan. unsplit: matrices on every rank. gathered: projections
+    in layers whose output every rank gets complete. repeated_kv: whether KV heads are replicated.
     """
 
     gathered: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    whole: list[str] = field(default_factory=list)
+    unsplit: list[str] = field(default_factory=list)
     repeated_kv: bool = False
 
 
@@ -120,7 +120,7 @@ def cut(model: nn.Module, *, tp: int, dp: int, ep: int) -> Cut:
                 if ".layers." in n and "gather" in style and not n.endswith(("weight", "bias"))
             }
         )
-        result.whole = _whole(model, plan, experts)
+        result.unsplit = _unsplit(model, plan, experts)
         apply_tensor_parallelism(model, mesh["tp"], plan)
         _share_groups(model, tp)
         if tied:
@@ -276,7 +276,7 @@ def _repeat_kv_heads(model: nn.Module, tp: int) -> bool:
     return repeated
 
 
-def _whole(model: nn.Module, plan: Mapping[str, str], experts: Mapping[str, str]) -> list[str]:
+def _unsplit(model: nn.Module, plan: Mapping[str, str], experts: Mapping[str, str]) -> list[str]:
     """Matrices that no rule splits, so that every rank holds them whole."""
     names = {
         _generic(n)
