@@ -53,7 +53,7 @@ class Plan(PlanRows):
 
     @staticmethod
     @abstractmethod
-    def stack(cases: Sequence[Any]) -> Any:
+    def stack(parts: Sequence[Any]) -> Any:
         """Cases of one setting, one after another."""
 
     @classmethod

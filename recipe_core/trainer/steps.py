@@ -92,7 +92,7 @@ class Passes:
         ]
         if split.virtual_stages > 1:
             return ScheduleInterleaved1F1B(
-                stages,  # type: ignore[arg-type]
+                stages,
                 self.micro_batches,
                 loss_fn=self._loss,
                 scale_grads=False,

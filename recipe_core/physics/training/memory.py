@@ -346,8 +346,8 @@ def _reserve(setting: TrainingSetting, parts: dict[str, Float], logits: Float) -
     calibration, eager = setting.calibration, setting.framework.loss_bytes.value >= FP32_LOSS
     unfit = BYTES * logits if setting.framework.sharding == "fsdp" and eager else 0.0
     moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
-    fixed = np.where(np.isnan(logits), np.nan, figures.reserve_bytes.value)
-    return unfit + moving * (figures.fragmentation.value - 1) + fixed
+    fixed = np.where(np.isnan(logits), np.nan, calibration.reserve_bytes.value)
+    return unfit + moving * (calibration.fragmentation.value - 1) + fixed
 
 
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
