@@ -18,6 +18,7 @@ NCCL's performance notes (bus bandwidth). Left out: in-network reduction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,9 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.profile import DirectLinks, Fabric
 from recipe_core.space.serving import Cases
-from recipe_core.space.training import TrainingCases
+
+if TYPE_CHECKING:  # importing what training needs takes serving time
+    from recipe_core.space.training import TrainingCases
 
 EXCHANGE_STARTS = 4.0
 """Starts of a direct kernel in one low-latency token exchange (count, send, signal, wait). DeepEP

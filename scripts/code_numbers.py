@@ -1,0 +1,190 @@
+"""Numbers of the code: sizes, annotations, comments, density, complexity, words, rooms.
+
+    python scripts/code_numbers.py [FOLDER …]      default: recipe_core pages
+
+Counts come from the syntax tree; complexity is one more than the decisions of a function (branches,
+loops, handlers, conditions of comprehensions, boolean operators).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
+
+VAGUE = frozenset(
+    [
+        "found",
+        "each",
+        "asked",
+        "said",
+        "own",
+        "kept",
+        "stated",
+        "named",
+        "chosen",
+        "given",
+        "taken",
+        "made",
+        "every",
+        "mine",
+        "there",
+        "here",
+        "seen",
+        "wanted",
+        "what",
+        "how",
+        "held",
+        "most",
+        "least",
+        "near",
+        "whole",
+        "others",
+    ]
+)
+"""Names that say nothing of the domain: participles and pronouns."""
+DECISIONS = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def percentiles(values: list[int]) -> str:
+    """Median, 90th percentile and maximum."""
+    if len(values) < 2:
+        return "/".join(map(str, values))
+    cuts = quantiles(values, n=10)
+    return f"{cuts[4]:.0f}/{cuts[8]:.0f}/{max(values)}"
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions inside it."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+            yield child
+            yield from own_nodes(child)
+
+
+def complexity(function: ast.AST) -> int:
+    """One more than the decisions of a function."""
+    total = 1
+    for node in own_nodes(function):
+        total += isinstance(node, DECISIONS)
+        if isinstance(node, ast.comprehension):
+            total += len(node.ifs)
+        if isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+    return total
+
+
+def annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether all parameters but self and the result are annotated."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    typed = all(a.annotation or a.arg in ("self", "cls") for a in arguments)
+    return typed and (function.returns is not None or function.name == "__init__")
+
+
+def bound_names(tree: ast.AST) -> Iterator[str]:
+    """Every name that is bound: variables and parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def is_union_of_dicts(node: ast.AST) -> bool:
+    """``{…} | {…}``: a union where a dict display would do."""
+    dicts = (ast.Dict, ast.DictComp)
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.BitOr)
+        and (isinstance(node.left, dicts) or isinstance(node.right, dicts))
+    )
+
+
+def nested(node: ast.AST) -> bool:
+    """A ternary with a ternary as one of its branches."""
+    return isinstance(node, ast.IfExp) and any(
+        isinstance(branch, ast.IfExp) for branch in (node.body, node.orelse)
+    )
+
+
+def numbers(folder: Path) -> dict[str, str]:
+    """What is counted in the Python files of a folder."""
+    paths = sorted(folder.rglob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    trees = [ast.parse(text) for text in texts]
+    lines = [line for text in texts for line in text.splitlines()]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
+    sizes = [(f.end_lineno or f.lineno) - f.lineno + 1 for f in functions]
+    public = [
+        node
+        for node in nodes
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not node.name.startswith("_")
+    ]
+    comments = sum(
+        token.type == tokenize.COMMENT
+        for text in texts
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
+    names = [name for tree in trees for name in bound_names(tree)]
+    vague = sum(name in VAGUE for name in names)
+    plain = sum(
+        f.returns is not None and "dict[str, Any]" in ast.unparse(f.returns) for f in functions
+    )
+    cyclomatic = sorted(map(complexity, functions))
+
+    def per_1000(count: int) -> str:
+        return f"{1000 * count / len(lines):.1f}"
+
+    return {
+        "files": str(len(paths)),
+        "lines": f"{len(lines):,}",
+        "file p50/p90/max": percentiles([len(text.splitlines()) for text in texts]),
+        "function p50/p90/max": percentiles(sizes),
+        "functions over 60 lines": str(sum(size > 60 for size in sizes)),
+        "annotated": f"{sum(map(annotated, functions)) / len(functions):.0%}",
+        "public docstrings": f"{described / len(public):.0%}",
+        "comments per 100 lines": f"{100 * comments / len(lines):.1f}",
+        "lines over 100 columns": f"{sum(len(line) > 100 for line in lines) / len(lines):.1%}",
+        "syntax nodes a line": f"{len(nodes) / len(lines):.1f}",
+        "ternaries per 1,000 lines": per_1000(sum(isinstance(n, ast.IfExp) for n in nodes)),
+        "nested ternaries": str(sum(map(nested, nodes))),
+        "comprehensions per 1,000 lines": per_1000(
+            sum(isinstance(n, COMPREHENSIONS) for n in nodes)
+        ),
+        "unions of dict displays": str(sum(map(is_union_of_dicts, nodes))),
+        "functions that return dict[str, Any]": f"{plain / len(functions):.1%} ({plain})",
+        "participles and pronouns per 1,000 lines": per_1000(vague),
+        "… of all bound names": f"{vague / len(names):.1%}",
+        "complexity mean/p99/max": (
+            f"{sum(cyclomatic) / len(cyclomatic):.1f}/"
+            f"{cyclomatic[int(len(cyclomatic) * 0.99)]}/{cyclomatic[-1]}"
+        ),
+        "functions with complexity above 10": (
+            f"{sum(n > 10 for n in cyclomatic) / len(cyclomatic):.1%}"
+        ),
+        "loose modules at the top": str(
+            sum(path.parent == folder and path.stem[:2] != "__" for path in paths)
+        ),
+    }
+
+
+def main() -> None:
+    """Print a Markdown table with a column a folder."""
+    root = Path(__file__).parent.parent
+    folders = [Path(word) for word in sys.argv[1:]] or [root / "recipe_core", root / "pages"]
+    columns = [numbers(folder) for folder in folders]
+    print(f"| | {' | '.join(folder.name for folder in folders)} |")
+    print(f"|---|{'---|' * len(folders)}")
+    for name in columns[0]:
+        print(f"| {name} | {' | '.join(column[name] for column in columns)} |")
+
+
+if __name__ == "__main__":
+    main()
