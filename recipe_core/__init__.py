@@ -57,7 +57,8 @@ _HOMES = {
     "Request": "request.schema:PlanRequest",
     "Split": "search.plan",
 }
-"""The module of a name, and what it is called there where that differs; all others are of the library's door."""
+"""The module of a name, and what it is called there where that differs; all others are of the
+library's door."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,7 @@
-"""The library's own door: what ``import recipe_core`` offers, over the same functions as the other doors."""
+"""The library's own door.
+
+What ``import recipe_core`` offers, over the same functions as the other doors.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,9 @@ def plan(request: Asked, *, folders: bool = True) -> Plan:
         request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
         folders: whether the model may be named by a path on this machine.
 
-    Returns:
-        The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
-        ``to_json()``. Its ``columns`` are SI, one value per split, with the unit in the name: seconds,
-        bytes per device, tokens per second of the whole deployment, US dollars.
+    Returns: The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``,
+        ``to_frame()``, ``to_json()``. Its ``columns`` are SI, one value per split, with the unit in
+        the name: seconds, bytes per device, tokens per second of the whole deployment, US dollars.
 
     Raises:
         InputError: for a request that cannot be read; the message names the field and the fix.
@@ -41,11 +43,13 @@ def plan(request: Asked, *, folders: bool = True) -> Plan:
 
 
 def estimate(request: Asked, *, folders: bool = True) -> Any:
-    """Estimate the split in ``request.candidate``; where that leaves something open, the best split that agrees with it.
+    """Estimate the split in ``request.candidate``.
 
-    Returns:
-        The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in seconds,
-        throughput in tokens per second, cost in US dollars; each figure with its 80 % band.
+    Where that leaves something open, the best split that agrees with it.
+
+    Returns: The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in
+        seconds, throughput in tokens per second, cost in US dollars; each figure with its 80 %
+        band.
 
     Raises:
         InputError: for a request that cannot be read.
@@ -112,9 +116,8 @@ def write(recipe: Recipe, path: str | Path, *, sign: bytes | None = None) -> Pat
         path: the bundle; an older one in its place is replaced.
         sign: an ed25519 private key (PEM) to sign it with.
 
-    Raises:
-        InputError: for a path that cannot be written, a key that is none, or a file that would hold a
-            secret of this machine.
+    Raises: InputError: for a path that cannot be written, a key that is none, or a file that would
+        hold a secret of this machine.
     """
     from recipe_core.bundle.write import write_bundle
 

@@ -1,4 +1,7 @@
-"""Changes to a request that would help, each really planned: for a plan with nothing feasible, and for one refused split."""
+"""Changes to a request that would help, each really planned.
+
+For a plan with nothing feasible, and for one refused split.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,8 @@ def advice(changes: Sequence[Change]) -> str:
 def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
     """Up to ``at_most`` changes that let a split in; none where one is feasible.
 
-    Looser limits where only those refuse, else what the kind of workload offers: other number formats, a
-    shorter context, states on the host, more devices.
+    Looser limits where only those refuse, else what the kind of workload offers: other number
+    formats, a shorter context, states on the host, more devices.
     """
     if len(plan.order):
         return []
@@ -84,7 +87,10 @@ def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
 
 
 def looser_limits(plan: Plan) -> list[Change]:
-    """Limits that would let a row in: each alone where that is enough, else all that the nearest row breaks."""
+    """Limits that would let a row in.
+
+    Each alone where that is enough, else all that the nearest row breaks.
+    """
     rows = plan.beyond_limits()
     codes = {row: plan.codes(row) for row in rows}
     alone = {}
@@ -120,7 +126,10 @@ def _best_after(plan: Plan, fields: Mapping[str, Any]) -> Change | None:
 
 
 def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
-    """Changes that let this very split run, then the nearest split that runs already; none for a feasible row."""
+    """Changes that let this very split run, then the nearest split that runs already.
+
+    None for a feasible row.
+    """
     if plan.feasible[row]:
         return []
     out: list[Change] = []
@@ -136,7 +145,10 @@ def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
 
 
 def _worth_trying(plan: Plan, row: int) -> Iterator[dict[str, Any]]:
-    """Changes for the rules that a row breaks, the least intrusive first; several rules are met together."""
+    """Changes for the rules that a row breaks, the least intrusive first.
+
+    Several rules are met together.
+    """
     codes = plan.codes(row)
     limits = _loosened(plan, row, codes)
     if codes and codes <= set(LIMITS):
@@ -171,7 +183,10 @@ def nearest_feasible(plan: Plan, row: int) -> int | None:
 
 
 def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """How far two candidates are apart: doublings of degrees, and one for every other choice that differs."""
+    """How far two candidates are apart.
+
+    Doublings of degrees, and one for every other choice that differs.
+    """
     out = 0.0
     for name, value in a.items():
         other = b.get(name)

@@ -1,4 +1,7 @@
-"""Cases of one setting, evaluated: quantities as columns, broken rules as bits, details of a case on demand."""
+"""Cases of one setting, evaluated.
+
+Quantities as columns, broken rules as bits, details of a case on demand.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from recipe_core.space.refusal import Refusal
 Bits = NDArray[np.uint64]
 
 CHUNK = 16_384
-"""Cases that are estimated at a time: their columns stay in the processor's cache, and memory stays flat
-however many there are."""
+"""Cases that are estimated at a time: their columns stay in the processor's cache, and memory stays
+flat however many there are."""
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -29,9 +32,9 @@ E = TypeVar("E")
 class Physics(Generic[S, C, E]):
     """How cases of a kind of workload are estimated.
 
-    ``estimate`` takes a setting and cases. ``case_columns`` are known of every case, ``quantities`` of
-    those that are estimated. ``rules`` refuse a case before it is estimated; ``search_rules`` are those of
-    a search, in place of ``place_rules`` for stated splits: an estimate knows neither.
+    ``estimate`` takes a setting and cases. ``case_columns`` are known of every case, ``quantities``
+    of those that are estimated. ``rules`` refuse a case before it is estimated; ``search_rules``
+    are those of a search, in place of ``place_rules`` for stated splits: an estimate knows neither.
     """
 
     estimate: Callable[[S, C], E]
@@ -47,9 +50,9 @@ class EvaluatedCases(Generic[S, C, E]):
     """Cases of one setting.
 
     ``quantities`` are columns over all of ``cases``, NaN where a rule refuses a case before it is
-    estimated. Bit k of ``broken`` says that rule ``codes[k]`` refuses a case. ``outside`` are rules that an
-    estimate does not know; ``limits`` are rules of the request on top. ``estimates`` are those of the
-    cases ``legal`` where they are few enough to keep.
+    estimated. Bit k of ``broken`` says that rule ``codes[k]`` refuses a case. ``outside`` are rules
+    that an estimate does not know; ``limits`` are rules of the request on top. ``estimates`` are
+    those of the cases ``legal`` where they are few enough to keep.
     """
 
     physics: Physics[S, C, E]

@@ -1,4 +1,7 @@
-"""Limits of the objective as rules: of quantities by their means, of times also by a simulated percentile."""
+"""Limits of the objective as rules.
+
+Of quantities by their means, of times also by a simulated percentile.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ SERVING = frozenset({"serving"})
 class LimitRule:
     """A limit of the objective.
 
-    ``name`` is its field there, ``column`` what it bounds, ``factor`` the field's unit in one of the
-    column's, ``kinds`` the kinds of workload it holds for. ``at_least``: the column must not be less,
-    instead of not more. ``counted``: only whole numbers.
+    ``name`` is its field there, ``column`` what it bounds, ``factor`` the field's unit in one of
+    the column's, ``kinds`` the kinds of workload it holds for. ``at_least``: the column must not be
+    less, instead of not more. ``counted``: only whole numbers.
     """
 
     name: str
@@ -51,7 +54,10 @@ class LimitRule:
         return None if stated is None else float(stated) / self.factor
 
     def value(self, cases: Cases, percentile: float | None) -> Float:
-        """What it bounds, one per case: the percentile where one is asked for and simulated, else the mean."""
+        """What it bounds, one per case.
+
+        The percentile where one is asked for and simulated, else the mean.
+        """
         mean = np.asarray(cases.columns[self.column], dtype=np.float64)
         if percentile is None or not self.timed or cases.simulation is None:
             return mean
@@ -64,7 +70,10 @@ class LimitRule:
         return 1 / np.maximum(ratio, 1e-12) if self.at_least else ratio
 
     def loosened(self, value: float) -> float | int:
-        """The limit that ``value`` just keeps: three significant digits in the field's unit, rounded its way."""
+        """The limit that ``value`` just keeps.
+
+        Three significant digits in the field's unit, rounded its way.
+        """
         value *= self.factor
         step = 10.0 ** (math.floor(math.log10(value)) - 2)
         to = math.floor if self.at_least else math.ceil
@@ -158,7 +167,10 @@ def time_bounds(limits: Limits) -> dict[str, float]:
 
 
 def mean_excess(cases: Cases, limits: Limits) -> Float:
-    """How many times its limit the mean of a time is, at the worst of the stated limits; zero without any."""
+    """How many times its limit the mean of a time is, at the worst of the stated limits.
+
+    Zero without any.
+    """
     excess = np.zeros(len(cases))
     for column, bound in time_bounds(limits).items():
         excess = np.maximum(excess, cases.columns[column] / bound)

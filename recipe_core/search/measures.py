@@ -28,9 +28,10 @@ MORE_IS_BETTER = frozenset(
 class Measure:
     """One quantity of every row of a plan.
 
-    ``column`` of the plan holds it, SI. A chart or a table shows it times ``factor`` in ``unit``, a sentence as ``show`` says it.
-    ``limit``: the field of the objective's limits that bounds it, and ``limit_factor`` that field's unit in SI ones. ``band``: the figure
-    of an estimate whose band is this measure's.
+    ``column`` of the plan holds it, SI. A chart or a table shows it times ``factor`` in ``unit``, a
+    sentence as ``show`` says it. ``limit``: the field of the objective's limits that bounds it, and
+    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate whose band is
+    this measure's.
     """
 
     title: str

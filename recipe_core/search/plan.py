@@ -1,4 +1,7 @@
-"""A plan: every split of a request, judged and ranked. Serving and training answer the same questions."""
+"""A plan: every split of a request, judged and ranked.
+
+Serving and training answer the same questions.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ if TYPE_CHECKING:
     from recipe_core.search.sensitivity import Flip
 
 PRICE, LENGTH, LOAD = 0.2, 0.5, 2.0
-"""How far a price per device and hour, mean lengths (as shares) and the load (as a factor) are moved."""
+"""How far a price per device and hour, mean lengths (as shares) and the load (as a factor) are
+moved."""
 
 LISTED, REFUSED_LISTED = 1000, 5000
-"""Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
+"""Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how
+many there are."""
 
 
 class Plan(PlanRows):
@@ -86,7 +91,10 @@ class Plan(PlanRows):
 
     @abstractmethod
     def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What the decision may depend on, each moved: its name, and the fields as they then are."""
+        """What the decision may depend on, each moved.
+
+        Its name, and the fields as they then are.
+        """
 
     @abstractmethod
     def identity(self, row: int) -> tuple[Any, ...]:
@@ -121,13 +129,19 @@ class Plan(PlanRows):
         return Splits(self, self.order[on[self.order]])
 
     def changes(self) -> list[Change]:
-        """Where nothing is feasible: a few changes to the request after which something is, each really planned."""
+        """Where nothing is feasible.
+
+        A few changes to the request after which something is, each really planned.
+        """
         from recipe_core.search.changes import helpful_changes
 
         return helpful_changes(self)
 
     def sensitivity(self) -> list[Flip]:
-        """What would flip the decision: the request planned again with price, lengths and load moved."""
+        """What would flip the decision.
+
+        The request planned again with price, lengths and load moved.
+        """
         from recipe_core.search.sensitivity import flips
 
         return flips(self)
@@ -152,9 +166,12 @@ class Plan(PlanRows):
         """What tells rows apart beside ``columns``: engine, formats …, one value per row."""
 
     def to_json(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
-        """The plan as the contract writes it: the first ``top`` ranked, the first ``refused`` with their reasons.
+        """The plan as the contract writes it.
 
-        ``nearest`` is the nearest split when none is feasible, with changes after which something is.
+        The first ``top`` ranked, the first ``refused`` with their reasons.
+
+        ``nearest`` is the nearest split when none is feasible, with changes after which something
+        is.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)

@@ -30,8 +30,8 @@ def plan_type(kind: str) -> type[Plan]:
 def plan(request: PlanRequest, *, folders: bool = True) -> Plan:
     """Every split of the request's hardware, judged and ranked.
 
-    Of ``request.candidate`` only what all splits of a training plan share counts. ``folders``: whether a
-    model may be named by a path on this machine.
+    Of ``request.candidate`` only what all splits of a training plan share counts. ``folders``:
+    whether a model may be named by a path on this machine.
 
     Raises:
         InputError: for unknown names or what this version does not model.
@@ -42,7 +42,9 @@ def plan(request: PlanRequest, *, folders: bool = True) -> Plan:
 
 
 def plan_candidate(request: PlanRequest, *, folders: bool = True) -> tuple[Plan, int]:
-    """The plan narrowed to what ``request.candidate`` states, and its best row (the nearest when none is feasible).
+    """The plan narrowed to what ``request.candidate`` states, and its best row.
+
+    The nearest when none is feasible.
 
     Raises:
         InputError: as ``plan``.
@@ -72,9 +74,12 @@ def _some(plan: Plan) -> Plan:
 
 
 def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
-    """One estimate a request (plain values), in order; a bad request answers its error in its place.
+    """One estimate a request (plain values), in order.
 
-    Requests that share a setting (model, device, engine, formats …) and limits are columns of one estimate.
+    A bad request answers its error in its place.
+
+    Requests that share a setting (model, device, engine, formats …) and limits are columns of one
+    estimate.
     """
     answers: dict[int, dict[str, Any]] = {}
     groups: defaultdict[str, list[tuple[int, Problem[Any], Any, Any]]] = defaultdict(list)
@@ -101,7 +106,10 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def shared_key(problem: Problem[Any], setting: Any) -> str:
-    """What requests must share to be columns of one estimate: all of the setting but counts, and the limits."""
+    """What requests must share to be columns of one estimate.
+
+    All of the setting but counts, and the limits.
+    """
     limits = problem.request.objective.limits.model_dump(mode="json")
     model = [setting.model.name, setting.model.digest]
     place = _place(setting.cluster)

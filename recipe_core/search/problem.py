@@ -1,4 +1,7 @@
-"""A request with its names looked up; what its kind of workload does not have is refused by name."""
+"""A request with its names looked up.
+
+What its kind of workload does not have is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from recipe_core.request.schema import (
 from recipe_core.search.limits import LIMITS
 
 MAX_DEVICES = {"serving": 4096, "training": 65_536}
-"""The largest cluster that is planned, by kind: serving enumerates every product of degrees, training
-divisors only."""
+"""The largest cluster that is planned, by kind: serving enumerates every product of degrees,
+training divisors only."""
 
 TRAINING_GOALS = ("throughput", "cost", "gpus", "energy")
 """What a training run can be optimised for; the other goals are about requests."""
@@ -67,9 +70,8 @@ TrainingProblem = Problem[TrainingWorkload]
 def resolve(request: PlanRequest, *, folders: bool = True) -> Problem[Any]:
     """Look up model, devices and links.
 
-    Raises:
-        InputError: for unknown names, for fields that the kind of workload does not have, and for what
-            the schema has but this version does not model.
+    Raises: InputError: for unknown names, for fields that the kind of workload does not have, and
+        for what the schema has but this version does not model.
     """
     refuse_other_kind(request)
     places = (request.hardware, *request.options.hardware)
@@ -85,7 +87,10 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Problem[Any]:
 
 
 def _cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster:
-    """The cluster of the request (the first) or of its options; errors name the field it stands in."""
+    """The cluster of the request (the first) or of its options.
+
+    Errors name the field it stands in.
+    """
     field = f"options.hardware.{k - 1}" if k else "hardware"
     largest = MAX_DEVICES[request.workload.kind]
     if hardware.devices > largest:

@@ -27,14 +27,16 @@ TIE_DIGITS = 4
 
 
 class PlanRows(ABC):
-    """Candidates of a request, evaluated. Rows are numbered through all ``blocks``, each of one setting.
+    """Candidates of a request, evaluated.
 
-    A kind of workload says: ``measures``, what rows are compared by, of which ``axes`` are drawn first,
-    ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are shown large and ``phrased`` say a
-    split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as a person calls them;
-    ``goals``, the column that each goal of an objective is about and whether less (1) or more (-1) of it is
-    better; ``unpriced``, what stands for cost where prices are unknown; ``frontier_columns``,
-    the tradeoff that every plan states.
+    Rows are numbered through all ``blocks``, each of one setting.
+
+    A kind of workload says: ``measures``, what rows are compared by, of which ``axes`` are drawn
+    first, ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are shown large and
+    ``phrased`` say a split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as
+    a person calls them; ``goals``, the column that each goal of an objective is about and whether
+    less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where prices are
+    unknown; ``frontier_columns``, the tradeoff that every plan states.
     """
 
     measures: Mapping[str, Measure]
@@ -79,8 +81,8 @@ class PlanRows(ABC):
     def columns(self) -> Mapping[str, Any]:
         """Degrees, quantities (SI, units in the names) and ``feasible``, each over all rows.
 
-        Memory is per device, throughput of the whole deployment or run. NaN where a rule leaves a row
-        without an estimate.
+        Memory is per device, throughput of the whole deployment or run. NaN where a rule leaves a
+        row without an estimate.
         """
         names = self.blocks[0].columns if self.blocks else {"feasible": None}
         return {
@@ -168,7 +170,10 @@ class PlanRows(ABC):
 
     @abstractmethod
     def request_of(self, row: int) -> PlanRequest:
-        """The request of a row alone: on its hardware, under its load, with its split as the candidate."""
+        """The request of a row alone.
+
+        On its hardware, under its load, with its split as the candidate.
+        """
 
     @abstractmethod
     def key(self, row: int) -> str:
@@ -186,7 +191,10 @@ class PlanRows(ABC):
 
     @cached_property
     def score(self) -> Float:
-        """What rows are ranked by, less is better: the goals' quantities, multiplied by their weights as powers."""
+        """What rows are ranked by, less is better.
+
+        The goals' quantities, multiplied by their weights as powers.
+        """
         weighed = []
         for goal, weight in self.request.objective.goals.items():
             column, sign = self.goals[goal]
@@ -342,7 +350,8 @@ class PlanRows(ABC):
     def nearest_row(self) -> int | None:
         """When nothing is feasible: the row that misses the limits by least.
 
-        Where none only misses limits, the one with the fewest problems and the least memory lacking.
+        Where none only misses limits, the one with the fewest problems and the least memory
+        lacking.
         """
         if len(self.order) or not len(self):
             return None
@@ -356,10 +365,16 @@ class PlanRows(ABC):
 
     @abstractmethod
     def memory(self, rows: Sequence[int]) -> dict[str, Float]:
-        """Bytes of each of ``parts`` on the fullest device of some rows; NaN without an estimate."""
+        """Bytes of each of ``parts`` on the fullest device of some rows.
+
+        NaN without an estimate.
+        """
 
     def short_bytes(self, row: int) -> float:
-        """What a device lacks for the split to start at all; zero or less where it starts, NaN without an estimate."""
+        """What a device lacks for the split to start at all.
+
+        Zero or less where it starts, NaN without an estimate.
+        """
         return float(self.columns["shortfall_bytes"][row])
 
     def usable_bytes(self, row: int) -> float:
@@ -411,7 +426,10 @@ class PlanRows(ABC):
         return ", ".join(f"{self.text(name, row)} {_TAIL.get(name, '')}".strip() for name in known)
 
     def band(self, name: str, row: int) -> str | None:
-        """Where eight of ten measured runs are expected, as a sentence says it; None where that is unknown."""
+        """Where eight of ten measured runs are expected, as a sentence says it.
+
+        None where that is unknown.
+        """
         figure = self.measures[name].band
         limits = self.estimate(row).get("bands", {}).get(figure) if figure else None
         return band(limits, self.measures[name].show) if limits else None

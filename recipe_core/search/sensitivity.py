@@ -1,4 +1,7 @@
-"""What would flip the decision: the same request planned again with price, lengths and load moved."""
+"""What would flip the decision.
+
+The same request planned again with price, lengths and load moved.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The serving splits a plan evaluates: every engine, number format, split, draft, step limit and load."""
+"""The serving splits a plan evaluates.
+
+Every engine, number format, split, draft, step limit and load.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ POOL_DEGREES = ("tp", "pp", "dp", "ep")
 def weight_dtype(dtype: str, model: ModelSpec) -> str:
     """The stored format that a requested ``dtype`` means.
 
-    "auto" is the checkpoint's; "fp8" or a 4-bit float is any such format the checkpoint already has.
+    "auto" is the checkpoint's; "fp8" or a 4-bit float is any such format the checkpoint already
+    has.
     """
     stored = model.weight_dtype
     same_width = (dtype == "fp8" and stored.startswith("fp8")) or {dtype, stored} == {
@@ -41,7 +45,10 @@ def weight_dtype(dtype: str, model: ModelSpec) -> str:
 
 
 def kv_dtype(dtype: str, weights: str, model: ModelSpec) -> str:
-    """The cache format that a requested ``dtype`` means: "auto" is the checkpoint's, else that of activations."""
+    """The cache format that a requested ``dtype`` means.
+
+    "auto" is the checkpoint's, else that of activations.
+    """
     if dtype != "auto":
         return dtype
     return model.kv_dtype or (weights if weights in WIDE else model.dtype)
@@ -78,7 +85,10 @@ def load_of(workload: ServingWorkload) -> float:
 def setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
 ) -> Setting:
-    """What all splits of one engine and one pair of formats share on a cluster (the request's by default)."""
+    """What all splits of one engine and one pair of formats share on a cluster.
+
+    The request's by default.
+    """
     place = place or problem.cluster
     stored = weight_dtype(weights, problem.model)
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:

@@ -39,13 +39,17 @@ from recipe_core.space.serving import Cases, Setting, stack
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
 SIMULATED = 64
-"""Candidates of a plan that are simulated where its limits name a percentile: the first by their means."""
+"""Candidates of a plan that are simulated where its limits name a percentile: the first by their
+means."""
 REQUESTS = 300_000
-"""Requests that are simulated for a plan at most, over all candidates but the first few: some ten seconds."""
+"""Requests that are simulated for a plan at most, over all candidates but the first few: some ten
+seconds."""
 NEAREST = 8
-"""Candidates that are simulated at least: where fewer keep the limits by their means, those that miss them by least."""
+"""Candidates that are simulated at least: where fewer keep the limits by their means, those that
+miss them by least."""
 QUICK = 5000
-"""Requests of a replica that are simulated without being asked for, in the estimate of one candidate."""
+"""Requests of a replica that are simulated without being asked for, in the estimate of one
+candidate."""
 TAILS = (50.0, 95.0, 99.0)
 
 
@@ -132,7 +136,10 @@ class ServingPlan(Plan):
 
     @classmethod
     def together(cls, problems: Sequence[ServingProblem]) -> Self:
-        """One plan over every case of several problems with one objective; ``sources`` tells their rows apart."""
+        """One plan over every case of several problems with one objective.
+
+        ``sources`` tells their rows apart.
+        """
         blocks = [cls._searched(problem, None) for problem in problems]
         plan = cls(problems[0], [block for several in blocks for block in several])
         sizes = [sum(map(len, several)) for several in blocks]
@@ -154,7 +161,10 @@ class ServingPlan(Plan):
 
     @classmethod
     def of(cls, problem: ServingProblem, setting: Setting, cases: Cases) -> Self:
-        """The plan of given cases; where limits name a percentile, all that can run are simulated."""
+        """The plan of given cases.
+
+        Where limits name a percentile, all that can run are simulated.
+        """
         return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
 
     # columns
@@ -186,7 +196,10 @@ class ServingPlan(Plan):
         return {id(cluster): k for k, cluster in enumerate(self.problem.clusters)}
 
     def cluster_number(self, row: int) -> int:
-        """Which of the plan's clusters a row is on: 0 is the request's, those of its options follow."""
+        """Which of the plan's clusters a row is on.
+
+        0 is the request's, those of its options follow.
+        """
         return self._cluster_numbers[id(self.setting(row).cluster)]
 
     @cached_property
@@ -223,7 +236,10 @@ class ServingPlan(Plan):
         return out
 
     def _requested_draft(self, draft: Mapping[str, Any]) -> dict[str, Any]:
-        """Method and checkpoint that the request names for a draft; no estimate depends on them: a layer is a layer."""
+        """Method and checkpoint that the request names for a draft.
+
+        No estimate depends on them: a layer is a layer.
+        """
         requested = (
             self.problem.candidate.speculative,
             self.problem.workload.speculative,
@@ -241,7 +257,10 @@ class ServingPlan(Plan):
         return {}
 
     def request_of(self, row: int) -> PlanRequest:
-        """The request of a row alone: on its hardware, under its load, with its split as the candidate."""
+        """The request of a row alone.
+
+        On its hardware, under its load, with its split as the candidate.
+        """
         block, i = self.at(row)
         workload = self.problem.workload
         load = float(block.cases.load[i])
@@ -333,7 +352,10 @@ class ServingPlan(Plan):
     # changes that may help
 
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Changes by topic, the least intrusive first: weights that the engine converts itself, a shorter context, more devices."""
+        """Changes by topic, the least intrusive first.
+
+        Weights that the engine converts itself, a shorter context, more devices.
+        """
         request, workload, model = self.request, self.problem.workload, self.problem.model
         device = self.problem.cluster.device
         options = request.options
@@ -422,8 +444,8 @@ def _judged(
 ) -> list[Block]:
     """All cases judged, the request's limits among the rules.
 
-    A search (``at_most`` is given) leaves out what is wasteful, and simulates so many candidates where
-    limits name a percentile.
+    A search (``at_most`` is given) leaves out what is wasteful, and simulates so many candidates
+    where limits name a percentile.
     """
     limits, searching = problem.request.objective.limits, at_most is not None
     blocks = [evaluate(PHYSICS, *pair, searching=searching) for pair in pairs]

@@ -1,4 +1,7 @@
-"""Limits to choose from: round steps over what a plan's splits reach, each with how many of them keep it."""
+"""Limits to choose from.
+
+Round steps over what a plan's splits reach, each with how many of them keep it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ class LimitSteps:
 
 
 def limit_steps(plan: Plan, name: str, stated: float | None = None) -> LimitSteps:
-    """The steps of a measure that has a limit, tightest last where more is better; the ``stated`` limit is always among them."""
+    """The steps of a measure that has a limit, tightest last where more is better.
+
+    The ``stated`` limit is always among them.
+    """
     measure = plan.measures[name]
     values = plan.bounded(name) / measure.limit_factor
     others = _keeping_others(plan, name) & np.isfinite(values)

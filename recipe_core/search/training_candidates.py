@@ -1,4 +1,7 @@
-"""The training splits a plan evaluates: every framework, degree, ZeRO stage, micro-batch and recomputation."""
+"""The training splits a plan evaluates.
+
+Every framework, degree, ZeRO stage, micro-batch and recomputation.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def failures_of(workload: TrainingWorkload) -> Failures:
 
 
 def setting(problem: TrainingProblem, name: str | None, precision: str | None) -> TrainingSetting:
-    """What all splits of one framework and precision share; raises InputError for an unknown framework."""
+    """What all splits of one framework and precision share.
+
+    Raises InputError for an unknown framework.
+    """
     workload, name = problem.workload, name or DEFAULT_FRAMEWORK
     return TrainingSetting(
         model=problem.model,
@@ -150,7 +156,10 @@ def _divisors(n: int) -> list[int]:
 
 
 def _worlds(problem: TrainingProblem) -> list[int]:
-    """Numbers of devices to evaluate: all; with fewer nodes allowed also doubling from one device on."""
+    """Numbers of devices to evaluate: all.
+
+    With fewer nodes allowed also doubling from one device on.
+    """
     cluster = problem.cluster
     devices = cluster.per_node * cluster.nodes
     if problem.request.options.nodes == "all":
@@ -160,7 +169,10 @@ def _worlds(problem: TrainingProblem) -> list[int]:
 
 
 def _degrees(problem: TrainingProblem, candidate: CandidateRequest) -> Int:
-    """tp, pp, cp, dp and ep of every split (splits, 5): tp within a fast island, pp within the layers."""
+    """tp, pp, cp, dp and ep of every split (splits, 5).
+
+    Tp within a fast island, pp within the layers.
+    """
     model, cluster = problem.model, problem.cluster
     island = (cluster.fabric.domain or 1) if cluster.rack_scale else cluster.per_node
     longest = problem.workload.sequence_length
@@ -238,7 +250,8 @@ def _varied(
     replicas = columns["dp"] * columns["cp"]
     inside = np.maximum(base.per_node[rows] // columns["tp"], 1)  # replicas inside a node
     columns["shard"] = c.shard or np.where(hybrid > 0, inside, replicas)
-    # HSDP differs from FSDP only where states are divided fully and replicas fill several nodes evenly
+    # HSDP differs from FSDP only where states are divided fully and replicas fill several nodes
+    # evenly
     divides = (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside)
     sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
     columns |= _stated_columns(c) | shared_columns(problem)

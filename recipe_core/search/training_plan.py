@@ -67,8 +67,9 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "watts": lambda e: e.run.watts,
     },
 )
-"""``tokens_per_s`` of all devices, less what padding and failures cost; ``tokens_per_s_per_gpu`` without
-failures; ``usd_per_million_tokens`` NaN without a price; ``tight``: see `TrainingEstimates.tight`."""
+"""``tokens_per_s`` of all devices, less what padding and failures cost; ``tokens_per_s_per_gpu``
+without failures; ``usd_per_million_tokens`` NaN without a price; ``tight``: see
+`TrainingEstimates.tight`."""
 
 
 class TrainingPlan(Plan):
@@ -106,7 +107,8 @@ class TrainingPlan(Plan):
     def search(cls, problem: TrainingProblem, candidate: CandidateRequest | None = None) -> Self:
         """The plan over every case of a problem that agrees with what ``candidate`` states.
 
-        Without one, what all splits of a plan share (framework, precision, offload) is the request's.
+        Without one, what all splits of a plan share (framework, precision, offload) is the
+        request's.
         """
         agree = candidate or shared_candidate(problem.request)
         pairs = [(shared, every_case(problem, shared, agree)) for shared in settings(problem)]
@@ -216,7 +218,10 @@ class TrainingPlan(Plan):
     # what may flip the decision
 
     def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Sequence length and batch, each moved down and up; on one cluster a price changes no choice."""
+        """Sequence length and batch, each moved down and up.
+
+        On one cluster a price changes no choice.
+        """
         workload = self.problem.workload
         for sign in (-1, 1):
             tokens = max(round(workload.sequence_length * (1 + sign * LENGTH)), 1)

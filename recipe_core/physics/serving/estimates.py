@@ -48,7 +48,10 @@ class Estimates:
         percentiles: Sequence[float] = PERCENTILES,
         limits: Mapping[str, float] = NO_LIMITS,
     ) -> Estimates:
-        """With percentiles of the chosen cases, which should be feasible; those of pools and of drafts are not simulated."""
+        """With percentiles of the chosen cases, which should be feasible.
+
+        Those of pools and of drafts are not simulated.
+        """
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
@@ -91,7 +94,8 @@ class Estimates:
     ) -> list[dict[str, Any]]:
         """The chosen cases as JSON values.
 
-        Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no serving figures.
+        Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no
+        serving figures.
         """
         return estimate_rows(self, rows, limits, explained=explained)
 
@@ -122,8 +126,8 @@ def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
 def estimate(setting: Setting, cases: Cases) -> Estimates:
     """Memory, latency, throughput and cost of every case, and why some cannot run.
 
-    Memory of infeasible cases is computed too (a chart draws what does not fit); serving figures of what does not fit are NaN. Either all
-    cases have a prefill pool or none has.
+    Memory of infeasible cases is computed too (a chart draws what does not fit); serving figures of
+    what does not fit are NaN. Either all cases have a prefill pool or none has.
     """
     asked = np.ones(len(cases))
     if setting.mode in ("closed", "static"):
