@@ -38,7 +38,8 @@ class Base(_Data):
 class TrainingEngine(_Data):
     """A framework at its pinned release; ``module`` is what its version is asked of, ``requires`` what it must be able to import.
 
-    ``container``: how an image that holds it is built, None where it is no package.
+    ``container``: how an image that holds it is built, None where it is no package. ``launcher``:
+    the module of ``launch/training/`` that starts it, where that is not of its name.
     """
 
     version: str
@@ -46,6 +47,7 @@ class TrainingEngine(_Data):
     install: str
     requires: tuple[str, ...]
     container: Packages | None = None
+    launcher: str | None = None
     source: str
 
 
