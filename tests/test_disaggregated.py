@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.labels import split_name
 from recipe_core.physics.serving.continuous_batching import decode_step
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.operators import total
 from recipe_core.physics.serving.pools import transfer_bytes, transfer_s
 from recipe_core.physics.serving.speculative import engine_step
-from recipe_core.present.terminal import split_text
 from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
@@ -222,7 +222,7 @@ def test_both_pools_are_counted_and_shown():
     assert any("pool bounds the rate" in note for note in answer["notes"])
     table, row = plan_candidate(PlanRequest.parse(values()))
     assert (
-        split_text(table.candidate(row))
+        split_name(table.candidate(row))
         == "tp 4 × pp 1 × dp 2 with a prefill pool of tp 4 × pp 1 × dp 1 × 2 replicas"
     )
 

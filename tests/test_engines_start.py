@@ -17,7 +17,7 @@ from recipe_core.request.schema import CandidateRequest
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
-from recipe_core.search.serving_plan import ServingPlan, judged
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.verdict import check_request
 from recipe_core.space import placement
 from recipe_core.space.splits import place_rules, refusals
@@ -107,7 +107,7 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
             or not chosen.cache_can_be_had
         ):
             continue
-        table = ServingPlan(found, (judged(found, chosen, cases),))
+        table = ServingPlan.of(found, chosen, cases)
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
         assert set(placed) <= set(table.reasons(0))
         if not placed:

@@ -115,7 +115,7 @@ def test_estimates_of_training_are_what_the_schema_says(validator, seed):
             *draw.sample(range(len(table)), min(60, len(table))),
             *map(int, table.order[:10]),
         ]:
-            estimate = table.estimates.row(row)
+            estimate = table.estimate(row)
             assert said(validator, estimate) == []
             seen[estimate["feasible"]] += 1
     assert min(seen[True], seen[False]) >= 20

@@ -262,8 +262,8 @@ def test_training_tells_them_apart_too() -> None:
     ]
     found = []
     for request in asked:
-        estimates, row = plan_candidate(request)
-        found.append(estimates.row(row)["training"]["step_s"])
+        table, row = plan_candidate(request)
+        found.append(table.estimate(row)["training"]["step_s"])
     assert len(set(found)) == 3
     assert found[2] < found[0]
 

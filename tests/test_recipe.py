@@ -21,12 +21,13 @@ from recipe_core.recipe import (
     with_claims,
 )
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.fallbacks import fallback_request, fallbacks
+from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
-from tests.recipes import recipe_of
+from tests.recipes import fallback_request, recipe_of
 
 ROOT = Path(__file__).parent.parent
 OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
@@ -88,7 +89,7 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
         each.kind for each in recipe.fallbacks
     }
     for fallback in recipe.fallbacks:
-        table, row = plan_candidate(fallback_request(recipe.request, fallback))
+        table, row = plan_candidate(fallback_request(PlanRequest.parse(recipe.request), fallback))
         estimate = table.estimate(row)
         assert estimate["feasible"], (fallback.kind, estimate["reasons"])
         assert table.candidate(row) == fallback.candidate
@@ -107,7 +108,7 @@ def test_fallbacks_can_be_started():
     found = make_recipe(request)
     assert found.fallbacks
     for each in found.fallbacks:
-        assert decide(fallback_request(found.request, each)).started().processes
+        assert decide(fallback_request(PlanRequest.parse(found.request), each)).started().processes
 
 
 def test_fallbacks_change_what_they_are_about(recipe):
@@ -140,9 +141,9 @@ def test_training_has_fallbacks_too():
     found = fallbacks(decision, request)
     assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
     for each in found:
-        estimates, row = plan_candidate(fallback_request(decision.request.to_json(), each))
-        assert estimates.row(row)["feasible"]
-        assert estimates.candidate(row) == each.candidate
+        table, row = plan_candidate(fallback_request(decision.request, each))
+        assert table.feasible[row]
+        assert table.candidate(row) == each.candidate
 
 
 # Provenance

@@ -401,8 +401,8 @@ def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
     assert best["ttft_s"] < best["ttft_p95_s"]
     limit_ms = 1e3 * (best["ttft_s"] + best["ttft_p95_s"]) / 2
     by_mean, by_p95 = limited_plan(ttft_ms=limit_ms), limited_plan(ttft_ms=limit_ms, percentile=95)
-    assert len(by_p95.ranked) < len(by_mean.ranked)
-    for row in by_p95.ranked:
+    assert len(by_p95.order) < len(by_mean.order)
+    for row in by_p95.order:
         assert by_p95.estimate(int(row))["serving"]["ttft_p95_s"] <= limit_ms / 1e3
     said = [reason for row in range(len(by_p95)) for reason in by_p95.reasons(row)]
     assert any(
@@ -422,7 +422,7 @@ def test_what_breaks_a_limit_by_its_mean_is_not_simulated_and_says_so():
 
 def test_a_higher_percentile_passes_no_more():
     limit_ms = 1e3 * (best_figures(50)["tpot_p50_s"] + best_figures(99.9)["tpot_p99.9_s"]) / 2
-    passing = [set(limited_plan(tpot_ms=limit_ms, percentile=p).ranked) for p in (50, 95, 99.9)]
+    passing = [set(limited_plan(tpot_ms=limit_ms, percentile=p).order) for p in (50, 95, 99.9)]
     assert passing[2] <= passing[1] <= passing[0]
     assert passing[2] < passing[0]
 
@@ -430,9 +430,9 @@ def test_a_higher_percentile_passes_no_more():
 def test_a_remedy_for_a_percentile_works():
     request = make_request(objective={"limits": {"ttft_ms": 50, "percentile": 95}})
     remedy = helpful_changes(plan(request))[0]
-    (field, value), *_ = remedy.changes.items()
+    (field, value), *_ = remedy.fields.items()
     assert field == "objective.limits.ttft_ms"
-    assert len(limited_plan(ttft_ms=value, percentile=95).ranked)
+    assert len(limited_plan(ttft_ms=value, percentile=95).order)
 
 
 def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when_asked():

@@ -73,8 +73,8 @@ def test_pools_have_labels_of_their_own() -> None:
 
 
 def test_a_key_of_the_other_kind_names_no_row() -> None:
-    assert serving().row(training().key(0)) is None
-    assert training().row(serving().key(0)) is None
+    assert serving().find(training().key(0)) is None
+    assert training().find(serving().key(0)) is None
 
 
 @boards
@@ -106,7 +106,7 @@ def test_refused_rows_have_reasons_and_kinds(make: Any) -> None:
 
 @boards
 def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
-    assert set(make().rules()) <= set(make().kinds)
+    assert set(make().rules()) <= set(make().titles)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_every_cause_and_part_has_a_name() -> None:
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
         assert set(board.rules()) <= set(labels.REFUSALS)
         assert set(board.problem.model.parameters_by_part) <= set(labels.PARTS)
-    step = training().estimate(training().best())["breakdown_s"]["step"]
+    step = training().estimate(training().best_row)["breakdown_s"]["step"]
     assert set(step) <= set(labels.TRAINING_CAUSES)
 
 
