@@ -122,15 +122,15 @@ class Plan(PlanRows):
         rank = pd.array([None] * len(self), dtype="Int64")
         rank[self.order] = np.arange(1, len(self.order) + 1)
         reasons = ["; ".join(sentences) for sentences in self.every_sentence()]
-        split = self._split_columns()
+        split = self.split_columns()
         rest = {name: column for name, column in self.columns.items() if name not in split}
         return pd.DataFrame({**split, **rest}).assign(
             rank=rank, pareto=self.frontier, reasons=reasons
         )
 
     @abstractmethod
-    def _split_columns(self) -> Mapping[str, Any]:
-        """What tells rows apart beside ``columns``, one value per row."""
+    def split_columns(self) -> Mapping[str, Any]:
+        """What tells rows apart beside ``columns``: engine, formats …, one value per row."""
 
     def to_json(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
         """The plan as the contract writes it: the first ``top`` ranked, the first ``refused`` with their reasons.

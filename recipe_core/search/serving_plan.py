@@ -98,6 +98,7 @@ class ServingPlan(Plan):
     """Serving splits of a request, judged and ranked."""
 
     problem: ServingProblem
+    sources: Int
     kind: Literal["serving", "training"] = "serving"
     measures = SERVING
     axes = ("tpot", "per_gpu")
@@ -128,13 +129,26 @@ class ServingPlan(Plan):
         """The plan over every case of a problem that agrees with what ``candidate`` states."""
         if candidate is not None:
             problem = _narrowed(problem, candidate)
+        return cls(problem, cls._searched(problem, candidate))
+
+    @classmethod
+    def together(cls, problems: Sequence[ServingProblem]) -> Self:
+        """One plan over every case of several problems with one objective; ``sources`` tells their rows apart."""
+        blocks = [cls._searched(problem, None) for problem in problems]
+        plan = cls(problems[0], [block for several in blocks for block in several])
+        sizes = [sum(map(len, several)) for several in blocks]
+        plan.sources = np.repeat(np.arange(len(problems)), sizes)
+        return plan
+
+    @classmethod
+    def _searched(cls, problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
         pairs = [(shared, every_case(problem, shared, candidate)) for shared in settings(problem)]
         if problem.request.options.disaggregated and candidate is None:
             pairs += [
                 (shared, every_pair_of_pools(problem, shared)) for shared in settings(problem)
             ]
         pairs = [(shared, cases) for shared, cases in pairs if len(cases)]
-        return cls(problem, _judged(cls, problem, pairs, at_most=SIMULATED))
+        return _judged(cls, problem, pairs, at_most=SIMULATED)
 
     @classmethod
     def stated(cls, problem: ServingProblem, candidate: CandidateRequest) -> Self | None:
@@ -191,7 +205,7 @@ class ServingPlan(Plan):
         }
         return frozenset(name for name, several in values.items() if len(several) > 1)
 
-    def _split_columns(self) -> Mapping[str, Any]:
+    def split_columns(self) -> Mapping[str, Any]:
         sizes = [len(block) for block in self.blocks]
         shared = [block.setting for block in self.blocks]
         names = {

@@ -143,7 +143,7 @@ class TrainingPlan(Plan):
     def _engines(self) -> set[str]:
         return {block.setting.engine for block in self.blocks}
 
-    def _split_columns(self) -> Mapping[str, Any]:
+    def split_columns(self) -> Mapping[str, Any]:
         splits = self.candidates(range(len(self)))
         names = dict.fromkeys(name for split in splits for name in split)
         return {name: [split.get(name) for split in splits] for name in names}
