@@ -1,4 +1,4 @@
-"""What the words of a launch say, read back: by flag, and by what the engine's table of options means."""
+"""What the words of a launch say, read back by flag and by what the engine's options mean."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ def launch(deployment: Deployment) -> Launch:
     setting = deployment.setting
     engine = setting.engine
     if setting.needs_other_checkpoint:
-        model, wanted = setting.model, setting.weight_dtype
+        model, dtype = setting.model, setting.weight_dtype
         raise NoAnswer(
             f"{model.name} stores {model.weight_dtype} weights and {engine.title} does not load "
-            f"them as {wanted}.",
+            f"them as {dtype}.",
             field="candidate.weight_dtype",
-            hint=f"Name a checkpoint that stores {wanted}, or use weight_dtype: auto.",
+            hint=f"Name a checkpoint that stores {dtype}, or use weight_dtype: auto.",
         )
     if not setting.cache_can_be_had:
         raise NoAnswer(
