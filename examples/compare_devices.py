@@ -1,6 +1,6 @@
 """Which device serves a model best: read this file cell by cell, as a notebook, or run it.
 
-    python examples/compare_devices.py
+python examples/compare_devices.py
 """
 
 # %% A question: Qwen3-32B for 64 requests in flight, at most 50 ms a token, as cheap as possible.

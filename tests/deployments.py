@@ -14,8 +14,8 @@ from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.request.schema import CandidateRequest
 from recipe_core.search.problem import ServingProblem, resolve
 from recipe_core.search.serving_candidates import describe, every_split, one_case, setting
+from recipe_core.space.rules import refusals
 from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import refusals
 from tests.conftest import make_request
 
 MODELS = (

@@ -221,10 +221,7 @@ def test_both_pools_are_counted_and_shown():
         assert sum(memory[name] for name in parts) == memory["total_bytes"]
     assert any("pool bounds the rate" in note for note in answer["notes"])
     table, row = plan_candidate(PlanRequest.parse(values()))
-    assert (
-        split_name(table.candidate(row))
-        == "tp 4 × pp 1 × dp 2 with a prefill pool of tp 4 × pp 1 × dp 1 × 2 replicas"
-    )
+    assert split_name(table.candidate(row)) == "tp 4 · dp 2, prompts on 2 × tp 4"
 
 
 def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
@@ -249,14 +246,14 @@ def test_drafts_go_with_pools():
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; there are 16"),
+        ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; only 16 available"),
         (
             {"replicas": 3},
-            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; there are 16",
+            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; only 16 available",
         ),
         ({"prefill": {"tp": 1}}, "prefill pool: needs "),
-        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads do not divide over tp 3"),
-        ({"engine": "transformers"}, "does not hand caches from a prefill pool"),
+        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads are not divisible by tp 3"),
+        ({"engine": "transformers"}, "cannot transfer KV caches from a prefill pool"),
     ],
 )
 def test_pools_that_cannot_run_say_why(candidate, reason):

@@ -20,7 +20,7 @@ from recipe_core.search.serving_candidates import one_case
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.verdict import check_request
 from recipe_core.space import placement
-from recipe_core.space.splits import place_rules, refusals
+from recipe_core.space.rules import place_rules, refusals
 from tests.conftest import make_request
 
 MODELS = (
@@ -131,14 +131,14 @@ def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
     request = make_request(
         "openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
     )
-    said = "3 servers of 4 devices do not pack into 2 nodes of 6; use fewer replicas, or degrees that divide a node"
+    said = "3 servers of 4 devices do not fit into 2 nodes of 6; use fewer replicas, or degrees that divide the devices of a node"
     answer = estimate_batch([request.to_json()])[0]
     assert (answer["feasible"], answer["reasons"]) == (False, [said])
     assert "serving" not in answer
     verdict = check_request(request)
     assert verdict["ok"] is False
     assert said in verdict["reasons"]
-    with pytest.raises(NoAnswer, match="do not pack into 2 nodes of 6"):
+    with pytest.raises(NoAnswer, match="do not fit into 2 nodes of 6"):
         make_recipe(request)
 
 
@@ -176,17 +176,17 @@ def test_what_packs_by_count_packs_one_by_one(seed):
         (
             ("h100-sxm", 4, 2),
             {"engine": "vllm", "tp": 1, "pp": 5, "dp": 1},
-            "= 5 devices do not divide evenly over nodes of 4; choose",
+            "= 5 devices cannot be spread evenly over nodes of 4; choose",
         ),
         (
             ("h100-sxm", 6, 2),
             {"engine": "tensorrt-llm", "tp": 4, "pp": 1, "dp": 3},
-            "3 servers of 4 devices do not pack into 2 nodes of 6",
+            "3 servers of 4 devices do not fit into 2 nodes of 6",
         ),
         (
             ("h100-sxm", 2, 1),
             {"engine": "tgi", "tp": 2, "pp": 1, "dp": 1, "kv_dtype": "fp16"},
-            "keeps no fp16 cache beside bf16",
+            "does not support fp16 KV caches with bf16",
         ),
     ],
 )

@@ -58,13 +58,13 @@ def test_more_ranks_than_kv_heads_repeat_the_cache_and_are_not_refused():
 
 
 def test_heads_that_do_not_divide_are_refused_with_both_numbers():
-    assert "64 attention heads do not divide over tp 3" in reasons_of(LLAMA_70B, "h100-sxm", tp=3)
+    assert "64 attention heads are not divisible by tp 3" in reasons_of(LLAMA_70B, "h100-sxm", tp=3)
 
 
 def test_too_many_devices_print_every_term():
     assert (
         reasons_of(LLAMA_70B, "h100-sxm", tp=8, pp=2, dp=3)[0]
-        == "tp(8) × pp(2) × dp(3) = 48 devices; there are 8"
+        == "tp(8) × pp(2) × dp(3) = 48 devices; only 8 available"
     )
 
 
@@ -80,7 +80,11 @@ def test_fp8_blocks_refuse_a_share_they_do_not_divide_unless_experts_are_shared(
         (LLAMA_70B, {"tp": 4, "ep": 4}, "no experts"),
         ("Qwen/Qwen3-30B-A3B", {"tp": 4, "dp": 2, "ep": 4}, "ep must be 1 or 8"),
         (LLAMA_70B, {"engine": "transformers", "tp": 2}, "no tensor parallelism"),
-        (LLAMA_70B, {"tp": 8, "weight_dtype": "fp32", "kv_dtype": "fp32"}, "keeps no fp32 cache"),
+        (
+            LLAMA_70B,
+            {"tp": 8, "weight_dtype": "fp32", "kv_dtype": "fp32"},
+            "does not support fp32 KV caches",
+        ),
     ],
 )
 def test_what_an_engine_cannot_do_is_said(model, candidate, says):

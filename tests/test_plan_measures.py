@@ -65,10 +65,10 @@ def test_pools_have_labels_of_their_own() -> None:
     board = pooled()
     labelled = [board.label(int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
-    assert any("prompts on" in label for label in labelled)
+    assert any("prefill on" in label for label in labelled)
     some = next(int(row) for row in board.order if "prefill" in board.candidate(int(row)))
     assert labels.short_name(board.candidate(some)) == board.label(some).replace(
-        ", prompts on ", " + "
+        ", prefill on ", " + "
     )
 
 
@@ -112,7 +112,7 @@ def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
-        (("space/splits.py", "search/limits.py", "physics/serving/*.py"), labels.REFUSALS),
+        (("space/rules.py", "search/limits.py", "physics/serving/*.py"), labels.REFUSALS),
         (("space/training_rules.py", "physics/training/*.py"), labels.TRAINING_REFUSALS),
     ],
 )
@@ -120,7 +120,7 @@ def test_refusals_that_no_board_here_shows_have_names_too(
     patterns: tuple[str, ...], names: dict[str, str]
 ) -> None:
     source = "".join(path.read_text() for pattern in patterns for path in PACKAGE.glob(pattern))
-    codes = set(re.findall(r'Refusal\(\s*"([a-z-]+)"', source))
+    codes = set(re.findall(r'(?:Refusal|_indivisible)\(\s*"([a-z-]+)"', source))
     assert len(codes) > 5
     assert codes <= set(names)
 

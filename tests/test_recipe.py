@@ -266,7 +266,7 @@ def test_training_says_that_it_takes_no_options_of_engines():
             workload=TRAINING,
             options={name: {"seed": "1"}},
         )
-        with pytest.raises(InputError, match="training run takes none"):
+        with pytest.raises(InputError, match="belongs to serving, not to training"):
             make_recipe(request)
 
 
@@ -478,7 +478,7 @@ def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
 
 
 def test_training_is_decided_and_refused_in_words():
-    with pytest.raises(NoAnswer, match="cannot run"):
+    with pytest.raises(NoAnswer, match=r"none of \d+ splits can run; .* GiB too much"):
         make_recipe(
             make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING)
         )

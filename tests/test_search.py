@@ -105,7 +105,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
         make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "cp": 2})
     )
     assert grouped.reasons(row) == [
-        "cp 2 does not divide the 1 ranks that hold each of 8 KV heads at tp 8"
+        "tp 8 puts each of 8 KV heads on 1 rank, which cp 2 does not divide"
     ]
 
 
@@ -285,7 +285,10 @@ def test_wasteful_pipelines_are_named_but_can_be_asked_for():
     table = plan(make_request(per_node=8, nodes=6))
     c = table.columns
     row = next(row for row in range(len(table)) if c["tp"][row] == 1 and c["pp"][row] == 45)
-    assert "80 layers over 45 stages are 2 in the fullest, as over 40" in table.reasons(row)[0]
+    assert (
+        "45 stages hold up to 2 of 80 layers each, as 40 would; the other 5 add nothing"
+        in table.reasons(row)[0]
+    )
     stated, at = plan_candidate(
         make_request(per_node=8, nodes=6, candidate={"engine": "vllm", "tp": 1, "pp": 45, "dp": 1})
     )

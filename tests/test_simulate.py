@@ -159,7 +159,7 @@ def test_every_request_ends_once_and_frees_its_cache(
         stages=stages,
     )
     assert sorted(end.order) == list(range(len(requests)))
-    assert (end._held, end._context, len(end._running)) == (0, 0, 0)
+    assert (end._allocated, end._context, len(end._running)) == (0, 0, 0)
     for (_, output, _), at, first, done in zip(requests, sent, end.first, end.done, strict=True):
         assert at + 1 <= first + 1e-9
         assert done >= first + output - 1 - 1e-9

@@ -1,4 +1,4 @@
-"""``training/programs.yaml``, typed."""
+"""Training programs as data: ``training/programs.yaml``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Packages(_Data):
-    """What an image of a framework adds to which base, at exact versions."""
+    """What the image of a framework adds to a base, at exact versions."""
 
     base: str
     packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+==[\w.]+$")], ...]
@@ -38,10 +38,12 @@ class Base(_Data):
 
 
 class TrainingEngine(_Data):
-    """A framework at its pinned release; ``module`` is what its version is asked of, ``requires`` what it must be able to import.
+    """A framework at its pinned release.
 
-    ``container``: how an image that holds it is built, None where it is no package. ``launcher``:
-    the module of ``launch/training/`` that starts it, where that is not of its name.
+    ``module`` is asked for its version; ``requires`` are the modules it must be able to import.
+
+    ``container``: how its image is built, None where it is not a package. ``launcher``: the module
+    of ``launch/training/`` that starts it, where that is not of its name.
     """
 
     version: str
@@ -103,12 +105,16 @@ class _Facts(_Data):
 
 @cache
 def facts() -> _Facts:
-    """The file."""
+    """The file ``programs.yaml``."""
     return PROGRAMS.read_as(_Facts)
 
 
 def training_engine(name: str) -> TrainingEngine:
-    """A framework's program; raises InputError for an unknown name, or one without an entry."""
+    """A framework's program.
+
+    Raises:
+        InputError: for an unknown name, or a framework without an entry in ``programs.yaml``.
+    """
     known = facts().engines
     if name in training_data().frameworks and name not in known:
         hint = "Add its version, module, install, requires and source."
@@ -121,7 +127,7 @@ def training_engine(name: str) -> TrainingEngine:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """What a run needs beside its split; it changes what is learnt, not how fast."""
+    """Hyperparameters: they change what is learnt, not how fast."""
 
     learning_rate: float
     warmup_steps: int
@@ -135,9 +141,10 @@ class Hyper:
 
 
 def usual(parameters: int, steps: int, *, finetune: bool) -> Hyper:
-    """Customary values: a rate that falls with the logarithm of the parameters, one step in a hundred to warm up.
+    """Customary values: the learning rate falls with the logarithm of the parameters.
 
-    ``finetune``: of all weights. Adapters learn at ten times that rate (Schulman et al., LoRA without regret, 2025): pre-training's.
+    ``finetune`` means of all weights, at a tenth of the rate. Adapters learn at pre-training's
+    (Schulman et al., LoRA without regret, 2025). One step in a hundred warms up.
     """
     h = facts().hyperparameters
     rate = max(h.rate.at_one - h.rate.per_log * math.log(max(parameters, 1)), h.rate.least)

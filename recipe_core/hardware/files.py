@@ -14,7 +14,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read(path: Path, schema: type[Model]) -> Model:
-    """A file as its schema; raises HardwareError naming what is wrong."""
+    """A file as its schema.
+
+    Raises:
+        HardwareError: names the file, the field, its value and the fix.
+    """
     return data_file(path).read_as(schema)
 
 

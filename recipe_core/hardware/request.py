@@ -51,7 +51,7 @@ class HardwareRequest(BaseModel):
     @model_validator(mode="after")
     def _term(self) -> Self:
         if self.term_months is not None and self.commitment != "reserved":
-            raise ValueError("term_months goes with commitment: reserved")
+            raise ValueError("term_months needs commitment: reserved")
         return self
 
     @property
@@ -61,7 +61,7 @@ class HardwareRequest(BaseModel):
 
     @property
     def device_name(self) -> str:
-        """What the device is called."""
+        """The name of the device, shipped or custom."""
         if isinstance(self.device, str):
             return self.device
         return str(self.device.get("name", "own device"))

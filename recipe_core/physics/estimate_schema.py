@@ -24,7 +24,7 @@ _CAUSE = Literal[CAUSES]  # type: ignore[valid-type]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def _with_percentiles(schema: dict[str, Any]) -> None:

@@ -119,7 +119,7 @@ def _refuse_secrets(recipe: Recipe) -> None:
     others = {
         name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")
     }
-    refuse_secrets(named | others, named=tuple(named))
+    refuse_secrets(named | others, by_name=tuple(named))
 
 
 def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Recipe:

@@ -11,13 +11,17 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.changes import Change, helpful_changes
 from recipe_core.search.problem import Problem, resolve
 from recipe_core.search.rows import PlanRows
-from recipe_core.search.sensitivity import Flip, flips
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from recipe_core.search.changes import Change
+    from recipe_core.search.sensitivity import Flip
+
+PRICE, LENGTH, LOAD = 0.2, 0.5, 2.0
+"""How far a price per device and hour, mean lengths (as shares) and the load (as a factor) are moved."""
 
 LISTED, REFUSED_LISTED = 1000, 5000
 """Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
@@ -37,9 +41,20 @@ class Plan(PlanRows):
         """The plan over every case of a problem that agrees with what ``candidate`` states."""
 
     @classmethod
-    @abstractmethod
     def stated(cls, problem: Problem[Any], candidate: CandidateRequest) -> Self | None:
         """The plan of the one split that a candidate states in full, None where it leaves something open."""
+        pair = cls.one_case(problem, candidate)
+        return None if pair is None else cls.of(problem, *pair)
+
+    @staticmethod
+    @abstractmethod
+    def one_case(problem: Any, candidate: CandidateRequest) -> tuple[Any, Any] | None:
+        """Setting and case of a candidate that states its split in full, else None."""
+
+    @staticmethod
+    @abstractmethod
+    def stack(parts: Sequence[Any]) -> Any:
+        """Cases of one setting, one after another."""
 
     @classmethod
     @abstractmethod
@@ -107,10 +122,14 @@ class Plan(PlanRows):
 
     def changes(self) -> list[Change]:
         """Where nothing is feasible: a few changes to the request after which something is, each really planned."""
+        from recipe_core.search.changes import helpful_changes
+
         return helpful_changes(self)
 
     def sensitivity(self) -> list[Flip]:
         """What would flip the decision: the request planned again with price, lengths and load moved."""
+        from recipe_core.search.sensitivity import flips
+
         return flips(self)
 
     # whole plans

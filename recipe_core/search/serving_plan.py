@@ -22,9 +22,8 @@ from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, s
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import limited, mean_excess, time_bounds, unsimulated
 from recipe_core.search.measures import SERVING
-from recipe_core.search.plan import Plan
+from recipe_core.search.plan import LENGTH, LOAD, PRICE, Plan
 from recipe_core.search.problem import ServingProblem
-from recipe_core.search.sensitivity import LENGTH, LOAD, PRICE
 from recipe_core.search.serving_candidates import (
     describe,
     engine_of,
@@ -34,8 +33,8 @@ from recipe_core.search.serving_candidates import (
     settings,
     spread_of,
 )
-from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import load_rules, place_rules, refusals, search_rules, start_rules
+from recipe_core.space.rules import load_rules, place_rules, refusals, search_rules, start_rules
+from recipe_core.space.serving import Cases, Setting, stack
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
@@ -150,11 +149,8 @@ class ServingPlan(Plan):
         pairs = [(shared, cases) for shared, cases in pairs if len(cases)]
         return _judged(cls, problem, pairs, at_most=SIMULATED)
 
-    @classmethod
-    def stated(cls, problem: ServingProblem, candidate: CandidateRequest) -> Self | None:
-        """The plan of the one split that a candidate states in full, None where it leaves something open."""
-        pair = one_case(problem, candidate)
-        return None if pair is None else cls.of(problem, *pair)
+    one_case = staticmethod(one_case)
+    stack = staticmethod(stack)
 
     @classmethod
     def of(cls, problem: ServingProblem, setting: Setting, cases: Cases) -> Self:
