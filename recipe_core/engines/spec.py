@@ -279,7 +279,7 @@ def engine_names() -> list[str]:
 
 @cache
 def engine(name: str) -> Engine:
-    """An engine by name; raises InputError for an unknown one, and for files that lack something."""
+    """An engine by name; raises InputError for an unknown one, or a flaw in its files."""
     path = _files().get(name.casefold())
     if path is None:
         message, hint = unknown("engine", name, engine_names())

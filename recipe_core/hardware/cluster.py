@@ -169,7 +169,13 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
     if name not in files:
         message, hint = unknown("fabric", name, list(files))
         raise HardwareError(message, field=field, hint=hint)
-    return read(files[name], Fabric)
+    return _read_fabric(files[name])
+
+
+@cache
+def _read_fabric(path: Path) -> Fabric:
+    """One file, whichever field of a request names it."""
+    return read(path, Fabric)
 
 
 @cache
