@@ -14,28 +14,11 @@ from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.start import launch
 from tests.deployments import deployments
+from tests.launch_words import CACHE, options, read_by_meaning
 from tests.sizes import examples
 
 EACH = examples(300, least=60)
 LIMITS = ("max_num_seqs", "max_batched_tokens", "memory_fraction")
-CACHE = {
-    "auto": None,
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e4m3fn": "fp8",
-    "f16": "fp16",
-    "bf16": "bf16",
-    "f32": "fp32",
-}
-
-
-def options(words):
-    """Options of words: flag as a name → value (True for switches)."""
-    out = {}
-    for word, after in zip(words, (*words[1:], "--"), strict=True):
-        if word.startswith("--"):
-            out[word.lstrip("-").replace("-", "_")] = True if after.startswith("--") else after
-    return out
 
 
 def read_command(name, words, files):
@@ -127,18 +110,6 @@ def read_llama(words):
     }
 
 
-def read_transformers(words):
-    o = options(words)
-    return {
-        "tp": 1,
-        "pp": 1,
-        "dp": 1,
-        "ep": 1,
-        "max_batched_tokens": int(o["cb_max_batch_tokens"]),
-        "weight_dtype": o["dtype"],
-    }
-
-
 def read_dynamo(words):
     """The words of vLLM among those of its worker, without Dynamo's own."""
     own = engine("dynamo").options.by_spelling
@@ -151,7 +122,7 @@ def read_dynamo(words):
 
 
 def server(name, process, files):
-    """What one server is told."""
+    """What one server is told; engines that are told in files, or in other terms, have readers."""
     words = list(process.argv)
     match name:
         case "vllm" | "sglang":
@@ -170,11 +141,8 @@ def server(name, process, files):
             return read_tgi(words, process.env)
         case "llama-cpp":
             return read_llama(words)
-        case "transformers":
-            return read_transformers(words)
-    raise NotImplementedError(
-        f"{name} is launched, but nothing here reads its launches back: add a reader"
-    )
+        case _:  # its table says what its options mean
+            return read_by_meaning(engine(name), words)
 
 
 def expected(deployment, pool):

@@ -54,7 +54,7 @@ def test_every_profile_is_complete(name):
     assert fabric(profile.node.fabric).kind == "scale-up"
     assert fabric(profile.node.network).kind == "scale-out"
     assert profile.runtime in priors().roofline
-    assert {"bf16", "fp32"} & set(profile.kv_dtypes)
+    assert {"bf16", "fp16", "fp32"} & set(profile.kv_dtypes)
 
 
 def test_the_wanted_devices_are_there():

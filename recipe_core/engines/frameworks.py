@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.documents import read_shipped
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
@@ -162,10 +162,9 @@ class TrainingData(_Data):
 
 @cache
 def training_data() -> TrainingData:
-    """The data that this version ships."""
-    return TrainingData.model_validate(
-        read_shipped(Path(__file__).with_name("training") / "frameworks.yaml")
-    )
+    """The data this version ships."""
+    path = Path(__file__).with_name("training") / "frameworks.yaml"
+    return DataFile(path, "engines").read_as(TrainingData)
 
 
 def framework(name: str) -> Framework:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
-from recipe_core.base.documents import read_shipped
-from recipe_core.base.errors import InputError
+from recipe_core.base.data_files import DataFile
 from recipe_core.engines.options import FOLDER, Meaning
 from recipe_core.engines.spec import Engine, engine_names
 
@@ -80,7 +78,11 @@ class Grammar(_Data):
 def grammars() -> dict[str, Grammar]:
     """The grammar of every engine whose commands are read, by its name."""
     files = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
-    return {name: _read(files[name]) for name in engine_names() if name in files}
+    return {
+        name: DataFile(files[name], "engines").read_as(Grammar)
+        for name in engine_names()
+        if name in files
+    }
 
 
 def meanings(spec: Engine) -> Mapping[str, Meaning]:
@@ -93,13 +95,6 @@ def placed(spec: Engine) -> tuple[str, ...]:
     """Options of an engine, or of the one it wraps, that differ for each process."""
     grammar = grammars().get(spec.wraps or spec.name)
     return grammar.placed if grammar else ()
-
-
-def _read(path: Path) -> Grammar:
-    try:
-        return Grammar.model_validate(read_shipped(path))
-    except ValidationError as error:
-        raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
 
 
 @cache

@@ -12,9 +12,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
-from recipe_core.base.documents import read_shipped
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 
 FOLDER = Path(__file__).with_name("options")
@@ -181,15 +181,28 @@ class OptionTable(_Data):
 
 @cache
 def option_table(engine: str, version: str) -> OptionTable:
-    """The table of an engine at a version; without options where none is shipped.
+    """The table of an engine at a version.
 
     Raises:
-        InputError: when the file is malformed.
+        InputError: when the file is missing or malformed, is another's, or gives a meaning to an
+            option that it does not list.
     """
-    path = FOLDER / f"{engine}-{version}.yaml"
-    if not path.is_file():
-        return OptionTable(schema_version=1, engine=engine, version=version, options={})
-    try:
-        return OptionTable.model_validate(read_shipped(path))
-    except ValidationError as error:
-        raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
+    file = table_file(engine, version)
+    table = file.read_as(OptionTable)
+    for field, value, expected in (
+        ("engine", table.engine, engine),
+        ("version", table.version, version),
+    ):
+        if value != expected:
+            hint = f"Set `{field}: {expected}`, or rename the file."
+            raise file.problem(field, f"{value!r} is not the one in the file's name", hint)
+    for name in table.means:
+        if name not in table.by_name:
+            hint = unknown("option", name, list(table.by_name))[1]
+            raise file.problem(f"means.{name}", "is not an option of the table", hint)
+    return table
+
+
+def table_file(engine: str, version: str) -> DataFile:
+    """Where the options of an engine at a version are listed."""
+    return DataFile(FOLDER / f"{engine}-{version}.yaml", "engines")

@@ -11,15 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.documents import read_shipped
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.engines.checks import check_engine
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import ContainerImage, Floor, Metrics
+from recipe_core.engines.wrapping import complete
 from recipe_core.hardware.profile import Runtime
 
+FOLDER = Path(__file__).with_name("serving")
 Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -188,7 +191,8 @@ class Engine(Sourced):
 
     ``default_on``: runtimes of which it is the default. ``wraps``: the engine that does the work
     inside this one, with the same numbers; ``wrapped_version``: its version in the container, where
-    it differs. ``table``: the engine whose options it has, where that is not its name.
+    it differs. ``table``: the engine whose options it has, where that is not its name;
+    ``launcher``: the module of ``launch/serving/`` that starts it, where that is not of its name.
 
     ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
@@ -210,6 +214,7 @@ class Engine(Sourced):
     program: str
     module: str
     table: str | None = None
+    launcher: str | None = None
     install: str
     images: Mapping[Runtime, tuple[ContainerImage, ...]] = {}
     floors: Mapping[Runtime, Floor] = {}
@@ -227,7 +232,7 @@ class Engine(Sourced):
 
     @property
     def options(self) -> OptionTable:
-        """The options of this version, without rows where no table is shipped."""
+        """The options of this version."""
         return option_table(self.table or self.name, self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
@@ -264,7 +269,7 @@ class Engine(Sourced):
 
 @cache
 def _files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(Path(__file__).with_name("serving").glob("*.yaml"))}
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def engine_names() -> list[str]:
@@ -274,29 +279,15 @@ def engine_names() -> list[str]:
 
 @cache
 def engine(name: str) -> Engine:
-    """An engine by name.
-
-    Raises:
-        InputError: names close ones when there is none.
-    """
+    """An engine by name; raises InputError for an unknown one, or a flaw in its files."""
     path = _files().get(name.casefold())
     if path is None:
         message, hint = unknown("engine", name, engine_names())
         raise InputError(message, field="candidate.engine", hint=hint)
-    try:
-        return Engine.model_validate(_unwrapped(read_shipped(path)))
-    except ValidationError as error:
-        raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
-
-
-def _unwrapped(document: Any) -> Any:
-    """The document of an engine; one that wraps another has only what differs from it."""
-    if not isinstance(document, dict) or "wraps" not in document:
-        return document
-    inner = read_shipped(_files()[document["wraps"]])
-    inner |= {"default_on": [], "images": {}, "metrics": None}
-    parts = {part: {**inner[part], **document.get(part, {})} for part in ("sources", "split")}
-    return {**inner, **document, **parts}
+    file = DataFile(path, "engines")
+    spec = file.validated(complete(file), Engine)
+    check_engine(spec, file)
+    return spec
 
 
 def default_engine(runtime: Runtime) -> Engine:

@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.documents import read_shipped
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
+from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.release import ContainerImage
 
+PROGRAMS = DataFile(Path(__file__).with_name("training") / "programs.yaml", "engines")
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -40,7 +42,8 @@ class TrainingEngine(_Data):
 
     ``module`` is asked for its version; ``requires`` are the modules it must be able to import.
 
-    ``container``: how its image is built, None where it is not a package.
+    ``container``: how its image is built, None where it is not a package. ``launcher``: the module
+    of ``launch/training/`` that starts it, where that is not of its name.
     """
 
     version: str
@@ -48,6 +51,7 @@ class TrainingEngine(_Data):
     install: str
     requires: tuple[str, ...]
     container: Packages | None = None
+    launcher: str | None = None
     source: str
 
 
@@ -102,18 +106,19 @@ class _Facts(_Data):
 @cache
 def facts() -> _Facts:
     """The file ``programs.yaml``."""
-    return _Facts.model_validate(
-        read_shipped(Path(__file__).with_name("training") / "programs.yaml")
-    )
+    return PROGRAMS.read_as(_Facts)
 
 
 def training_engine(name: str) -> TrainingEngine:
     """A framework's program.
 
     Raises:
-        InputError: for an unknown name.
+        InputError: for an unknown name, or a framework without an entry in ``programs.yaml``.
     """
     known = facts().engines
+    if name in training_data().frameworks and name not in known:
+        hint = "Add its version, module, install, requires and source."
+        raise PROGRAMS.problem(f"engines.{name}", "is missing", hint)
     if name not in known:
         message, hint = unknown("training engine", name, list(known))
         raise InputError(message, field="candidate.engine", hint=hint)

@@ -12,7 +12,8 @@ from typing import Any
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import root
 from recipe_core.hardware import custom
-from recipe_core.hardware.files import named, read
+from recipe_core.hardware.checks import check_device
+from recipe_core.hardware.files import data_file, named, read
 from recipe_core.hardware.prices import PRICE_NOTES, price_of
 from recipe_core.hardware.profile import (
     Commitment,
@@ -134,12 +135,22 @@ def _shipped(name: str) -> Device:
     if key not in files:
         message, hint = unknown("device", name, device_names())
         raise HardwareError(message, field=custom.FIELD, hint=hint)
-    return read(files[key], Device)
+    profile = read(files[key], Device)
+    check_device(profile, data_file(files[key]), fabric, dtypes)
+    return profile
 
 
 @cache
 def _aliases() -> dict[str, str]:
-    return {alias.casefold(): name for name in device_names() for alias in _shipped(name).aliases}
+    """Names of devices by their aliases; raises where one is the alias of two."""
+    names: dict[str, str] = {}
+    for name in device_names():
+        for alias in map(str.casefold, _shipped(name).aliases):
+            if names.setdefault(alias, name) != name:
+                file = data_file(_files()[name])
+                hint = "Leave it to one of them."
+                raise file.problem("aliases", f"{alias!r} is an alias of {names[alias]}", hint)
+    return names
 
 
 def fabric_names() -> list[str]:
@@ -158,7 +169,13 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
     if name not in files:
         message, hint = unknown("fabric", name, list(files))
         raise HardwareError(message, field=field, hint=hint)
-    return read(files[name], Fabric)
+    return _read_fabric(files[name])
+
+
+@cache
+def _read_fabric(path: Path) -> Fabric:
+    """One file, whichever field of a request names it."""
+    return read(path, Fabric)
 
 
 @cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from recipe_core.base.documents import read_shipped
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import HardwareError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -17,16 +17,14 @@ def read(path: Path, schema: type[Model]) -> Model:
     """A file as its schema.
 
     Raises:
-        HardwareError: names the file and the field that is wrong.
+        HardwareError: names the file, the field, its value and the fix.
     """
-    try:
-        return schema.model_validate(read_shipped(path))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(step) for step in first["loc"])
-        raise HardwareError(
-            f"{path.name}: {field}: {first['msg']}.", field="hardware", hint="Correct the profile."
-        ) from None
+    return data_file(path).read_as(schema)
+
+
+def data_file(path: Path) -> DataFile:
+    """A file of ``hw_profiles/``, whose problems are HardwareErrors."""
+    return DataFile(path, "hardware", HardwareError)
 
 
 def named(folder: Path) -> dict[str, Path]:

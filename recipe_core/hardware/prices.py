@@ -32,7 +32,7 @@ def _offers_in(files: tuple[Path, ...]) -> tuple[Offer, ...]:
 
 @cache
 def _naming(*devices: str) -> tuple[Path, ...]:
-    """Files whose text has the name of one of the devices: looking for it is quicker than parsing the others."""
+    """Files whose text names one of the devices: a look is quicker than parsing the others."""
     files = named(root("hw_profiles") / "offers").values()
     return tuple(
         path for path in files if any(name in path.read_text(encoding="utf-8") for name in devices)

@@ -113,6 +113,8 @@ class Device(Sourced):
     def _makes_sense(self) -> Device:
         if not {"bf16", "fp16", "fp32"} & set(self.peak_flops_per_s):
             raise ValueError("peak_flops_per_s needs bf16, fp16 or fp32")
+        if not {"bf16", "fp16", "fp32"} & set(self.kv_dtypes):
+            raise ValueError("kv_dtypes needs bf16, fp16 or fp32")
         if RUNTIMES[self.vendor] != self.runtime:
             expected = RUNTIMES[self.vendor]
             raise ValueError(f"the runtime of {self.vendor} is {expected}, not {self.runtime}")

@@ -13,9 +13,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from recipe_core.base.documents import parse_json, read_shipped, read_text
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.units import gib
@@ -33,7 +34,7 @@ tower, draft heads or other formats."""
 
 FOLDER = Path(__file__).with_name("catalog")
 
-_ALIASES = re.compile(r"^aliases:\n((?:- .+\n)+)", re.MULTILINE)
+_ALIASES = re.compile(r"^aliases:\n((?: *- .+\n)+)", re.MULTILINE)
 
 _LIKE_NOTHING = ("", "-hf", "-bf16")
 """Endings without meaning, which names of quantised copies leave out."""
@@ -58,9 +59,10 @@ class PublishedCount(BaseModel):
 
 
 class CatalogEntry(BaseModel):
-    """One file of the catalog.
+    """One file of the catalog: ``owner--name.yaml``, in the letters of its id.
 
     ``same_as`` borrows the architecture of another entry; ``aliases`` are models that share it.
+    ``sources`` says where ``config`` and the published count were read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -70,6 +72,16 @@ class CatalogEntry(BaseModel):
     config: dict[str, Any] = {}
     published: PublishedCount
     sources: dict[str, Source]
+
+    @model_validator(mode="after")
+    def _is_sourced(self) -> CatalogEntry:
+        if not self.config and self.same_as is None:
+            raise ValueError("give config, or same_as another model of the catalog")
+        if "config" not in self.sources:
+            raise ValueError("sources.config is missing: where config was read")
+        if self.published.source not in self.sources:
+            raise ValueError(f"source {self.published.source!r} is not listed under sources")
+        return self
 
 
 @cache
@@ -95,7 +107,7 @@ def catalog_entry(model_id: str) -> CatalogEntry:
     """The catalog's entry for an id, in any case.
 
     Raises:
-        ModelError: names close ids when there is none.
+        ModelError: names close ids when there is none, or what is wrong with its file.
     """
     path = _files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
     if path is None:
@@ -103,29 +115,37 @@ def catalog_entry(model_id: str) -> CatalogEntry:
         raise ModelError(
             message, field="model", hint=f"{hint} Or set it to a folder with a config.json."
         )
-    try:
-        return CatalogEntry.model_validate(read_shipped(path))
-    except ValidationError as error:
-        raise ModelError(
-            f"the catalog file {path.name} is malformed: {error}.", field="model"
-        ) from None
+    file = DataFile(path, "model", ModelError)
+    entry = file.read_as(CatalogEntry)
+    _check_entry(entry, file)
+    return entry
+
+
+def _check_entry(entry: CatalogEntry, file: DataFile) -> None:
+    """Raise where a file is found by other names than those it says, or borrows from no model."""
+    stem = entry.id.replace("/", "--")
+    if stem != file.path.stem:
+        hint = f"Rename the file to {stem}.yaml, or correct the id (capital letters count)."
+        raise file.problem("id", f"{entry.id!r} is not the name of the file", hint)
+    if unread := set(entry.aliases) - set(_aliases_in(file.path)):
+        hint = "Write one a line, after `- ` and without quotes, directly below `aliases:`."
+        raise file.problem("aliases", f"{min(unread)!r} is not on a line of its own", hint)
+    base = _files().get(entry.same_as.casefold()) if entry.same_as else file.path
+    if base is None or (entry.same_as and catalog_entry(entry.same_as).same_as):
+        reason = "borrows from another model itself" if base else "is not in the catalog"
+        raise file.problem("same_as", f"{entry.same_as!r} {reason}", "Name one with a config.")
 
 
 @cache
 def _by_alias() -> dict[str, Path]:
-    """Catalog files by casefolded alias.
+    """Catalog files by casefolded alias, off those lines alone: parsing all takes a second."""
+    return {alias.casefold(): path for path in _files().values() for alias in _aliases_in(path)}
 
-    Reads only the lines of that list: parsing every file takes a second.
-    """
-    lists = (
-        (path, _ALIASES.search(path.read_text(encoding="utf-8"))) for path in _files().values()
-    )
-    return {
-        line.removeprefix("- ").casefold(): path
-        for path, match in lists
-        if match
-        for line in match[1].splitlines()
-    }
+
+def _aliases_in(path: Path) -> list[str]:
+    """The aliases of a file, by its lines."""
+    lines = _ALIASES.search(path.read_text(encoding="utf-8"))
+    return [line.strip().removeprefix("- ") for line in lines[1].splitlines()] if lines else []
 
 
 @cache

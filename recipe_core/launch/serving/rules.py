@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from recipe_core.base.documents import read_shipped
-from recipe_core.base.errors import InputError
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.engines.options import FOLDER
 from recipe_core.hardware.profile import Runtime, Vendor
@@ -77,10 +76,7 @@ class RuleFile(Sourced):
 @cache
 def rule_file() -> RuleFile:
     """Every rule; raises InputError when the file is malformed."""
-    try:
-        return RuleFile.model_validate(read_shipped(FOLDER / "rules.yaml"))
-    except ValidationError as error:
-        raise InputError(f"rules.yaml is malformed: {error}.", field="engines") from None
+    return DataFile(FOLDER / "rules.yaml", "engines").read_as(RuleFile)
 
 
 def rules_for(deployment: Deployment) -> list[Rule]:

@@ -1,62 +1,51 @@
-"""How a chosen split is started: processes, their options, and how to ask them. Typed; rendered to argv, never to a string."""
+"""How a serving split is started: processes, their options, and how to ask them.
+
+Each engine has a module here, found by its name. Options are typed and rendered to argv, never to a
+string.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Deployment, Launch
-from recipe_core.launch.serving import (
-    dynamo,
-    llama_cpp,
-    sglang,
-    tensorrt_llm,
-    tgi,
-    transformers,
-    triton,
-    vllm,
-)
 from recipe_core.launch.user_options import check_environment
 from recipe_core.space.serving import no_such_cache
 
-BUILDERS: dict[str, Callable[[Deployment], Launch]] = {
-    "dynamo": dynamo.launch,
-    "llama-cpp": llama_cpp.launch,
-    "sglang": sglang.launch,
-    "tensorrt-llm": tensorrt_llm.launch,
-    "tgi": tgi.launch,
-    "transformers": transformers.launch,
-    "triton": triton.launch,
-    "triton-tensorrt-llm": triton.launch,
-    "vllm": vllm.launch,
-}
+MODULES = LaunchFolder(
+    "recipe_core.launch.serving", (("launch", "(deployment: Deployment) -> Launch"),)
+)
 
 
 def launch(deployment: Deployment) -> Launch:
     """The processes of a deployment.
 
     Raises:
-        NoAnswer: when the engine cannot be started this way: weights the checkpoint does not hold, a cache dtype it cannot be told,
-            groups that do not pack into nodes.
+        NoAnswer: when the engine cannot be started this way: weights that the checkpoint does not
+            hold, a cache dtype it cannot be told, groups that do not pack into nodes; or when no
+            module starts the engine.
         InputError: for the user's own options and variables.
     """
     setting = deployment.setting
     engine = setting.engine
     if setting.needs_other_checkpoint:
-        stored = setting.model.weight_dtype
+        model, dtype = setting.model, setting.weight_dtype
         raise NoAnswer(
-            f"{setting.model.name} stores {stored} weights and {engine.title} does not load them as {setting.weight_dtype}.",
+            f"{model.name} stores {model.weight_dtype} weights and {engine.title} does not load "
+            f"them as {dtype}.",
             field="candidate.weight_dtype",
-            hint=f"Name a checkpoint that stores {setting.weight_dtype}, or use weight_dtype: auto.",
+            hint=f"Name a checkpoint that stores {dtype}, or use weight_dtype: auto.",
         )
     if not setting.cache_can_be_had:
         raise NoAnswer(
             f"{no_such_cache(setting)}.", field="candidate.kv_dtype", hint="Use kv_dtype: auto."
         )
-    return BUILDERS[engine.name](
-        replace(deployment, environment=check_environment(deployment.environment))
-    )
+    module = MODULES.module(engine.name, engine.launcher)
+    checked = replace(deployment, environment=check_environment(deployment.environment))
+    started: Launch = module.launch(checked)
+    return started
 
 
-__all__ = ["BUILDERS", "Deployment", "Launch", "launch"]
+__all__ = ["Deployment", "Launch", "launch"]

@@ -1,43 +1,54 @@
-"""How a training split is started: processes, their options, the files they read."""
+"""How a training split is started: processes, their options, the files they read.
+
+Each framework has a module here, found by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import ModuleType
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.engines.training_programs import training_engine
+from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training import accelerate, deepspeed, embedded, megatron, torchtitan
 from recipe_core.launch.training.job import Job, No, common, job_of
 from recipe_core.physics.training.estimates import TrainingEstimates
 
-_ENGINES: dict[str, tuple[Callable[[Job], Iterator[No]], Callable[[Job], Launch]]] = {
-    "torch": (embedded.refusals, embedded.launch),
-    "torchtitan": (torchtitan.refusals, torchtitan.launch),
-    "deepspeed": (deepspeed.refusals, deepspeed.launch),
-    "accelerate": (accelerate.refusals, accelerate.launch),
-    "megatron": (megatron.refusals, megatron.launch),
-}
+MODULES = LaunchFolder(
+    "recipe_core.launch.training",
+    (("refusals", "(job: Job) -> Iterator[No]"), ("launch", "(job: Job) -> Launch")),
+)
 
 
 def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
     """The processes of an estimated split: every degree, batch and policy as it was estimated.
 
     Raises:
-        NoAnswer: when the framework cannot be told one of them; the first reason and what to change.
+        NoAnswer: when the framework cannot be told one of them, with the first reason and what to
+            change; or when no module starts it.
     """
     job = job_of(estimates, row)
     if (no := next(_refused(job), None)) is not None:
         raise NoAnswer(no.reason, field=no.field, hint=no.hint)
-    return _ENGINES[job.setting.engine][1](job)
+    started: Launch = _module(job).launch(job)
+    return started
 
 
 def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
     """Why a split that was estimated cannot be started; empty where it can."""
-    return [no.reason for no in _refused(job_of(estimates, row))]
+    try:
+        return [no.reason for no in _refused(job_of(estimates, row))]
+    except NoAnswer as error:  # no module starts the framework
+        return [error.message]
 
 
 def _refused(job: Job) -> Iterator[No]:
-    """Refusals one after another: what every framework shares first, since the others build on it."""
-    return (
-        no for rules in (common, _ENGINES[job.setting.engine][0]) for no in rules(job) if no.asked
-    )
+    """Refusals one after another: what all frameworks share first, since the others build on it."""
+    for rules in (common, _module(job).refusals):
+        yield from (no for no in rules(job) if no.asked)
+
+
+def _module(job: Job) -> ModuleType:
+    framework = job.setting.engine
+    return MODULES.module(framework, training_engine(framework).launcher)

@@ -1,0 +1,78 @@
+"""Data files of the package (a device, a model, an engine): read, and held to a schema.
+
+Who adds one of these adds such a file. What is wrong with it is an error that names the file, the
+field, its value and the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from recipe_core.base.documents import read_shipped
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.resources import PACKAGE
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A YAML file; ``field`` is what of a request leads to it, ``error`` the kind it raises."""
+
+    path: Path
+    field: str
+    error: type[InputError] = InputError
+
+    @property
+    def name(self) -> str:
+        """Its path from the root of the checkout (or of the installation), for a message."""
+        root = PACKAGE.parent
+        return str(self.path.relative_to(root) if self.path.is_relative_to(root) else self.path)
+
+    def problem(self, where: str, text: str, hint: str) -> InputError:
+        """The error that says what is wrong with a field (of the whole file: ""), and the fix."""
+        place = ": ".join(filter(None, (self.name, where)))
+        return self.error(f"{place}: {text}.", field=self.field, hint=hint)
+
+    def read(self) -> Any:
+        """The file as plain values; raises where it is missing or not YAML."""
+        try:
+            return read_shipped(self.path)
+        except FileNotFoundError:
+            raise self.problem("", "is missing", "Add it.") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            text = " ".join(str(error).split())
+            raise self.problem("", f"is not YAML: {text}", "Correct that line.") from None
+
+    def read_as(self, schema: type[Schema]) -> Schema:
+        """The file as its schema; raises where it is missing, not YAML or does not fit."""
+        return self.validated(self.read(), schema)
+
+    def validated(self, document: Any, schema: type[Schema]) -> Schema:
+        """What the file holds as its schema; raises for the first field that does not fit."""
+        try:
+            return schema.model_validate(document)
+        except ValidationError as error:
+            raise self._first(error, schema) from None
+
+    def _first(self, error: ValidationError, schema: type[BaseModel]) -> InputError:
+        details = error.errors(include_url=False)
+        # A misspelled field is a missing one too: the spelling is the better hint.
+        first = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
+        where = ".".join(str(step) for step in first["loc"])
+        if first["type"] == "missing":
+            return self.problem(where, "is missing", "Add it.")
+        if first["type"] == "extra_forbidden":
+            fields = list(schema.model_fields) if len(first["loc"]) == 1 else []
+            hint = unknown("field", where, fields)[1] if fields else "Remove or rename it."
+            return self.problem(where, "is not a field", hint)
+        text = first["msg"].removeprefix("Value error, ")
+        value = first["input"]
+        shown = "" if isinstance(value, Mapping | list | tuple) else f" (it is {value!r:.80})"
+        return self.problem(where, f"{text[0].lower()}{text[1:]}{shown}", "Correct it.")
