@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
+from recipe_core.physics.prediction import known
 from recipe_core.search.training_plan import TrainingPlan
 
 DRAWN = ("1f1b", "interleaved", "gpipe")
@@ -151,7 +152,8 @@ def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
             "this split has no pipeline: each device holds all layers.",
             hint="Pin or take a split with pp above 1.",
         )
-    parts, total = estimate["breakdown_s"]["step"], int(estimate["training"]["micro_batches"])
+    parts, training = known(estimate.breakdown_s).step, known(estimate.training)
+    total = training.micro_batches
     forward_s = (
         sum(seconds for name, seconds in parts.items() if name.startswith("forward_")) / total
     )
@@ -167,7 +169,7 @@ def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
         if shown < total
         else f"All {total:,} micro-batches. "
     )
-    bubble = f"Stages wait for {estimate['training']['bubble_share']:.1%} of the step. "
+    bubble = f"Stages wait for {training.bubble_share:.1%} of the step. "
     return (
         tasks,
         f"{candidate['schedule'].upper()}: {some}{bubble}Point at a bar for its micro-batch; embedding, head and gradients are left out.",

@@ -81,7 +81,7 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
             pair = _MODULES[request.workload.kind].one_case(problem, problem.candidate)
             if pair is None:
                 narrowed, row = plan_candidate(request)
-                answers[n] = narrowed.estimate(row)
+                answers[n] = narrowed.estimate(row).to_json()
             else:
                 groups[shared_key(problem, pair[0])].append((n, problem, *pair))
         except RecipeError as error:
@@ -91,7 +91,7 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
         kind = problem.request.workload.kind
         together = _STACK[kind]([cases for _, _, _, cases in members])
         judged = PLANS[kind].of(problem, setting, together)
-        answers |= {n: judged.estimate(row) for row, (n, _, _, _) in enumerate(members)}
+        answers |= {n: judged.estimate(row).to_json() for row, (n, _, _, _) in enumerate(members)}
     return [answers[n] for n in sorted(answers)]
 
 
