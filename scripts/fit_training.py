@@ -90,7 +90,9 @@ def with_values(setting: TrainingSetting, values: dict[str, float]) -> TrainingS
             name: _number(getattr(setting.framework, name), value) for name, value in own.items()
         }
     )
-    return replace(setting, framework=framework, figures=figures_of(setting.figures, values))
+    return replace(
+        setting, framework=framework, calibration=figures_of(setting.calibration, values)
+    )
 
 
 def steps(groups: list[RunGroup], values: dict[str, float], n: int) -> np.ndarray:

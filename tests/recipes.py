@@ -8,6 +8,8 @@ from typing import Any
 
 from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.recipe.schema import Fallback
+from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import make_request
 
@@ -20,6 +22,11 @@ def recipe_for_request(request: PlanRequest) -> Recipe:
 def recipe_of(*args: Any, **parts: Any) -> Recipe:
     """The recipe of a request that is said as for ``make_request``."""
     return recipe_for_request(make_request(*args, **parts))
+
+
+def fallback_request(request: PlanRequest, fallback: Fallback) -> PlanRequest:
+    """The request of a fallback, from that of its recipe."""
+    return change(request, {**fallback.changes, "candidate": fallback.candidate})
 
 
 def bundle_for_request(request: PlanRequest) -> Bundle:

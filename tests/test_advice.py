@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from recipe_core.search.advice import looser_limits
 
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.changes import helpful_changes
+from recipe_core.search.changes import helpful_changes, looser_limits
 from recipe_core.search.plans import plan
 
 
@@ -13,17 +12,17 @@ from recipe_core.search.plans import plan
 def test_a_looser_limit_lets_the_named_split_in(field):
     table = plan(change(DEFAULT, {f"objective.limits.{field}": 0.01}))
     assert not len(table.order)
-    [(changes, row)] = looser_limits(table)
-    assert list(changes) == [f"objective.limits.{field}"]
-    assert row == table.nearest_row()
-    assert row in plan(change(DEFAULT, changes)).ranked
+    [looser] = looser_limits(table)
+    assert list(looser.fields) == [f"objective.limits.{field}"]
+    assert looser.candidate == table.candidate(table.nearest_row())
+    assert looser.key in {split.key for split in plan(change(DEFAULT, looser.fields)).ranked}
 
 
 def test_several_limits_are_loosened_together_where_none_alone_is_enough():
     table = plan(change(DEFAULT, {"objective.limits.tpot_ms": 0.5, "objective.limits.ttft_ms": 5}))
-    [(changes, row)] = looser_limits(table)
-    assert sorted(changes) == ["objective.limits.tpot_ms", "objective.limits.ttft_ms"]
-    assert row in plan(change(DEFAULT, changes)).ranked
+    [looser] = looser_limits(table)
+    assert sorted(looser.fields) == ["objective.limits.tpot_ms", "objective.limits.ttft_ms"]
+    assert looser.key in {split.key for split in plan(change(DEFAULT, looser.fields)).ranked}
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -35,7 +34,7 @@ def test_what_lacks_memory_gets_changes_that_really_work(count):
     found = helpful_changes(table)
     assert found
     for remedy in found:
-        after = plan(change(small, remedy.changes))
+        after = plan(change(small, remedy.fields))
         assert after.candidate(int(after.order[0])) == remedy.candidate
 
 
@@ -46,7 +45,7 @@ def test_only_weights_that_the_engine_can_load_are_proposed():
     proposed = [
         value
         for remedy in helpful_changes(table)
-        for field, value in remedy.changes.items()
+        for field, value in remedy.fields.items()
         if field == "options.weight_dtypes"
     ]
     assert set(proposed) <= {("fp8",)}

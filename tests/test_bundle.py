@@ -304,7 +304,7 @@ def test_a_training_bundle_holds_the_trainer(tmp_path):
     assert (launch["kind"], launch["processes"][0]["argv"][0]) == ("training", "torchrun")
     settings = json.loads(checked.files["train.json"])
     assert settings["split"]["dp"] == found.candidate["dp"]
-    assert "Time of a step" in checked.files["README.md"].decode()
+    assert "Step time" in checked.files["README.md"].decode()
 
 
 def test_an_old_bundle_is_read_and_says_so(recipe, tmp_path):
@@ -346,7 +346,7 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
         ({"per_node": 1}, "too much"),
         (
             {"per_node": 6, "nodes": 2, "candidate": {"tp": 4, "pp": 1, "dp": 3}},
-            "do not pack into 2 nodes",
+            "do not fit into 2 nodes",
         ),
         (
             {"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}},

@@ -47,7 +47,7 @@ def keys(trace: Mapping[str, Any]) -> set[str]:
 def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
     traces = drawn(charts.tradeoff(board(), x, "per_gpu"))
     assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == {
-        board().key(int(row)) for row in board().ranked
+        board().key(int(row)) for row in board().order
     }
     assert not keys(traces["Fits"]) & keys(traces["Best tradeoffs"])
 
@@ -61,7 +61,7 @@ def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
     assert len({traces[name]["marker"]["symbol"] for name in names}) == len(names)
     assert len({traces[name]["marker"]["color"] for name in names}) == len(names)
     devices = [
-        found.raw("gpus")[found.row(key)]
+        found.raw("gpus")[found.find(key)]
         for key in (point[0] for point in traces["Fits"]["customdata"])
     ]
     assert np.argmax(devices) == np.argmax(traces["Fits"]["marker"]["size"])
@@ -110,7 +110,7 @@ def test_many_points_are_thinned_around_the_front() -> None:
         ("options.engines", ("vllm", "sglang", "tensorrt-llm")),
     )
     traces = drawn(charts.tradeoff(found, "tpot", "per_gpu"))
-    assert len(found.ranked) > front.MAX_POINTS
+    assert len(found.order) > front.MAX_POINTS
     assert all(len(trace["x"]) <= front.MAX_POINTS for trace in traces.values())
     assert keys(traces["Best tradeoffs"]) == {
         found.key(int(row)) for row in np.flatnonzero(found.front("tpot", "per_gpu"))
@@ -136,9 +136,9 @@ def test_no_chart_needs_webgl(make: Any) -> None:
 
 def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     found = board(("hardware.per_node", 1))
-    assert not len(found.ranked)
+    assert not len(found.order)
     rows = tables.memory_rows(found, [])
-    assert rows == [found.nearest()]
+    assert rows == [found.nearest_row()]
     layout = charts.memory_bars(found, rows).layout
     capacity = found.capacity_bytes(0) / GIB
     assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx(
@@ -153,7 +153,7 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
 @pytest.mark.parametrize("make", [board, training])
 def test_memory_parts_add_to_the_total(make: Any) -> None:
     found = make()
-    rows = tables.memory_rows(found, [found.key(found.best())])
+    rows = tables.memory_rows(found, [found.key(found.best_row)])
     bars = [trace for trace in charts.memory_bars(found, rows).data if trace["type"] == "bar"]
     assert np.sum([bar["x"] for bar in bars], axis=0) == pytest.approx(found.values("memory")[rows])
     assert len(
@@ -165,16 +165,16 @@ def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
     found = board()
     rows = tables.memory_rows(found, ["vllm.bf16.bf16.tp4.pp1.dp2.ep1"], best=2, refused=1)
     assert found.key(rows[0]) == "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
-    assert found.best() in rows
+    assert found.best_row in rows
     assert not found.feasible[rows[-1]]
 
 
 def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
     found = training()
-    row = next(int(row) for row in found.ranked if found.degree("pp")[row] == 4)
+    row = next(int(row) for row in found.order if found.degree("pp")[row] == 4)
     stages = [
         {name.removesuffix("_bytes"): value for name, value in stage.items()}
-        for stage in found.estimate(row)["memory"]["stages"]
+        for stage in found.estimate(row).to_json()["memory"]["stages"]
     ]
     figure = charts.stage_bars(
         stages, found.parts, found.usable_bytes(row), found.capacity_bytes(row)
@@ -187,7 +187,7 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
 
 
 def test_a_waterfall_ends_at_the_whole_time() -> None:
-    parts = board().estimate(board().best())["breakdown_s"]["decode"]
+    parts = board().estimate(board().best_row).breakdown_s.decode
     bars = charts.waterfall(parts, labels.CAUSES).data[0]
     assert list(bars["x"])[:-1] == sorted(
         (seconds * 1e3 for seconds in parts.values()), reverse=True
@@ -199,9 +199,9 @@ def test_a_waterfall_ends_at_the_whole_time() -> None:
 def test_causes_are_stacked_to_the_whole_time() -> None:
     found = board()
     assert isinstance(found, ServingPlan)
-    causes = found.explained(found.best())["causes_s"]["decode"]
+    causes = found.explained(found.best_row).causes_s.decode
     bars = charts.causes_bars([("best", causes)]).data
-    assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best()])
+    assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best_row])
     assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)
 
 
@@ -215,7 +215,7 @@ def test_a_pipeline_has_a_bar_for_every_pass() -> None:
 def test_load_curves_mark_the_request_and_the_limit() -> None:
     found = board()
     assert isinstance(found, ServingPlan)
-    curve = curves.load_curve(found, found.best())
+    curve = curves.load_curve(found, found.best_row)
     figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     sizes = figure.data[0]["marker"]["size"]
@@ -240,7 +240,7 @@ def test_scaling_is_drawn_beside_proportion() -> None:
 def test_a_tornado_starts_at_the_figure() -> None:
     found = board()
     assert isinstance(found, ServingPlan)
-    base, swings = tornado.tornado(found, found.best(), "tpot")
+    base, swings = tornado.tornado(found, found.best_row, "tpot")
     less, more = charts.swings(base, swings, found.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}
     assert less["x"][0] + base * 1e3 == pytest.approx(swings[0].less * 1e3)
@@ -268,10 +268,10 @@ def test_parallel_axes_hold_degrees_and_measures(make: Any) -> None:
     assert set(titles[:-2]) == {
         name
         for name in ("tp", "pp", "dp", "ep", "cp")
-        if len(np.unique(found.degree(name)[found.ranked])) > 1
+        if len(np.unique(found.degree(name)[found.order])) > 1
     }
     places = np.concatenate([trace.y.reshape(-1, len(titles) + 1) for trace in figure.data[:-1]])
-    assert len(places) == min(len(found.ranked), lines.LINES)
+    assert len(places) == min(len(found.order), lines.LINES)
     assert ((places[:, :-1] >= 0) & (places[:, :-1] <= 1)).all()
     assert np.isnan(places[:, -1]).all()  # a gap between two lines
 
@@ -279,7 +279,7 @@ def test_parallel_axes_hold_degrees_and_measures(make: Any) -> None:
 def test_the_best_split_is_the_strongest_line() -> None:
     found = board()
     strongest = charts.parallel(found, ("tpot", "memory")).data[lines.SHADES - 1]
-    best = int(found.ranked[np.argmin(found.raw("tpot")[found.ranked])])
+    best = int(found.order[np.argmin(found.raw("tpot")[found.order])])
     assert any(found.label(best) in said for said in strongest.text)
     assert strongest.line.color == charts.palette(dark=False).series[0]
     assert all(
@@ -292,7 +292,7 @@ def test_boxes_keep_what_passes_through_all_marked_axes() -> None:
     found, names = board(), ("per_gpu", "memory")
     titles = list(charts.parallel(found, names).layout.xaxis.ticktext)
     at = titles.index("tp")
-    levels = np.unique(found.degree("tp")[found.ranked])
+    levels = np.unique(found.degree("tp")[found.order])
 
     def box(axis: int, low: float, high: float) -> dict[str, list[float]]:
         return {"x": [axis + 0.2, axis - 0.2], "y": [high, low]}
@@ -303,12 +303,12 @@ def test_boxes_keep_what_passes_through_all_marked_axes() -> None:
     ends = charts.passing(found, names, [box(at, 0.95, 1.05), box(at, -0.05, 0.05)])
     assert {int(found.degree("tp")[row]) for row in ends} == {int(levels[0]), int(levels[-1])}
     lean = charts.passing(found, names, [box(at, 0.95, 1.05), box(len(titles) - 1, -0.05, 0.5)])
-    values = found.raw("memory")[found.ranked]
+    values = found.raw("memory")[found.order]
     assert lean == [
         row for row in most if found.raw("memory")[row] <= values.min() + 0.5 * np.ptp(values)
     ]
     assert charts.passing(found, names, [{"x": [0.4, 0.6], "y": [0, 1]}]) == [
-        int(row) for row in found.ranked
+        int(row) for row in found.order
     ]  # between two axes
 
 

@@ -110,8 +110,8 @@ def test_a_cache_that_holds_fewer_than_are_in_flight_is_tight():
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("vllm serve Qwen/Qwen3-32B -tp 3", "64 attention heads do not divide over tp 3"),
-        ("vllm serve Qwen/Qwen3-32B -tp 16", "16 devices; there are 8"),
+        ("vllm serve Qwen/Qwen3-32B -tp 3", "64 attention heads are not divisible by tp 3"),
+        ("vllm serve Qwen/Qwen3-32B -tp 16", "16 devices; only 8 available"),
         ("vllm serve Qwen/Qwen3-32B -tp 4 --enable-expert-parallel", "no experts to share"),
         ("vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 1000000", "exceed the model's context"),
         ("vllm serve Qwen/Qwen3-32B -tp 4 --quantization awq", "awq expects quantised weights"),

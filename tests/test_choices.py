@@ -27,7 +27,7 @@ def test_every_preset_can_be_applied_is_recognised_and_fits(request_: Any) -> No
     for name in presets(request_):
         after = change(request_, preset_changes(request_, name))
         assert preset_of(after) == name
-        assert plan(after).best() is not None
+        assert plan(after).best_row is not None
 
 
 def test_a_request_of_its_own_is_no_preset() -> None:
@@ -56,7 +56,7 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
         after = plan(change(request, {field: int(step) if name == "gpus" else step}))
         assert found.count(step) == len(after.order)
     assert found.count(None) == len(
-        plan(change(request, {f"objective.limits.{board.measures[name].limit}": None})).ranked
+        plan(change(request, {f"objective.limits.{board.measures[name].limit}": None})).order
     )
 
 

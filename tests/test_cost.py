@@ -28,7 +28,7 @@ def estimate_of(*args, hardware=None, **parts):
     values = request_values(*args, **parts)
     values["hardware"] |= hardware or {}
     table, row = plan_candidate(type(make_request()).parse(values))
-    return table.estimate(row)
+    return table.estimate(row).to_json()
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_each_pool_pays_and_draws_for_its_own():
 def test_a_spot_price_is_noted_and_named_as_the_basis():
     found = estimate_of(candidate=ONE | {"tp": 2}, hardware={"commitment": "spot"})
     assert "spot" in found["basis"]["usd_per_hour"]
-    assert any("takes the devices back" in note for note in found["notes"])
+    assert any("reclaim the devices" in note for note in found["notes"])
     usual = estimate_of(candidate=ONE | {"tp": 2})
     assert found["cost"]["usd_per_hour"] < usual["cost"]["usd_per_hour"]
     assert not any("price" in note for note in usual["notes"])

@@ -69,7 +69,7 @@ def test_a_tornado_knows_which_way_things_go() -> None:
     row = board.best_row
     assert row is not None
     base, swings = tornado(board, row, "usd")
-    found = {swing.what: swing for swing in swings}
+    found = {swing.name: swing for swing in swings}
     assert found["Price"].less == pytest.approx(0.8 * base)
     assert found["Price"].more == pytest.approx(1.2 * base)
     assert found["Memory bandwidth"].more < base < found["Memory bandwidth"].less

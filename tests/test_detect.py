@@ -134,7 +134,7 @@ def test_an_unknown_device_is_not_guessed(bench):
     assert found.profile["tdp_watts"]["value"] == 300.0
     assert {"memory_bandwidth_bytes_per_s", "peak_flops_per_s", "node"} <= set(found.unknown)
     assert "partial mesh" in found.links.note
-    assert "memory_bandwidth_bytes_per_s: not told" in detection.describe(found)
+    assert "memory_bandwidth_bytes_per_s: no tool" in detection.describe(found)
 
 
 def test_a_slice_of_a_known_card_is_no_match(bench):
@@ -206,7 +206,7 @@ def test_gaudi(bench):
     tool(bench, "hl-smi", {"name,memory.total": DATA / "hl-smi-gaudi3.csv"})
     found = detection.detect()
     assert (found.matched, found.count) == ("gaudi3", 8)
-    assert any("links were not read" in note for note in found.notes)
+    assert any("links could not be read" in note for note in found.notes)
 
 
 def test_a_failing_tool_leaves_a_note(bench):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.labels import split_name
 from recipe_core.physics.serving.continuous_batching import decode_step
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.operators import total
 from recipe_core.physics.serving.pools import transfer_bytes, transfer_s
 from recipe_core.physics.serving.speculative import engine_step
-from recipe_core.present.terminal import split_text
 from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
@@ -221,10 +221,7 @@ def test_both_pools_are_counted_and_shown():
         assert sum(memory[name] for name in parts) == memory["total_bytes"]
     assert any("pool bounds the rate" in note for note in answer["notes"])
     table, row = plan_candidate(PlanRequest.parse(values()))
-    assert (
-        split_text(table.candidate(row))
-        == "tp 4 × pp 1 × dp 2 with a prefill pool of tp 4 × pp 1 × dp 1 × 2 replicas"
-    )
+    assert split_name(table.candidate(row)) == "tp 4 · dp 2, prompts on 2 × tp 4"
 
 
 def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
@@ -249,14 +246,14 @@ def test_drafts_go_with_pools():
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; there are 16"),
+        ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; only 16 available"),
         (
             {"replicas": 3},
-            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; there are 16",
+            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; only 16 available",
         ),
         ({"prefill": {"tp": 1}}, "prefill pool: needs "),
-        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads do not divide over tp 3"),
-        ({"engine": "transformers"}, "does not hand caches from a prefill pool"),
+        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads are not divisible by tp 3"),
+        ({"engine": "transformers"}, "cannot transfer KV caches from a prefill pool"),
     ],
 )
 def test_pools_that_cannot_run_say_why(candidate, reason):

@@ -226,15 +226,18 @@ def test_engines_that_stay_in_a_node_are_refused_more():
             LLAMA_70B, "h100-sxm", 8, 2, candidate={"engine": "tgi", "tp": 16, "pp": 1, "dp": 1}
         )
     )
-    assert any("stays in a node: 16 of 8" in reason for reason in table.reasons(row))
+    assert any(
+        "cannot span nodes: it needs 16 devices, a node has 8" in reason
+        for reason in table.reasons(row)
+    )
 
 
 def test_groups_that_do_not_pack_are_refused():
     table, row = plan_candidate(
         make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, candidate={"tp": 2, "pp": 1, "dp": 3})
     )
-    assert "do not pack into 2 nodes" in table.reasons(row)[0]
-    with pytest.raises(NoAnswer, match="do not pack into 2 nodes"):
+    assert "do not fit into 2 nodes" in table.reasons(row)[0]
+    with pytest.raises(NoAnswer, match="do not fit into 2 nodes"):
         launch(deployment_of(table, row))
 
 

@@ -17,10 +17,10 @@ from recipe_core.request.schema import CandidateRequest
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
-from recipe_core.search.serving_plan import ServingPlan, judged
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.verdict import check_request
 from recipe_core.space import placement
-from recipe_core.space.splits import place_rules, refusals
+from recipe_core.space.rules import place_rules, refusals
 from tests.conftest import make_request
 
 MODELS = (
@@ -70,9 +70,7 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
         table = plan(request)
         for row in map(int, table.order[:TOP]):
             other = table.setting(row).needs_other_checkpoint
-            assert (
-                any("Needs a checkpoint" in note for note in table.estimate(row)["notes"]) == other
-            )
+            assert any("Needs a checkpoint" in note for note in table.estimate(row).notes) == other
             if other:
                 continue
             placed = [
@@ -107,7 +105,7 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
             or not chosen.cache_can_be_had
         ):
             continue
-        table = ServingPlan(found, (judged(found, chosen, cases),))
+        table = ServingPlan.of(found, chosen, cases)
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
         assert set(placed) <= set(table.reasons(0))
         if not placed:
@@ -131,14 +129,14 @@ def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
     request = make_request(
         "openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
     )
-    said = "3 servers of 4 devices do not pack into 2 nodes of 6; use fewer replicas, or degrees that divide a node"
+    said = "3 servers of 4 devices do not fit into 2 nodes of 6; use fewer replicas, or degrees that divide the devices of a node"
     answer = estimate_batch([request.to_json()])[0]
     assert (answer["feasible"], answer["reasons"]) == (False, [said])
     assert "serving" not in answer
     verdict = check_request(request)
     assert verdict["ok"] is False
     assert said in verdict["reasons"]
-    with pytest.raises(NoAnswer, match="do not pack into 2 nodes of 6"):
+    with pytest.raises(NoAnswer, match="do not fit into 2 nodes of 6"):
         make_recipe(request)
 
 
@@ -176,17 +174,17 @@ def test_what_packs_by_count_packs_one_by_one(seed):
         (
             ("h100-sxm", 4, 2),
             {"engine": "vllm", "tp": 1, "pp": 5, "dp": 1},
-            "= 5 devices do not divide evenly over nodes of 4; choose",
+            "= 5 devices cannot be spread evenly over nodes of 4; choose",
         ),
         (
             ("h100-sxm", 6, 2),
             {"engine": "tensorrt-llm", "tp": 4, "pp": 1, "dp": 3},
-            "3 servers of 4 devices do not pack into 2 nodes of 6",
+            "3 servers of 4 devices do not fit into 2 nodes of 6",
         ),
         (
             ("h100-sxm", 2, 1),
             {"engine": "tgi", "tp": 2, "pp": 1, "dp": 1, "kv_dtype": "fp16"},
-            "keeps no fp16 cache beside bf16",
+            "does not support fp16 KV caches with bf16",
         ),
     ],
 )

@@ -37,17 +37,17 @@ def test_a_change_that_is_offered_lets_the_split_run(changes: dict[str, Any], co
     request = change(DEFAULT, changes)
     board = plan(request)
     rows = [int(row) for row in board.refused_rows() if code in board.codes(int(row))]
-    found = [(row, fix) for row in rows for fix in fixes(board, row) if fix.changes]
+    found = [(row, fix) for row in rows for fix in fixes(board, row) if fix.fields]
     assert found, "no split has a fix"
     row, fix = found[0]
-    after = plan(change(request, fix.changes))
+    after = plan(change(request, fix.fields))
     key = (
-        board.key(row).replace(".bf16.", f".{fix.changes['options.weight_dtypes'][0]}.", 1)
-        if "options.weight_dtypes" in fix.changes
+        board.key(row).replace(".bf16.", f".{fix.fields['options.weight_dtypes'][0]}.", 1)
+        if "options.weight_dtypes" in fix.fields
         else board.key(row)
     )
-    assert after.feasible[after.row(key)]
-    assert change_label(fix.changes)
+    assert after.feasible[after.find(key)]
+    assert change_label(fix.fields)
 
 
 @pytest.mark.parametrize("changes", [LLAMA_70B, TRAINING | {"hardware.nodes": 2}])
@@ -84,6 +84,6 @@ def test_where_nothing_fits_remedies_let_something_in(changes: dict[str, Any]) -
     found = helpful_changes(board)
     assert found
     for remedy in found:
-        after = plan(change(request, remedy.changes))
+        after = plan(change(request, remedy.fields))
         assert after.best_row is not None
         assert remedy.split == after.label(after.best_row) or isinstance(after, ServingPlan)

@@ -177,13 +177,13 @@ def test_node_and_fabric_are_said_apart(wanted, domain, beyond):
 @pytest.mark.parametrize(
     ("wanted", "advice"),
     [
-        ({"device": "h100-sxm", "per_node": 16}, "per_node: 8 with nodes: 2"),
-        ({"device": "mi300x", "per_node": 12, "nodes": 2}, "per_node: 6 with nodes: 4"),
-        ({"device": "l40s", "per_node": 9, "fabric": "pcie5"}, "per_node: 5 with nodes: 2"),
+        ({"device": "h100-sxm", "per_node": 16}, "per_node: 8 and nodes: 2"),
+        ({"device": "mi300x", "per_node": 12, "nodes": 2}, "per_node: 6 and nodes: 4"),
+        ({"device": "l40s", "per_node": 9, "fabric": "pcie5"}, "per_node: 5 and nodes: 2"),
     ],
 )
 def test_a_node_holds_no_more_than_its_fabric_joins(wanted, advice):
-    with pytest.raises(HardwareError, match="joins 8") as caught:
+    with pytest.raises(HardwareError, match="connects 8") as caught:
         cluster(HardwareRequest(**wanted))
     assert caught.value.field == "hardware.per_node"
     assert advice in str(caught.value)
@@ -192,8 +192,8 @@ def test_a_node_holds_no_more_than_its_fabric_joins(wanted, advice):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"domain": None}, "has a domain"),
-        ({"kind": "scale-out"}, "a network has none"),
+        ({"domain": None}, "needs a domain"),
+        ({"kind": "scale-out"}, "a network must not have one"),
         ({"bandwidth_gb": 1}, "Extra inputs"),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_spot_price_is_below_the_same_providers_on_demand_price():
         (
             {"device": "h100-sxm", "offer": "gcp-h100-sxm-spot", "commitment": "reserved"},
             "hardware.commitment",
-            "is not what",
+            "is spot, not reserved",
         ),
     ],
 )

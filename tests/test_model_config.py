@@ -193,7 +193,7 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         {**tiny_config, "max_position_embeddings": stated, "rope_scaling": scaling}, "x"
     )
     assert model.max_context == context
-    assert any("stretched" in note for note in model.notes) == (context != stated)
+    assert any("extends the context" in note for note in model.notes) == (context != stated)
 
 
 @pytest.mark.parametrize(
@@ -220,15 +220,15 @@ def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretche
         ({"rope_scaling": "yarn"}, "not an object"),
         ({"hybrid_override_pattern": "M"}, "4 layers"),
         ({"hybrid_override_pattern": "MMXX"}, "not modelled"),
-        ({"block_configs": [1, 2, 3, 4]}, "as objects"),
+        ({"block_configs": [1, 2, 3, 4]}, "is not a list of"),
         ({"compress_ratios": [4, 128]}, "lists 2 layers"),
         ({"compress_ratios": [4, 2, 0, 0]}, "2 is not modelled yet"),
         ({"compress_ratios": [4, 128, 0, 0]}, "is missing"),
         (
             {"layer_types": ["compressed_sparse_attention"] * 4, "o_groups": 3, "o_lora_rank": 8},
-            "3 output groups do not divide",
+            "are not divisible by 3 output groups",
         ),
-        ({"o_groups": 2, "o_lora_rank": 8}, "full layers beside compressed ones"),
+        ({"o_groups": 2, "o_lora_rank": 8}, "full layers next to compressed ones"),
         ({"attn_config": [8]}, "not an object"),
         ({"engram_vocab_size": 1000}, "DeepSeek-V4.1"),
         ({"type_vocab_size": 2}, "encoder"),

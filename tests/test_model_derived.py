@@ -62,7 +62,7 @@ def test_a_name_says_model_and_format(
     model = load_model(model_id, folders=False)
     assert (model.name, model.weight_dtype, model.kv_dtype) == (model_id, weights, cache)
     assert model.parameters == catalog_model(base).parameters
-    assert f"read by its name as {base}" in model.notes[-1]
+    assert f"its name is read as {base}" in model.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_estimates_of_derived_models_say_so() -> None:
         request_values(model="nvidia/Qwen3-14B-FP4", hardware={"device": "b200-sxm", "per_node": 1})
     )
     assert answer["feasible"]
-    assert any("read by its name as Qwen/Qwen3-14B" in note for note in answer["notes"])
+    assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])

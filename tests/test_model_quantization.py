@@ -151,7 +151,7 @@ def test_mixed_precision_is_told_by_role(tiny_config):
 def test_everything_left_out_is_no_quantisation(tiny_config):
     model = quantized(tiny_config, {"quant_method": "fp8", "ignore": ["*"]})
     assert model.quantization is None
-    assert any("leaves every matrix out" in note for note in model.notes)
+    assert any("excludes every matrix" in note for note in model.notes)
 
 
 def test_the_kinds_of_deepseek_fp4_checkpoints():

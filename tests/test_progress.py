@@ -46,7 +46,7 @@ def test_a_watcher_ends_the_work_at_the_next_step() -> None:
     assert seen == [0, 1, 2]
     assert plan(
         change(DEFAULT, P95)
-    ).ranked.size  # nobody watches any more, and nothing is left of what was ended
+    ).order.size  # nobody watches any more, and nothing is left of what was ended
 
 
 def test_nobody_is_told_of_means() -> None:

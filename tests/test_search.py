@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
-from recipe_core.present.views import plan_view
 from recipe_core.recipe import make_recipe
-from recipe_core.search.evaluated import CHUNK, QUANTITIES, evaluate
+from recipe_core.search.evaluated import CHUNK, evaluate
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.rows import pareto_front
 from recipe_core.search.sensitivity import flips
 from recipe_core.search.serving_candidates import every_case
 from recipe_core.search.serving_candidates import settings as every_setting
+from recipe_core.search.serving_plan import PHYSICS
 from recipe_core.space.splits import enumerate_splits
 from tests.conftest import LLAMA_70B, make_request
 from tests.sizes import examples
@@ -45,11 +45,11 @@ def test_candidates_alone_and_together_are_the_same_bits():
         )
         setting = every_setting(found)[0]
         cases = every_case(found, setting)
-        together = evaluate(setting, cases)
+        together = evaluate(PHYSICS, setting, cases)
         for i in rng.choice(len(cases), draws, replace=False):
-            alone = evaluate(setting, cases.take([i]))
+            alone = evaluate(PHYSICS, setting, cases.take([i]))
             assert alone.feasible[0] == together.feasible[i]
-            for name in QUANTITIES:
+            for name in PHYSICS.quantities:
                 assert np.array_equal(
                     alone.quantities[name][0], together.quantities[name][i], equal_nan=True
                 ), (model, i, name)
@@ -60,11 +60,11 @@ def test_candidates_alone_and_together_are_the_same_bits():
 def test_rows_beyond_a_chunk_have_their_details_too():
     found = resolve(make_request(nodes=4, options={"loads": [1 + n for n in range(256)]}))
     setting = every_setting(found)[0]
-    block = evaluate(setting, every_case(found, setting))
+    block = evaluate(PHYSICS, setting, every_case(found, setting))
     assert len(block.legal) > CHUNK
     assert block.estimates is None
     last = int(block.legal[-1])
-    assert block.row(last)["memory"]["total_bytes"] == block.quantities["total_bytes"][last]
+    assert block.row(last).memory.total_bytes == block.quantities["total_bytes"][last]
 
 
 def test_every_number_of_devices_is_tried():
@@ -105,7 +105,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
         make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "cp": 2})
     )
     assert grouped.reasons(row) == [
-        "cp 2 does not divide the 1 ranks that hold each of 8 KV heads at tp 8"
+        "tp 8 puts each of 8 KV heads on 1 rank, which cp 2 does not divide"
     ]
 
 
@@ -118,7 +118,7 @@ def test_loads_and_limits_of_a_step_are_combined_with_legal_splits():
     legal = int((~np.isnan(plain.columns["total_bytes"])).sum())
     assert len(table) == len(plain) - legal + legal * 3 * 2
     assert set(c["load"][c["feasible"]].tolist()) == {8, 64, 256}
-    view = plan_view(table, 1)["candidates"][0]
+    view = table.to_json(1)["candidates"][0]
     assert view["load"] == c["load"][table.order[0]]
 
 
@@ -166,7 +166,7 @@ def test_devices_are_compared_side_by_side():
     )
     row = int(table.order[0])
     alone, at = plan_candidate(table.request_of(row))
-    assert alone.found.cluster.device.name == best.device
+    assert alone.problem.cluster.device.name == best.device
     assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][row]
 
 
@@ -213,10 +213,10 @@ def test_each_limit_refuses_and_says_what_would_do(limits, code):
     table = plan(make_request(objective={"limits": limits}))
     assert not len(table.order)
     assert any(rule == code and broken.any() for rule, broken in table.blocks[0].rules())
-    change = plan_view(table)["nearest"]["changes"][0]["set"]
+    change = table.to_json()["nearest"]["changes"][0]["set"]
     name = next(iter(limits))
     relaxed = plan(make_request(objective={"limits": {name: change[f"objective.limits.{name}"]}}))
-    assert len(relaxed.ranked)
+    assert len(relaxed.order)
 
 
 points = st.lists(st.tuples(*[st.integers(0, 6)] * 3, st.booleans()), min_size=1, max_size=40)
@@ -278,14 +278,17 @@ def test_a_tie_goes_to_the_simplest_and_is_counted():
     )
     best = table.candidate(int(table.order[0]))
     assert best["tp"] == best["pp"] == best["dp"] == 1
-    assert plan_view(table, 1)["counts"]["tied_with_best"] == table.tied == 2
+    assert table.to_json(1)["counts"]["tied_with_best"] == table.tied == 2
 
 
 def test_wasteful_pipelines_are_named_but_can_be_asked_for():
     table = plan(make_request(per_node=8, nodes=6))
     c = table.columns
     row = next(row for row in range(len(table)) if c["tp"][row] == 1 and c["pp"][row] == 45)
-    assert "80 layers over 45 stages are 2 in the fullest, as over 40" in table.reasons(row)[0]
+    assert (
+        "45 stages hold up to 2 of 80 layers each, as 40 would; the other 5 add nothing"
+        in table.reasons(row)[0]
+    )
     stated, at = plan_candidate(
         make_request(per_node=8, nodes=6, candidate={"engine": "vllm", "tp": 1, "pp": 45, "dp": 1})
     )

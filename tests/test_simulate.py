@@ -159,7 +159,7 @@ def test_every_request_ends_once_and_frees_its_cache(
         stages=stages,
     )
     assert sorted(end.order) == list(range(len(requests)))
-    assert (end._held, end._context, len(end._running)) == (0, 0, 0)
+    assert (end._allocated, end._context, len(end._running)) == (0, 0, 0)
     for (_, output, _), at, first, done in zip(requests, sent, end.first, end.done, strict=True):
         assert at + 1 <= first + 1e-9
         assert done >= first + output - 1 - 1e-9
@@ -349,11 +349,13 @@ def test_an_estimate_says_goodput_where_times_have_limits():
     request = {"candidate": {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}, "per_node": 1}
     assert (
         "goodput_requests_per_s"
-        not in plan_candidate(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
+        not in plan_candidate(make_request(LLAMA_8B, **request))[0].detailed(0).serving.to_json()
     )
-    found = plan_candidate(
-        make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request)
-    )[0].detailed(0)
+    found = (
+        plan_candidate(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[0]
+        .detailed(0)
+        .to_json()
+    )
     serving = found["serving"]
     assert 0 < serving["goodput_requests_per_s"] < serving["output_tokens_per_s"] / 256
     assert (
@@ -393,7 +395,7 @@ def limited_plan(**limits):
 def best_figures(percentile: float) -> dict[str, float]:
     """The figures of the best split, with a percentile."""
     table = limited_plan(percentile=percentile)
-    return table.estimate(int(table.order[0]))["serving"]
+    return table.estimate(int(table.order[0])).serving.to_json()
 
 
 def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
@@ -401,9 +403,9 @@ def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
     assert best["ttft_s"] < best["ttft_p95_s"]
     limit_ms = 1e3 * (best["ttft_s"] + best["ttft_p95_s"]) / 2
     by_mean, by_p95 = limited_plan(ttft_ms=limit_ms), limited_plan(ttft_ms=limit_ms, percentile=95)
-    assert len(by_p95.ranked) < len(by_mean.ranked)
-    for row in by_p95.ranked:
-        assert by_p95.estimate(int(row))["serving"]["ttft_p95_s"] <= limit_ms / 1e3
+    assert len(by_p95.order) < len(by_mean.order)
+    for row in by_p95.order:
+        assert by_p95.estimate(int(row)).ttft_p95_s.value <= limit_ms / 1e3
     said = [reason for row in range(len(by_p95)) for reason in by_p95.reasons(row)]
     assert any(
         reason.startswith("p95 of time to first token")
@@ -422,7 +424,7 @@ def test_what_breaks_a_limit_by_its_mean_is_not_simulated_and_says_so():
 
 def test_a_higher_percentile_passes_no_more():
     limit_ms = 1e3 * (best_figures(50)["tpot_p50_s"] + best_figures(99.9)["tpot_p99.9_s"]) / 2
-    passing = [set(limited_plan(tpot_ms=limit_ms, percentile=p).ranked) for p in (50, 95, 99.9)]
+    passing = [set(limited_plan(tpot_ms=limit_ms, percentile=p).order) for p in (50, 95, 99.9)]
     assert passing[2] <= passing[1] <= passing[0]
     assert passing[2] < passing[0]
 
@@ -430,16 +432,16 @@ def test_a_higher_percentile_passes_no_more():
 def test_a_remedy_for_a_percentile_works():
     request = make_request(objective={"limits": {"ttft_ms": 50, "percentile": 95}})
     remedy = helpful_changes(plan(request))[0]
-    (field, value), *_ = remedy.changes.items()
+    (field, value), *_ = remedy.fields.items()
     assert field == "objective.limits.ttft_ms"
-    assert len(limited_plan(ttft_ms=value, percentile=95).ranked)
+    assert len(limited_plan(ttft_ms=value, percentile=95).order)
 
 
 def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when_asked():
     values = request_values(
         LLAMA_8B, per_node=1, candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
     )
-    figures = plan_candidate(PlanRequest.parse(values))[0].detailed(0)["serving"]
+    figures = plan_candidate(PlanRequest.parse(values))[0].detailed(0).serving.to_json()
     assert figures["ttft_p50_s"] <= figures["ttft_p95_s"] <= figures["ttft_p99_s"]
     asked = values | {"objective": {"limits": {"percentile": 95}}}
     plain, with_p95, longer = estimate_batch(

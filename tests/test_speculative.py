@@ -215,7 +215,7 @@ def test_engines_that_verify_no_drafts_refuse_them():
             },
         )
     )
-    assert any("does not verify drafts" in reason for reason in table.reasons(row))
+    assert any("has no speculative decoding" in reason for reason in table.reasons(row))
 
 
 @pytest.mark.parametrize("split", [{"tp": 8, "pp": 1, "dp": 1}, {}])

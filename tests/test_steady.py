@@ -39,7 +39,7 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
     loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
     found = loop.decoding(None)
     for side, sign in ((found * (1 - 1e-9), -1), (found * (1 + 1e-9), 1)):
-        balance = loop.balance(side, *loop.near(side))
+        balance = loop.balance(side, *loop.interpolated(side))
         assert (sign * (balance.rate * balance.ttft_s + side - most) >= 0).all()
 
 

@@ -114,7 +114,7 @@ def test_launches_of_trainers_fit_their_targets(name):
     found, row = plan_candidate(training_request(name, candidate=split))
     assert found.reasons(row) == []
     value = context(
-        training_launch(found, row),
+        training_launch(*found.detail(row)),
         name="llama-3-1-8b-training",
         image=Image(reference="example/trainer:1"),
     )

@@ -84,7 +84,8 @@ def test_a_row_is_drawn_with_its_own_bubble() -> None:
     assert isinstance(board, TrainingPlan)
     row = next(int(row) for row in board.order if board.degree("pp")[row] == 4)
     tasks, note = step_timeline(board, row)
-    cases = board.estimates.cases.take([row])
+    block, i = board.at(row)
+    cases = block.cases.take([i])
     each = max(task.end_s for task in tasks) / (
         len({task.micro_batch for task in tasks}) + bubble_micro_batches(cases)[0]
     )

@@ -130,7 +130,7 @@ def test_the_trace_repeats_what_was_traced_by_hand(split, weights_gib, kv_bytes_
 def test_kv_heads_are_repeated_once_ranks_outnumber_them(model, tp, heads):
     found = traced(model, tp)
     assert found["kv_bytes_per_token"] == found["layers"] * heads * 2 * 128 * 2
-    assert ("repeat them" in found["method"]) == (tp > {LLAMA_8B: 8, QWEN_MOE: 4}[model])
+    assert ("replicate them" in found["method"]) == (tp > {LLAMA_8B: 8, QWEN_MOE: 4}[model])
 
 
 def test_the_latent_cache_is_whole_on_every_rank():
@@ -150,7 +150,7 @@ def test_a_compressed_past_is_whole_on_every_rank(split):
 
 
 def test_output_groups_must_divide():
-    with pytest.raises(InputError, match="8 output groups do not divide over tp 16"):
+    with pytest.raises(InputError, match="8 output groups are not divisible by tp 16"):
         traced(DEEPSEEK_V4, tp=16)
 
 
@@ -247,7 +247,7 @@ def test_a_multimodal_config_is_traced_by_its_language_model():
 def test_quantised_weights_are_traced_as_their_base_format_and_say_so():
     found = traced(DEEPSEEK, tp=8)
     assert found["weight_dtype"] == "bf16"
-    assert "The fp8-block weights are traced, and compared, as bf16." in found["method"]
+    assert "fp8-block weights are traced, and compared, as bf16." in found["method"]
 
 
 def test_an_unknown_model_type_is_one_clear_error(tiny_config):

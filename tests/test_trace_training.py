@@ -269,7 +269,7 @@ def test_what_cannot_be_traced_is_named(split: dict[str, Any], said: str) -> Non
 
 
 def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> None:
-    with pytest.raises(InputError, match="traced are colwise and rowwise"):
+    with pytest.raises(InputError, match="only colwise and rowwise can be traced"):
         trace_training(*plan_candidate(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
 
 

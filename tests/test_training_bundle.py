@@ -184,8 +184,8 @@ def test_an_open_request_gets_the_best_split_that_can_be_started() -> None:
     chosen = make_recipe(asked).candidate
     before = []
     for row in map(int, table.order):
-        if table.estimates.candidate(row) == chosen:
+        if table.candidate(row) == chosen:
             break
         before.append(row)
-    assert launch_reasons(table.estimates, row) == []
-    assert all(launch_reasons(table.estimates, each) for each in before)
+    assert launch_reasons(*table.detail(row)) == []
+    assert all(launch_reasons(*table.detail(each)) for each in before)

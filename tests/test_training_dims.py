@@ -20,13 +20,13 @@ def test_products_come_out() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "said"),
     [
-        ({"dp": 9}, "candidate", "tp 2 × pp 4 × cp 2 × dp 9 = 144 devices; there are 128"),
+        ({"dp": 9}, "candidate", "tp 2 × pp 4 × cp 2 × dp 9 = 144 devices; only 128 available"),
         (
             {"global_batch": 250},
             "workload.global_batch",
-            "global_batch 250 is not divisible by dp 8 × micro_batch 2 = 16; the nearest",
+            "global_batch 250 is not divisible by dp 8 × micro_batch 2 = 16; nearest: 240 or 256",
         ),
-        ({"global_batch": 8}, "workload.global_batch", "the nearest that is: 16"),
+        ({"global_batch": 8}, "workload.global_batch", "nearest: 16"),
         ({"shard": 3}, "candidate.shard", "dp 8 × cp 2 = 16 replicas are not divisible by shard 3"),
         ({"tp": 0}, "candidate", "below 1"),
     ],

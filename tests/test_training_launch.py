@@ -18,7 +18,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.corpus import corpus
-from recipe_core.launch.training.start import first_launchable, launch_reasons, training_launch
+from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
@@ -96,9 +96,10 @@ def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingPlan, int, Launc
     out: list[tuple[dict[str, Any], TrainingPlan, int, Launch]] = []
     for found in tables(engine, chance):
         rows = chance.sample(range(len(found)), min(len(found), TRIED))
-        e = found.estimates
-        fine = [row for row in rows if not launch_reasons(e, row)][: WANTED // 2]
-        out += [(e.candidate(row), found, row, training_launch(e, row)) for row in fine]
+        fine = [row for row in rows if not launch_reasons(*found.detail(row))][: WANTED // 2]
+        out += [
+            (found.candidate(row), found, row, training_launch(*found.detail(row))) for row in fine
+        ]
     return chance.sample(out, min(len(out), WANTED + 50))
 
 
@@ -129,15 +130,13 @@ def layout(said: str) -> list[int]:
 
 
 def batch(found: TrainingPlan, row: int) -> dict[str, Any]:
-    e = found.estimates
+    e, i = found.detail(row)
     return {
-        "sequence_length": int(e.cases.sequence_length[row]),
-        "global_batch": int(e.cases.global_batch[row]),
-        "micro_batches": int(e.cases.micro_batches[row]),
-        "steps": int(e.run.steps[row]),
-        "stage_layers": [
-            int(count) for count in stage_layers(e.setting, e.cases.take([row]))[0][0]
-        ],
+        "sequence_length": int(e.cases.sequence_length[i]),
+        "global_batch": int(e.cases.global_batch[i]),
+        "micro_batches": int(e.cases.micro_batches[i]),
+        "steps": int(e.run.steps[i]),
+        "stage_layers": [int(count) for count in stage_layers(e.setting, e.cases.take([i]))[0][0]],
     }
 
 
@@ -448,9 +447,8 @@ def test_accelerate_loads_what_is_rendered(tmp_path: Path) -> None:
 
 def test_primus_gets_megatrons_names_in_a_file() -> None:
     found = plan(request("megatron", MIXTRAL, device="mi300x"))
-    row = first_launchable(found)
-    assert row is not None
-    launch, candidate = training_launch(found.estimates, row), found.estimates.candidate(row)
+    row = next(row for row in found.order if not launch_reasons(*found.detail(row)))
+    launch, candidate = training_launch(*found.detail(row)), found.candidate(row)
     overrides = yaml.safe_load(launch.files["primus.yaml"])["modules"]["pre_trainer"]["overrides"]
     assert overrides["tensor_model_parallel_size"] == candidate["tp"]
     assert overrides["expert_model_parallel_size"] == candidate["ep"]
@@ -468,11 +466,11 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         "micro_batch": 1,
         "recompute": "full",
     }
-    estimates, row = plan_candidate(request("torch", nodes=4, candidate=plain, global_batch=96))
-    words = flags(training_launch(estimates, row).processes[0].argv)
+    table, row = plan_candidate(request("torch", nodes=4, candidate=plain, global_batch=96))
+    words = flags(training_launch(*table.detail(row)).processes[0].argv)
     assert words["nnodes"] == "1:4"  # 24, 16 and 8 replicas divide a batch of 96
     fixed, row = plan_candidate(request("torch", nodes=4, candidate=plain, global_batch=32))
-    assert flags(training_launch(fixed, row).processes[3].argv)["node-rank"] == "3"
+    assert flags(training_launch(*fixed.detail(row)).processes[3].argv)["node-rank"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -572,9 +570,9 @@ def test_what_a_framework_cannot_be_told_is_an_answer(
         "zero_stage": 0,
         "micro_batch": 1,
     } | parts
-    estimates, row = plan_candidate(request(engine, candidate=candidate, **work))
+    table, row = plan_candidate(request(engine, candidate=candidate, **work))
     with pytest.raises(NoAnswer) as error:
-        training_launch(estimates, row)
+        training_launch(*table.detail(row))
     assert (error.value.field, said in error.value.message) == (field, True)
     assert error.value.hint
 
@@ -602,12 +600,12 @@ def test_every_option_is_told_or_refused_by_its_name(
         "micro_batch": 1,
     }
     plain |= {"zero_stage": 2} if name == "gradient_sync" else {}
-    estimates, row = plan_candidate(request(engine, candidate=plain | parts))
+    table, row = plan_candidate(request(engine, candidate=plain | parts))
     if engine in carried:
-        assert READERS[engine](training_launch(estimates, row))[name] == parts[name]
+        assert READERS[engine](training_launch(*table.detail(row)))[name] == parts[name]
         return
     with pytest.raises(NoAnswer) as error:
-        training_launch(estimates, row)
+        training_launch(*table.detail(row))
     assert error.value.field == f"candidate.{name}"
 
 
@@ -627,18 +625,16 @@ def test_megatron_is_told_the_stages_that_were_estimated() -> None:
 
 def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
     plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 2, "micro_batch": 3}
-    with pytest.raises(
-        NoAnswer, match=r"dp 16 × micro_batch 3 = 48; the nearest that is: 96 or 144"
-    ) as error:
+    with pytest.raises(NoAnswer, match=r"dp 16 × micro_batch 3 = 48; nearest: 96 or 144") as error:
         training_launch(*plan_candidate(request("torch", candidate=plain)))
     assert error.value.field == "workload.global_batch"
 
 
 def test_models_without_a_torchtitan_configuration_are_refused() -> None:
     found = plan(request("torchtitan", MIXTRAL))
-    assert first_launchable(found) is None
     said = f"torchtitan ships no configuration of {MIXTRAL} in bf16."
-    assert all(said in launch_reasons(found.estimates, int(row)) for row in found.ranked[:100])
+    assert all(said in launch_reasons(*found.detail(row)) for row in found.order[:100])
+    assert all(launch_reasons(*found.detail(row)) for row in found.order)
 
 
 def test_the_learning_rate_falls_with_size_and_has_a_floor() -> None:
@@ -696,12 +692,10 @@ def test_megatron_keeps_gradients_as_they_were_estimated(
         "micro_batch": 1,
         "precision": precision,
     }
-    estimates, row = plan_candidate(request("megatron", candidate=split, **work))
-    words = set(training_launch(estimates, row).processes[0].argv)
+    table, row = plan_candidate(request("megatron", candidate=split, **work))
+    words = set(training_launch(*table.detail(row)).processes[0].argv)
     assert words & {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"} == said
-    held, every = (
-        estimates.memory.parts["gradients"][row, 0],
-        estimates.memory.parts["parameters"][row, 0],
-    )
+    estimates, i = table.detail(row)
+    held, every = (estimates.memory.parts[name][i, 0] for name in ("gradients", "parameters"))
     wide = work.get("gradient_dtype") == "fp32" or (precision == "bf16" and not work)
     assert held == (2 if wide else 1) * every

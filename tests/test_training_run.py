@@ -34,10 +34,8 @@ def answer(
         "hardware": {"device": "h100-sxm", "nodes": 8} | (hardware or {}),
         "workload": asked,
     }
-    estimates, row = plan_candidate(
-        PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})})
-    )
-    return estimates.row(row)
+    table, row = plan_candidate(PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})}))
+    return table.estimate(row).to_json()
 
 
 def test_a_step_waits_for_slow_loaders() -> None:
@@ -130,8 +128,8 @@ def test_a_host_has_to_hold_what_is_offloaded() -> None:
         "micro_batch": 1,
         "offload": "optimizer",
     }
-    estimates, row = plan_candidate(PlanRequest.parse(value | {"candidate": split}))
-    assert any("host memory" in reason for reason in estimates.reasons(row))
+    table, row = plan_candidate(PlanRequest.parse(value | {"candidate": split}))
+    assert any("host memory" in reason for reason in table.reasons(row))
 
 
 def test_recomputing_some_layers_lies_between_none_and_all() -> None:
@@ -215,8 +213,8 @@ def test_nothing_fits_says_what_would() -> None:
     view = table.to_json(3)
     assert not view["candidates"]
     assert all("memory" in reason or "needs" in reason for reason in view["nearest"]["reasons"])
-    nodes = next(each for each in view["nearest"]["remedies"] if each["field"] == "hardware.nodes")
-    assert nodes["value"] > 1
+    nodes = [change["set"].get("hardware.nodes", 1) for change in view["nearest"]["changes"]]
+    assert max(nodes) > 1
 
 
 def test_no_row_of_the_front_is_beaten_in_both() -> None:
@@ -226,7 +224,7 @@ def test_no_row_of_the_front_is_beaten_in_both() -> None:
             value | {"workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64}}
         )
     )
-    front = table.front("peak_memory_bytes", "tokens_per_s")
+    front = np.flatnonzero(table.front_of("peak_memory_bytes", "tokens_per_s"))
     memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
     assert len(front) > 2
     for i in front:

@@ -96,5 +96,5 @@ def test_nothing_measured_is_no_run() -> None:
 def test_the_text_names_sources_and_refuses_unknown_columns() -> None:
     found = compare_training(published_training_runs()[:20])
     assert published_training_runs()[0].source in training_validation_text(found)
-    with pytest.raises(InputError, match="not a column"):
+    with pytest.raises(InputError, match="unknown column"):
         training_sections(found, by="colour")

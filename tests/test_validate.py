@@ -241,12 +241,15 @@ def test_a_table_is_read(tmp_path):
         (GOOD.replace(",8,closed", ",eight,closed"), ["line 3, column tp", "'eight'"]),
         (GOOD.replace(",8,closed", ",8,batch"), ["line 3, column mode", "'closed'", "'batch'"]),
         (GOOD.replace(",16,20", ",16,"), ["line 3: nothing was measured", "ttft_ms"]),
-        (GOOD.replace(",16,20", ",1.5,20"), ["line 3: the load of mode closed is a whole number"]),
+        (
+            GOOD.replace(",16,20", ",1.5,20"),
+            ["line 3: the load of mode closed must be a whole number"],
+        ),
         (GOOD.replace(",16,20", ",16,nan"), ["line 3, column tpot_ms", "finite"]),
         (GOOD.replace(",16,20", ",16,-1"), ["line 3, column tpot_ms", "greater than 0"]),
         (GOOD.replace("h100-sxm", ""), ["line 3, column device: is empty"]),
         (GOOD + ",7", ["line 3: more values than columns"]),
-        (GOOD.replace("a,", "first,", 1), ["line 3, column id: 'first' is also the id of line 2"]),
+        (GOOD.replace("a,", "first,", 1), ["line 3, column id: 'first' is the id of line 2 too"]),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, said):
@@ -270,7 +273,7 @@ def test_every_bad_row_is_told_at_once(tmp_path):
         ("id,model,gpu", "unknown column 'gpu'"),
         ("id,modle", "Did you mean 'mode' or 'model'"),
         ("id;model;device", "separated by commas"),
-        ("id,model,id", "the column 'id' is there twice"),
+        ("id,model,id", "duplicate column 'id'"),
         ("id,model", "columns are missing: device, per_node, engine"),
         ("", "columns are missing"),
     ],

@@ -1,4 +1,4 @@
-"""Columns of numbers, and a sum whose bits do not depend on who adds."""
+"""Array types, and a sum whose bits do not depend on the number of columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bool = NDArray[np.bool_]
 
 
 def add(parts: Iterable[Float]) -> Float:
-    """Sum of arrays, from left to right: what adds up once adds up to the same bits again."""
+    """Sum of arrays from left to right, so that the same parts always give the same bits."""
     total: Float = np.asarray(0.0)
     for part in parts:
         total = total + part

@@ -6,8 +6,13 @@ pages' help and ``docs/request.md`` all take it from there.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
@@ -21,18 +26,48 @@ def prose(text: str | None) -> str:
     return " ".join((text or "").split()).replace("``", "`")
 
 
-def _as_prose(schema: dict[str, Any]) -> None:
-    for part in (schema, *schema.get("properties", {}).values()):
-        if "description" in part:
-            part["description"] = prose(part["description"])
+def descriptions(model: type) -> dict[str, str]:
+    """The string under each field of a class, by the field's name, its bases' fields among them.
+
+    They are read from the source when a schema or a help text is wanted: pydantic's own way reads it
+    while the class is made, which would be half of the time until a plan is printed.
+    """
+    out: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base.__module__.partition(".")[0] == model.__module__.partition(".")[0]:
+            out |= _under_fields(base.__module__).get(base.__name__, {})
+    return out
 
 
-DESCRIBED = ConfigDict(
-    frozen=True,
-    extra="forbid",
-    use_attribute_docstrings=True,
-    json_schema_extra=_as_prose,
-)
+@cache
+def _under_fields(module: str) -> dict[str, dict[str, str]]:
+    """For each class of a module the string under each of its annotated fields."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    out: dict[str, dict[str, str]] = {}
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        fields = out.setdefault(node.name, {})
+        for field, below in pairwise(node.body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                fields[field.target.id] = prose(str(below.value.value))
+    return out
+
+
+def _describe(schema: dict[str, Any], model: type) -> None:
+    """Put the description of a model and of each of its fields into its schema."""
+    if "description" in schema:
+        schema["description"] = prose(schema["description"])
+    texts = descriptions(model)
+    for name, part in schema.get("properties", {}).items():
+        if name in texts:
+            part["description"] = texts[name]
+
+
+DESCRIBED = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_describe)
 """For immutable documents with a string under every field, which refuse unknown fields."""
 
 
@@ -69,15 +104,31 @@ def field_of(model: type[BaseModel], path: str) -> FieldInfo:
     Raises:
         LookupError: naming the path, when no model on the way has such a field.
     """
-    models: list[type[BaseModel]] = [model]
-    field: FieldInfo | None = None
+    owner, name = _owner(model, path)
+    return owner.model_fields[name]
+
+
+def description_of(model: type[BaseModel], path: str) -> str:
+    """The description of the field at a dotted path, empty where it has none.
+
+    Raises:
+        LookupError: as ``field_of``.
+    """
+    owner, name = _owner(model, path)
+    return descriptions(owner).get(name, "")
+
+
+def _owner(model: type[BaseModel], path: str) -> tuple[type[BaseModel], str]:
+    """The model that has the field at a dotted path, and the field's name."""
+    models = [model]
+    owner: tuple[type[BaseModel], str] | None = None
     for name in path.split("."):
         if name.isdecimal():
             continue
-        field = next((m.model_fields[name] for m in models if name in m.model_fields), None)
-        if field is None:
+        owner = next(((m, name) for m in models if name in m.model_fields), None)
+        if owner is None:
             raise LookupError(f"{path}: no field {name}")
-        models = list(models_in(field.annotation))
-    if field is None:
+        models = list(models_in(owner[0].model_fields[name].annotation))
+    if owner is None:
         raise LookupError(f"{path!r} names no field")
-    return field
+    return owner

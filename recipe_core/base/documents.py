@@ -1,4 +1,4 @@
-"""Reading YAML and JSON documents that anybody may have written, and writing files whole or not at all."""
+"""Reading untrusted YAML and JSON documents, and writing files atomically."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 
 from recipe_core.base.errors import InputError
 
+# Far above any real document, far below what would exhaust memory.
 MAX_DOCUMENT_BYTES = 4 << 20
 MAX_NODES = 200_000
 MAX_DEPTH = 64
@@ -24,15 +25,13 @@ _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_BASE):  # type: ignore[misc]  # the C loader when PyYAML was built with it
-    """Safe YAML that refuses repeated keys and reads ``15e9`` as a number (YAML 1.2), not as text (YAML 1.1)."""
+    """Safe YAML without repeated keys; ``15e9`` is a number, as in YAML 1.2, not a text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(
-                    f"the key {key!r} is given twice in line {node.start_mark.line + 1}"
-                )
+                raise yaml.YAMLError(f"duplicate key {key!r} in line {node.start_mark.line + 1}")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
 
@@ -44,41 +43,37 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _scan(text: str, what: str) -> None:
+def _scan(text: str, name: str) -> None:
     """Refuse aliases ("billion laughs"), depth and size bombs before anything is built."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
-            raise InputError(
-                f"{what} uses a YAML alias (*name).", hint="Write the value out instead."
-            )
+            hint = "Write the value out instead."
+            raise InputError(f"{name} uses a YAML alias (*name).", hint=hint)
         nodes += isinstance(event, yaml.NodeEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH or nodes > MAX_NODES:
-            raise InputError(
-                f"{what} is nested deeper than {MAX_DEPTH} levels or has over {MAX_NODES:,} values."
-            )
+            raise InputError(f"{name} has more than {MAX_DEPTH} levels or {MAX_NODES:,} values.")
 
 
-def parse_yaml(text: str, what: str = "the document") -> Any:
-    """Parse YAML (of which JSON is nearly a part) safely.
+def parse_yaml(text: str, name: str = "the document") -> Any:
+    """Parse YAML (and so nearly all JSON) safely; ``name`` stands for the document in errors.
 
     Raises:
-        InputError: naming ``what`` and the line when it is not YAML, uses aliases, repeats a key or is too large.
+        InputError: when it is not YAML, uses aliases, repeats a key or is too large.
     """
     if len(text) > MAX_DOCUMENT_BYTES:
         raise InputError(
-            f"{what} has {len(text):,} characters; at most {MAX_DOCUMENT_BYTES:,} are read."
+            f"{name} has {len(text):,} characters; the limit is {MAX_DOCUMENT_BYTES:,}."
         )
     try:
-        _scan(text, what)
+        _scan(text, name)
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from the safe loader
     except yaml.YAMLError as error:
-        raise InputError(f"{what} is not valid YAML: {' '.join(str(error).split())}.") from None
+        raise InputError(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from None
     except (RecursionError, ValueError) as error:
-        raise InputError(f"{what} cannot be read: {error}.") from None
+        raise InputError(f"{name} cannot be read: {error}.") from None
 
 
 def read_shipped(path: Path) -> Any:
@@ -90,27 +85,30 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def parse_json(text: str, what: str = "the document") -> Any:
+def parse_json(text: str, name: str = "the document") -> Any:
     """Parse strict JSON (no NaN or Infinity); raises InputError as ``parse_yaml`` does."""
     if len(text) > MAX_DOCUMENT_BYTES:
         raise InputError(
-            f"{what} has {len(text):,} characters; at most {MAX_DOCUMENT_BYTES:,} are read."
+            f"{name} has {len(text):,} characters; the limit is {MAX_DOCUMENT_BYTES:,}."
         )
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{what} is not valid JSON: {error}.") from None
+        raise InputError(f"{name} is not valid JSON: {error}.") from None
 
 
 def read_text(
     path: Path, *, field: str | None = None, limit: int | None = MAX_DOCUMENT_BYTES
 ) -> str:
-    """The text of a file; raises InputError when it is missing, not a file, longer than ``limit`` bytes or not UTF-8."""
+    """The text of a file.
+
+    Raises:
+        InputError: when it is missing, not a file, longer than ``limit`` bytes or not UTF-8.
+    """
     try:
-        if limit is not None and path.stat().st_size > limit:
-            raise InputError(
-                f"{path} is {path.stat().st_size:,} bytes; at most {limit:,} are read.", field=field
-            )
+        size = path.stat().st_size
+        if limit is not None and size > limit:
+            raise InputError(f"{path} has {size:,} bytes; the limit is {limit:,}.", field=field)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text.", field=field) from None
@@ -122,19 +120,20 @@ def read_text(
 
 
 def read_document(path: Path, *, field: str | None = None) -> Any:
-    """A YAML or JSON file as plain Python values; JSON by its suffix."""
+    """A JSON (by its suffix) or YAML file as plain Python values."""
     text = read_text(path, field=field)
     return parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a value that stands in two places twice: the reader above, like some others, takes no aliases."""
+    """Writes no aliases, which the reader above refuses: a value used twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the library's signature
         return True
 
 
-# Words that other readers (YAML 1.2, Go's) take for numbers or truth values, and this library writes without quotes.
+# What YAML 1.2 readers (Go's among them) take for numbers or booleans although PyYAML does not:
+# with these resolvers, such texts are quoted.
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$"),
@@ -193,7 +192,7 @@ def _key(key: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` with every NaN and infinity, at any depth, replaced by None: JSON has no other word for "unknown"."""
+    """``value`` with NaN and infinities replaced by None at any depth: JSON has only null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -204,7 +203,9 @@ def finite(value: Any) -> Any:
 
 
 def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file so that a reader sees the old content or all of the new, never a part; a ``private`` one only its owner may read.
+    """Write a file atomically: a reader sees the old content or the new, never a part.
+
+    Only its owner may read a ``private`` file.
 
     Raises:
         InputError: when the folder is missing or not writable.
@@ -224,5 +225,5 @@ def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         raise InputError(
-            f"cannot write {path}: {error.strerror}.", hint="Choose another place."
+            f"cannot write {path}: {error.strerror}.", hint="Choose another folder."
         ) from None

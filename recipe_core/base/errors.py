@@ -20,7 +20,8 @@ from typing import Any
 class RecipeError(Exception):
     """Base of all errors this project raises on purpose.
 
-    ``message`` says what is wrong with which value, ``hint`` what to do, ``field`` where it is in the request.
+    ``message`` says what is wrong with which value, ``hint`` what to do, ``field`` where it is in
+    the request.
     """
 
     code = "error"
@@ -38,7 +39,7 @@ class RecipeError(Exception):
         return f"{where}{self.message}{fix}"
 
     def to_json(self) -> dict[str, Any]:
-        """The error as every door prints it: ``{"error": {"code", "field", "message", "hint"}}``."""
+        """The error as the API and the command line print it, under the key ``error``."""
         return {
             "error": {
                 "code": self.code,
@@ -81,19 +82,15 @@ class BundleError(RecipeError):
     exit_code = 1
 
 
-def unknown(what: str, value: object, known: Sequence[str]) -> tuple[str, str]:
-    """Message and hint for a name that is not in ``known``: the closest names first, else the first few."""
-    by_fold = {name.casefold(): name for name in known}
-    close = [
-        by_fold[m]
-        for m in difflib.get_close_matches(str(value).casefold(), list(by_fold), n=3, cutoff=0.5)
-    ]
-    hint = (
-        f"Did you mean {_either(close)}?"
-        if close
-        else f"Known: {', '.join(list(known)[:12])}{', …' if len(known) > 12 else ''}."
-    )
-    return f"unknown {what} {value!r}.", hint
+def unknown(kind: str, value: object, known: Sequence[str]) -> tuple[str, str]:
+    """Message and hint for a name that is not in ``known``: the closest names, else the first."""
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(str(value).casefold(), list(folded), n=3, cutoff=0.5)
+    more = ", …" if len(known) > 12 else ""
+    hint = f"Available: {', '.join(known[:12])}{more}."
+    if close:
+        hint = f"Did you mean {_either(folded[name] for name in close)}?"
+    return f"unknown {kind} {value!r}.", hint
 
 
 def _either(names: Iterable[str]) -> str:

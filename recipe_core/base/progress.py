@@ -1,4 +1,7 @@
-"""How far a long calculation has come, told to whoever watches it in the same thread. A watcher that raises ends the calculation."""
+"""Progress of a long calculation, reported to a watcher in the same thread.
+
+A watcher that raises ends the calculation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 Watcher = Callable[[int, int], None]
-"""Is told the steps that are done, and how many there are."""
+"""Called with the steps done and the steps in all."""
 
 
 @dataclass(slots=True)
@@ -23,7 +26,7 @@ _task: ContextVar[_Task | None] = ContextVar("task", default=None)
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Tell a watcher of all tasks that begin within."""
+    """Report to ``watcher`` every task that begins inside the block."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -33,7 +36,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def task(steps: int) -> Iterator[None]:
-    """A task of so many steps begins."""
+    """A task of this many steps."""
     token = _task.set(_Task(steps))
     try:
         _tell()
@@ -43,13 +46,13 @@ def task(steps: int) -> Iterator[None]:
 
 
 def step() -> None:
-    """A step of the task is done; nothing where none has begun."""
-    if found := _task.get():
-        found.done += 1
+    """Count one step of the current task; outside a task this does nothing."""
+    if current := _task.get():
+        current.done += 1
         _tell()
 
 
 def _tell() -> None:
-    watcher, found = _watcher.get(), _task.get()
-    if watcher and found and found.steps:
-        watcher(found.done, found.steps)
+    watcher, current = _watcher.get(), _task.get()
+    if watcher and current and current.steps:
+        watcher(current.done, current.steps)

@@ -17,7 +17,7 @@ class _Data(BaseModel):
 
 
 class Source(_Data):
-    """Where a figure was read: a document with its address and date, or the command that measured it."""
+    """Where a number was read: a document with address and date, or the measuring command."""
 
     title: Annotated[str, Field(min_length=1, max_length=500)]
     url: Annotated[str, Field(pattern=r"^https?://[^\s<>()\"'\\]+$", max_length=1000)] | None = None
@@ -35,7 +35,7 @@ class Quantity(_Data):
 
 
 class Sourced(_Data):
-    """A data file whose figures name entries of its own ``sources``."""
+    """A data file whose numbers cite entries of its own ``sources``."""
 
     schema_version: Literal[1]
     sources: Annotated[dict[Annotated[str, Field(max_length=64)], Source], Field(max_length=64)]
@@ -49,13 +49,13 @@ class Sourced(_Data):
 
 
 def _cited(value: object) -> list[str]:
-    """The ``source`` of every figure in ``value``, at any depth."""
+    """The ``source`` of every number in ``value``, at any depth."""
     if isinstance(value, dict):
-        return [found for item in value.values() for found in _cited(item)]
+        return [source for item in value.values() for source in _cited(item)]
     if isinstance(value, tuple):
-        return [found for item in value for found in _cited(item)]
+        return [source for item in value for source in _cited(item)]
     if not isinstance(value, BaseModel):
         return []
-    source = getattr(value, "source", None)
-    own = [source] if isinstance(source, str) else []
-    return own + [found for _, item in value for found in _cited(item)]
+    direct = getattr(value, "source", None)
+    sources = [direct] if isinstance(direct, str) else []
+    return sources + [source for _, item in value for source in _cited(item)]

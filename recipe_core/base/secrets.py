@@ -1,4 +1,7 @@
-"""Recipes and bundles keep no secrets: these are known by their form, by what they are called, or because this machine has them."""
+"""Recipes and bundles hold no secrets.
+
+A secret is recognised by its form, by its name, or because it is in this process's environment.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from recipe_core.base.errors import InputError
 
 SHORTEST = 8
-"""Characters that a variable's value has at least to be looked for in files: shorter ones occur by chance."""
+"""Shorter values of variables are not searched for in files: they occur by chance."""
 
 _FORMS = {
     "a Hugging Face token": r"\bhf_[A-Za-z0-9]{20,}",
@@ -22,37 +25,44 @@ _FORMS = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
     "an address with a password": r"\b[a-z][a-z0-9+.-]*://[^\s/:@]+:[^\s/@]+@",
 }
-_PATTERNS = {what: re.compile(form) for what, form in _FORMS.items()}
+_PATTERNS = {kind: re.compile(form) for kind, form in _FORMS.items()}
 _NAMES = re.compile(
     r"(?:^|_)(?:api_?keys?|password|passwd|secret|token|access_key|private_key|credentials?)$",
     re.IGNORECASE,
 )
 _REFERENCES = frozenset({"token_secret"})  # the name of a secret, not the secret
-_HINT = "Leave it out: give secrets by the environment when the bundle starts, or name a Kubernetes Secret (token_secret)."
+_HINT = (
+    "Remove it: pass secrets through the environment when the bundle starts, "
+    "or name a Kubernetes Secret (token_secret)."
+)
 
 
-def refuse_secrets(parts: Mapping[str, Any], *, named: tuple[str, ...] = ()) -> None:
-    """Raise InputError for the first text in ``parts`` that looks like a secret; in ``named`` parts also for what is called one."""
+def refuse_secrets(parts: Mapping[str, Any], *, by_name: tuple[str, ...] = ()) -> None:
+    """Check the texts of ``parts``; in ``by_name`` parts, names count as well.
+
+    Raises:
+        InputError: for the first text that looks like a secret, or is called one.
+    """
     for part, value in parts.items():
         for field, text in _texts(value, part):
-            what = _form(text) or (
-                "a secret" if part in named and _is_called_secret(field, text) else None
-            )
-            if what is not None:
+            kind = _form(text)
+            if kind is None and part in by_name and _is_called_secret(field, text):
+                kind = "a secret"
+            if kind is not None:
                 raise InputError(
-                    f"looks like {what}; recipes and bundles keep none.", field=field, hint=_HINT
+                    f"looks like {kind}; recipes and bundles must not contain secrets.",
+                    field=field,
+                    hint=_HINT,
                 )
 
 
 def is_secret(field: str, value: Any) -> bool:
     """Whether a value looks like a secret or is called one by its dotted field."""
-    return any(
-        _form(text) or _is_called_secret(where, text) for where, text in _texts(value, field)
-    )
+    return any(_form(text) or _is_called_secret(name, text) for name, text in _texts(value, field))
 
 
 def _form(text: str) -> str | None:
-    return next((what for what, pattern in _PATTERNS.items() if pattern.search(text)), None)
+    return next((kind for kind, pattern in _PATTERNS.items() if pattern.search(text)), None)
 
 
 def _is_called_secret(field: str, text: str) -> bool:
@@ -61,14 +71,19 @@ def _is_called_secret(field: str, text: str) -> bool:
 
 
 def refuse_planted(files: Mapping[str, bytes]) -> None:
-    """Raise InputError when a file holds the value of a variable of this process that is named like a secret."""
+    """Check that no file holds the value of an environment variable that is named like a secret.
+
+    Raises:
+        InputError: names the file and the variable.
+    """
     for name, value in os.environ.items():
         if not _NAMES.search(name) or len(value) < SHORTEST:
             continue
         holding = next((path for path, data in files.items() if value.encode() in data), None)
         if holding is not None:
             raise InputError(
-                f"would hold the value of the variable {name}; bundles keep no secrets.",
+                f"contains the value of the environment variable {name}; "
+                "bundles must not contain secrets.",
                 field=holding,
                 hint=_HINT,
             )

@@ -1,4 +1,4 @@
-"""An estimate's figures as rows of text: the terminal, the bundle's README and the pages show the same ones."""
+"""An estimate as rows of text, the same in the terminal, the bundle's README and the pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SERVING = {
     "output_tokens_per_s": ("Output tokens per second", rate),
 }
 TRAINING = {
-    "step_s": ("Time of a step", duration),
-    "tokens_per_s_per_gpu": ("Tokens per second and device", rate),
+    "step_s": ("Step time", duration),
+    "tokens_per_s_per_gpu": ("Tokens per second per device", rate),
     "flops_per_s_per_gpu": (
-        "Model FLOP per second and device",
+        "Model FLOP/s per device",
         lambda value: per_second(value, "FLOP"),
     ),
     "peak_memory_bytes": ("Memory of the fullest device", gib),
@@ -34,7 +34,7 @@ MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """One figure with its band and what it rests on."""
+    """One quantity as text, with the ends of its band and its basis."""
 
     label: str
     value: str
@@ -44,7 +44,7 @@ class TextRow:
 
 
 def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
-    """Figures of a feasible estimate that have a band: latency and throughput, or step, rates and memory."""
+    """Figures of a feasible estimate with a band: latency and throughput, or step and rates."""
     values, bands, basis = estimate[kind], estimate["bands"], estimate["basis"]
     return [
         TextRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
@@ -54,16 +54,18 @@ def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
 
 
 def memory_rows(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Parts of a device's memory, then their total and what the engine may use."""
+    """The parts of a device's memory, their total, and what the engine may use."""
     memory = estimate["memory"]
     parts = [(label, gib(memory[key])) for key, label in MEMORY.items()]
     return [*parts, ("Total", gib(memory["total_bytes"])), ("Usable", gib(memory["usable_bytes"]))]
 
 
 def cost_text(estimate: Mapping[str, Any]) -> str | None:
-    """Cost per hour and per million output tokens with the price's basis, or None when no price is known."""
+    """Cost per hour and per million output tokens with its basis; None without a price."""
     cost = estimate["cost"]
     if cost["usd_per_hour"] is None:
         return None
     per_million = usd(cost["usd_per_million_output_tokens"])
-    return f"{usd(cost['usd_per_hour'])} per hour, {per_million} per million output tokens ({estimate['basis']['usd_per_hour']})"
+    basis = estimate["basis"]["usd_per_hour"]
+    per_hour = usd(cost["usd_per_hour"])
+    return f"{per_hour} per hour, {per_million} per million output tokens ({basis})"

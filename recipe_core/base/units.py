@@ -18,7 +18,7 @@ def gib(value_bytes: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits and thousands separators, never in scientific notation."""
+    """A number to ``digits`` significant digits, with separators; a dash if it is not finite."""
     if not math.isfinite(value):
         return "–"
     if value == 0:
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(tokens_per_s: float) -> str:
-    """Tokens per second."""
+    """Tokens per second as text."""
     return f"{significant(tokens_per_s)} tok/s"
 
 

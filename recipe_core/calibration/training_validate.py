@@ -1,4 +1,4 @@
-"""Hold training estimates against measured runs: errors by figure and source, and which measured runs are refused."""
+"""Training estimates against measured runs: errors by figure and source, and runs refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.base.units import GIB
 from recipe_core.calibration.validate import aligned, errors
 from recipe_core.engines.frameworks import training_data
@@ -53,12 +53,14 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class TrainingComparison:
-    """Runs held against their estimates.
+    """Runs against their estimates.
 
-    ``figures``: a row a measured figure, with ``measured``, ``estimated``, ``low`` and ``high`` (the band), ``ratio`` (estimated over
-    measured) and ``error`` (|ratio - 1|); seconds of a step (also where tokens per second were measured), and GiB. A run that is refused
-    has them too. ``refused``: runs that an estimate calls impossible, with the reason; ``unstated`` counts those refused for memory whose
-    source does not say what was recomputed. ``not_covered`` counts the reasons of runs that cannot be asked for.
+    ``figures`` has a row for each measured figure, with ``measured``, ``estimated``, ``low`` and
+    ``high`` (the band), ``ratio`` (estimated / measured) and ``error`` (|ratio - 1|): seconds of a
+    step (also where tokens per second were measured), and GiB. Refused runs have them too.
+    ``refused``: runs that an estimate calls impossible, with the reason; ``unstated`` counts those
+    refused for memory whose source does not state the recomputation. ``not_covered`` counts the
+    reasons of runs that cannot be requested.
     """
 
     runs: int
@@ -69,8 +71,12 @@ class TrainingComparison:
 
 
 def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
-    """Runs as few groups of cases, and why others cannot be asked for."""
-    found: dict[str, list[tuple[int, TrainingSetting, TrainingCases]]] = {}
+    """Runs as few groups of cases, and the reasons of those that cannot be requested.
+
+    Raises:
+        InputError: a run has no split.
+    """
+    members: dict[str, list[tuple[int, TrainingSetting, TrainingCases]]] = {}
     wrong: Counter[str] = Counter()
     for n, run in enumerate(runs):
         try:
@@ -80,17 +86,17 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
             wrong[error.message] += 1
             continue
         if pair is None:
-            raise InputError(f"{run.id} states no split.", field="table")
-        found.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
+            raise InputError(f"{run.id} has no split.", field="table")
+        members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
     groups = [
         RunGroup(m[0][1], stack_cases([c for _, _, c in m]), np.array([n for n, _, _ in m]))
-        for m in found.values()
+        for m in members.values()
     ]
     return groups, wrong
 
 
 def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
-    """Estimate all runs at once and put each estimate beside what was measured."""
+    """Estimates all runs in one call and puts each estimate beside what was measured."""
     groups, wrong = grouped(runs)
     rows: list[tuple[Any, ...]] = []
     refused: list[tuple[TrainingRun, str]] = []
@@ -119,47 +125,42 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
 
 
 def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) -> float:
-    """GiB of the rank that the run's source looked at, as it looked."""
+    """GiB of the rank that the run's source measured, in the way it measured."""
     if run.memory_of == "first":
         return float(mem.stages_of(i)[0]) / GIB
-    outside = setting.figures.context_bytes.value if run.memory_of == "driver" else 0.0
+    outside = setting.calibration.context_bytes.value if run.memory_of == "driver" else 0.0
     return (float(mem.peak_bytes[i]) + outside) / GIB
 
 
 def _figures(run: TrainingRun, step_s: float, peak_gib: float) -> list[tuple[Any, ...]]:
-    named = (run.id, run.source, run.device, run.model, run.engine)
-    found = (
+    identity = (run.id, run.source, run.device, run.model, run.engine)
+    figures = (
         (TIME, TIME, run.measured_step_s, step_s),
         (MEMORY, "peak_memory_bytes", run.peak_memory_gib, peak_gib),
     )
-    bands = training_data().bands
-    return [
-        (
-            *named,
-            figure,
-            measured,
-            estimated,
-            estimated * bands[band].low,
-            estimated * bands[band].high,
-        )
-        for figure, band, measured, estimated in found
-        if measured is not None
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for figure, key, measured, estimated in figures:
+        if measured is not None:
+            band = training_data().bands[key]
+            low, high = estimated * band.low, estimated * band.high
+            rows.append((*identity, figure, measured, estimated, low, high))
+    return rows
 
 
 def training_sections(
     comparison: TrainingComparison, by: str | None = None
 ) -> dict[str, pd.DataFrame]:
-    """The tables of an answer by name: ``figures``, ``sources``, and ``by_<column>`` where asked for."""
+    """Tables by name: ``figures``, ``sources``, and ``by_<column>`` where asked for.
+
+    Raises:
+        InputError: ``by`` is not one of ``TRAINING_BY``.
+    """
     figures = comparison.figures
     out = {"figures": errors(figures, ["figure"]), "sources": errors(figures, ["figure", "source"])}
     if by is not None:
         if by not in TRAINING_BY:
-            raise InputError(
-                f"{by!r} is not a column to group by.",
-                field="by",
-                hint=f"Known: {', '.join(TRAINING_BY)}.",
-            )
+            message, hint = unknown("column", by, TRAINING_BY)
+            raise InputError(message, field="by", hint=hint)
         out[f"by_{by}"] = errors(figures, ["figure", by])
     return out
 
@@ -167,7 +168,7 @@ def training_sections(
 def training_validation_view(
     comparison: TrainingComparison, by: str | None = None
 ) -> dict[str, Any]:
-    """The answer as JSON values; errors and shares are fractions."""
+    """The comparison as JSON values; errors and shares are fractions."""
     return {
         "runs": comparison.runs,
         "estimated": int(comparison.figures.id.nunique()),
@@ -187,7 +188,7 @@ def training_validation_view(
 
 
 def training_validation_text(comparison: TrainingComparison, by: str | None = None) -> str:
-    """The answer as text."""
+    """The comparison as text."""
     figures = comparison.figures
     counts = [
         f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
@@ -197,7 +198,8 @@ def training_validation_text(comparison: TrainingComparison, by: str | None = No
         f"not covered: {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)
     ]
     lines.append(
-        f"refused though measured: {len(comparison.refused):,}, and {comparison.unstated:,} that do not say what they recomputed"
+        f"refused though measured: {len(comparison.refused):,}, "
+        f"and {comparison.unstated:,} whose source does not state the recomputation"
     )
     lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
     parts = ["\n".join(lines)]
@@ -205,7 +207,8 @@ def training_validation_text(comparison: TrainingComparison, by: str | None = No
     for name, table in training_sections(comparison, by).items():
         parts.append(f"{titles.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
     parts.append(
-        "Errors are |estimated / measured - 1| of the seconds of a step (also where tokens per second were measured) and of GiB.\n"
-        "A cell is a source × device × model; in band is the share of measurements inside the estimate's low-high."
+        "Errors are |estimated / measured - 1| of seconds per step (also where tokens per second\n"
+        "were measured) and of GiB. A cell is a source × device × model; in band is the share of\n"
+        "measurements inside the estimated range."
     )
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""Hold estimates against measured runs: errors by figure, and how often the better of two splits is known."""
+"""Estimates against measured runs: errors by figure, and how often the better split is first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipe_core.search.plans import estimate_batch
 
 CELL = ("source", "device", "model")
 BY = ("device", "model", "source", "engine")
-# The quantity of an estimate that a figure measures, and how many of its units one SI unit is.
+# The quantity of an estimate that a figure measures, and the factor to the figure's unit.
 QUANTITIES = {
     "ttft_ms": ("ttft_s", 1e3),
     "tpot_ms": ("tpot_s", 1e3),
@@ -29,17 +29,20 @@ QUANTITIES |= dict.fromkeys(
 )
 RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
 MARGIN = 0.10
+"""Measured difference from which splits are compared; less is within the noise of benchmarks."""
 TIE = 0.01
+"""Estimated difference below which two splits count as tied."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs held against their estimates.
+    """Runs against their estimates.
 
-    ``figures`` has a row a measured figure of the runs that were estimated: the columns of ``Run``, and ``vendor``, ``figure``,
-    ``measured``, ``estimated``, ``low`` and ``high`` (the band), ``ratio`` (estimated / measured) and ``error`` (|ratio - 1|).
-    ``not_covered`` counts the reasons of runs without an answer; ``refused`` are runs that an estimate calls impossible, with the first
-    reason.
+    ``figures`` has a row for each measured figure of the estimated runs: the columns of ``Run``,
+    and ``vendor``, ``figure``, ``measured``, ``estimated``, ``low`` and ``high`` (the band),
+    ``ratio`` (estimated / measured) and ``error`` (|ratio - 1|). ``not_covered`` counts the reasons
+    of runs without an estimate; ``refused`` are runs that an estimate calls impossible, with the
+    first reason.
     """
 
     runs: int
@@ -49,7 +52,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Estimate all runs at once and put each estimate beside what was measured."""
+    """Estimates all runs in one call and puts each estimate beside what was measured."""
     answers = estimate_batch(run.request() for run in runs)
     not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
     refused = tuple(
@@ -58,20 +61,19 @@ def compare(runs: Sequence[Run]) -> Comparison:
         if answer.get("feasible") is False
     )
     rows = [row for run, answer in zip(runs, answers, strict=True) for row in _figures(run, answer)]
-    figures = pd.DataFrame(
-        rows, columns=[*_KEPT, "vendor", "figure", "measured", "estimated", "low", "high"]
-    )
+    columns = [*_RUN_FIELDS, "vendor", "figure", "measured", "estimated", "low", "high"]
+    figures = pd.DataFrame(rows, columns=columns)
     ratio = figures.estimated / figures.measured
     return Comparison(
         len(runs), figures.assign(ratio=ratio, error=(ratio - 1).abs()), not_covered, refused
     )
 
 
-_KEPT = [name for name in Run.model_fields if name not in FIGURES]
+_RUN_FIELDS = [name for name in Run.model_fields if name not in FIGURES]
 
 
 def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
-    """What was measured in a run, each figure with its estimate and band in the same unit; nothing for one without an answer."""
+    """Measured figures of a run with estimate and band in their unit; none without an estimate."""
     served = answer.get("serving", {})
     for figure, (quantity, scale) in QUANTITIES.items():
         measured, estimated = getattr(run, figure), served.get(quantity) or 0.0
@@ -80,24 +82,18 @@ def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
         if figure == "total_tokens_per_s":
             scale = (run.input_tokens + run.output_tokens) / run.output_tokens
         low, high = answer["bands"].get(quantity, (math.nan, math.nan))
-        kept = [getattr(run, name) for name in _KEPT]
-        yield (
-            *kept,
-            device(run.device).vendor,
-            figure,
-            measured,
-            estimated * scale,
-            low * scale,
-            high * scale,
-        )
+        fields = [getattr(run, name) for name in _RUN_FIELDS]
+        estimate_and_band = (estimated * scale, low * scale, high * scale)
+        yield (*fields, device(run.device).vendor, figure, measured, *estimate_and_band)
 
 
 def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Errors of groups of figures.
 
-    Columns: ``n``; ``median``, ``mean`` and ``p90`` of |estimated / measured - 1|; ``bias``, the median of estimated / measured;
-    ``inside``, the share of measurements inside the band; ``cells`` and ``cell_mean``, the number of source × device × model cells
-    and the mean of the cells' medians, where a large source counts no more than a small one.
+    Columns: ``n``; ``median``, ``mean`` and ``p90`` of |estimated / measured - 1|; ``bias``, the
+    median of estimated / measured; ``inside``, the share of measurements inside the band; ``cells``
+    and ``cell_mean``, the number of source × device × model cells and the mean of the cells'
+    medians, in which a large source counts no more than a small one.
     """
     keys = list(by)
     inside = figures.measured.between(figures.low, figures.high)
@@ -116,7 +112,7 @@ def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Which runs are compared as splits of one problem, beside having all else in common."""
+    """Which runs are compared as splits of one problem, if all else is equal."""
 
     title: str
     same_devices: bool
@@ -133,10 +129,12 @@ PAIRINGS = (
 def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
     """Pairs of runs that differ only in split and, by more than ``MARGIN``, in a measured figure.
 
-    Both have the source, model, device, engine, dtypes, lengths and load in common, and as ``pairing`` says the number of devices
-    and the engine's version. The better of two splits has the higher throughput per device or the shorter time. Columns:
-    ``source``, ``vendor``, ``figure``; ``measured`` and ``estimated``, the log of the measured better one over the other; ``right``,
-    whether the estimate puts it first, too, and ``tied``, whether the estimates differ by less than ``TIE`` (right or not).
+    Both have the source, model, device, engine, dtypes, lengths and load in common and, as
+    ``pairing`` says, the number of devices and the engine's version. The better of two splits has
+    the higher throughput per device or the shorter time. Columns: ``source``, ``vendor``,
+    ``figure``; ``measured`` and ``estimated``, the log of the measured better one over the other;
+    ``right``, whether the estimate ranks it first, too, and ``tied``, whether the estimates differ
+    by less than ``TIE`` (right or not).
     """
     rows = figures[figures.figure.isin(RANKED)]
     rows = rows.assign(devices=rows.nodes * rows.per_node)
@@ -155,43 +153,45 @@ def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
         "figure",
     ]
     keys += ["devices"] * pairing.same_devices + ["version"] * pairing.same_version
-    found = [_pairs_of(group) for _, group in rows.groupby(keys, dropna=False) if len(group) > 1]
-    empty = pd.DataFrame(
-        columns=["source", "vendor", "figure", "measured", "estimated", "right", "tied"]
-    )
-    out = (
-        pd.concat([empty, *(part for part in found if len(part))], ignore_index=True)
-        if any(map(len, found))
-        else empty
-    )
+    groups = [_pairs_of(group) for _, group in rows.groupby(keys, dropna=False) if len(group) > 1]
+    columns = ["source", "vendor", "figure", "measured", "estimated", "right", "tied"]
+    # the empty frame gives the columns where there are no pairs
+    parts = [pd.DataFrame(columns=columns), *(group for group in groups if len(group))]
+    out = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
     return out.astype({"right": bool, "tied": bool})
 
 
 def _pairs_of(group: pd.DataFrame) -> pd.DataFrame:
+    """All pairs of splits in a group that differ enough, the measured better one first."""
     first, second = np.triu_indices(len(group), 1)
     splits = group[list(SPLIT)].to_numpy()
     gaps = {
         name: group[name].to_numpy()[first] - group[name].to_numpy()[second]
         for name in ("measured", "estimated")
     }
-    kept = (splits[first] != splits[second]).any(axis=1) & (
-        np.abs(gaps["measured"]) > math.log1p(MARGIN)
-    )
-    sign = np.sign(gaps["measured"][kept])
-    measured, estimated = gaps["measured"][kept] * sign, gaps["estimated"][kept] * sign
-    named = {name: group[name].iloc[0] for name in ("source", "vendor", "figure")}
-    verdict = {"right": estimated > 0, "tied": np.abs(estimated) < TIE}
-    return pd.DataFrame(
-        named | {"measured": measured, "estimated": estimated} | verdict, index=range(len(sign))
-    )
+    different = (splits[first] != splits[second]).any(axis=1)
+    pairs = different & (np.abs(gaps["measured"]) > math.log1p(MARGIN))
+    sign = np.sign(gaps["measured"][pairs])
+    measured, estimated = gaps["measured"][pairs] * sign, gaps["estimated"][pairs] * sign
+    columns = {
+        **{name: group[name].iloc[0] for name in ("source", "vendor", "figure")},
+        "measured": measured,
+        "estimated": estimated,
+        "right": estimated > 0,
+        "tied": np.abs(estimated) < TIE,
+    }
+    return pd.DataFrame(columns, index=range(len(sign)))
 
 
 def ranking(figures: pd.DataFrame) -> pd.DataFrame:
-    """How often the estimate knows the better of two splits: ``pairs``, and the shares ``right`` and ``tied``, by pairing and figure."""
+    """How often the better of two splits is ranked first, by pairing and figure.
+
+    Columns: ``compared``, ``figure``, ``pairs``, and the shares ``right`` and ``tied``.
+    """
     rows: list[tuple[str, str, int, float, float]] = []
     for pairing in PAIRINGS:
-        found = pairs(figures, pairing)
-        parts = [*found.groupby("figure"), ("all", found)] if len(found) else []
+        compared = pairs(figures, pairing)
+        parts = [*compared.groupby("figure"), ("all", compared)] if len(compared) else []
         rows += [
             (pairing.title, str(figure), len(part), part.right.mean(), part.tied.mean())
             for figure, part in parts
@@ -200,7 +200,11 @@ def ranking(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
-    """The tables of an answer by name: ``figures``, ``vendors``, ``by_<column>`` where asked for, and ``ranking``."""
+    """Tables by name: ``figures``, ``vendors``, ``by_<column>`` where asked for, and ``ranking``.
+
+    Raises:
+        InputError: ``by`` is not one of ``BY``.
+    """
     figures = comparison.figures
     out = {
         "figures": errors(figures, ["mode", "figure"]),
@@ -211,11 +215,12 @@ def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.Data
             message, hint = unknown("column", by, BY)
             raise InputError(message, field="by", hint=hint)
         out[f"by_{by}"] = errors(figures, [by, "mode", "figure"])
-    return out | {"ranking": ranking(figures)}
+    out["ranking"] = ranking(figures)
+    return out
 
 
 def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, Any]:
-    """The answer as JSON values; errors and shares are fractions."""
+    """The comparison as JSON values; errors and shares are fractions."""
     return {
         "runs": comparison.runs,
         "estimated": int(comparison.figures.id.nunique()),
@@ -236,31 +241,32 @@ def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, 
 TITLES = {
     "figures": "By figure",
     "vendors": "By vendor",
-    "ranking": "Of two splits whose figures differ by more than 10 %, the better one",
+    "ranking": "Pairs of splits that differ by more than 10 %: is the better one ranked first?",
 }
 HEADINGS = {
     "bias": "est/meas",
     "inside": "in band",
     "cell_mean": "mean of cells",
-    "right": "rightly first",
+    "right": "ranked right",
     "tied": "estimates tie",
 }
 
 
 def validation_text(comparison: Comparison, by: str | None = None) -> str:
-    """The answer as text."""
+    """The comparison as text."""
     parts = [summary(comparison)]
     for name, table in sections(comparison, by).items():
         parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
     parts.append(
-        "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is the share of measurements\n"
-        "inside the estimate's low-high. Two splits of different numbers of GPUs are compared by throughput per GPU."
+        "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
+        "the share of measurements inside the estimated range. Splits on different numbers of\n"
+        "GPUs are compared by throughput per GPU."
     )
     return "\n\n".join(parts)
 
 
 def summary(comparison: Comparison) -> str:
-    """How many runs were held against what, and why others were not."""
+    """How many runs were compared with estimates, and why others were not."""
     figures = comparison.figures
     counts = [
         f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
@@ -273,17 +279,16 @@ def summary(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-_SHOW: dict[str, Callable[[Any], str]] = dict.fromkeys(
-    ("median", "mean", "p90", "cell_mean"), "{:.1%}".format
-)
-_SHOW |= dict.fromkeys(("inside", "right", "tied"), "{:.0%}".format) | dict.fromkeys(
-    ("n", "cells", "pairs"), "{:,}".format
-)
-_SHOW |= {"bias": "{:.2f}".format}
+_SHOW: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("median", "mean", "p90", "cell_mean"), "{:.1%}".format),
+    **dict.fromkeys(("inside", "right", "tied"), "{:.0%}".format),
+    **dict.fromkeys(("n", "cells", "pairs"), "{:,}".format),
+    "bias": "{:.2f}".format,
+}
 
 
 def formatted(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of ``sections`` as words, with the headings a person reads."""
+    """A table of ``sections`` as text cells, with readable headings."""
     names = [str(name) for name in table]
     return pd.DataFrame(
         {HEADINGS.get(name, name): table[name].map(_SHOW.get(name, str)) for name in names}
@@ -291,7 +296,7 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def aligned(table: pd.DataFrame) -> str:
-    """Columns side by side: words to the left, numbers to the right."""
+    """A table as lines of text: words to the left, numbers to the right."""
     if table.empty:
         return "  none"
     words, columns = formatted(table), []

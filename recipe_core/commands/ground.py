@@ -22,7 +22,7 @@ class Ground(BaseModel):
     ``model`` stands in for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     hardware: Text | dict[str, Any]
     gpus: Count | None = None

@@ -1,4 +1,4 @@
-"""Training frameworks as data: what they keep, what they exchange, and the fitted numbers of the step's time."""
+"""Training frameworks as data: what they keep and exchange, and the fitted step-time numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Number(_Data):
-    """One figure with its provenance; zero is allowed."""
+    """One number with its provenance; zero is allowed."""
 
     value: Amount
     source: str
@@ -30,9 +30,12 @@ class Number(_Data):
 
 
 class States(_Data):
-    """Bytes a parameter: kept, its gradient, a 16-bit gradient before it is added to that, a separate master copy, gathered, reduced.
+    """Bytes per parameter of every training state.
 
-    ``step``: what the optimizer makes of it for the time of its step (torch's AdamW: a root, unless it is fused).
+    ``parameter`` and ``gradient`` are kept; ``transient``: a 16-bit gradient before it is added to
+    ``gradient``; ``master``: a separate copy; ``gathered`` and ``reduced``: what is communicated.
+
+    ``step`` lives only during the optimizer's step (torch's AdamW: a root, unless it is fused).
     """
 
     parameter: Amount
@@ -46,18 +49,22 @@ class States(_Data):
 
 
 class Framework(_Data):
-    """What one framework does.
+    """What one framework keeps and does in training.
 
-    ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8 bits, where they differ. ``sharding``:
-    ``fsdp`` gathers units layer by layer from shards of everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces
-    gradients once a step. ``stages``: how layers are dealt to a pipeline (module `stages`). ``fused_in_8_bit``: products in 8 bits
-    bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32 norms, gathered inputs nor gradients before
-    they are added. ``casts_by_operator``: no kernel scales and casts what goes into them at once. ``fused_gate``: a gate's activation
-    and its product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make logits, loss and their
-    gradients piece by piece. ``gathered_input_bytes``: what tensor parallelism adds to each value of the hidden state that a layer
-    keeps. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside products).
-    ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic. ``selective_keeps`` and
-    ``selective_recomputes``: shares of a layer's activations and of its forward pass.
+    ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8
+    bits, where they differ. ``sharding``: ``fsdp`` gathers units layer by layer from shards of
+    everything; ``optimizer`` keeps whole parameters up to ZeRO-2 and reduces gradients once a step.
+    ``stages``: how layers are dealt to a pipeline (module `stages`). ``fused_in_8_bit``: products
+    in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32
+    norms, gathered inputs nor gradients before they are added. ``casts_by_operator``: no kernel
+    scales and casts what goes into them at once. ``fused_gate``: a gate's activation and its
+    product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
+    logits, loss and their gradients piece by piece. ``gathered_input_bytes``: what tensor
+    parallelism adds to each value of the hidden state that a layer keeps. ``tensor_exposed``: time
+    that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside
+    products). ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel
+    traffic. ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and
+    of its forward pass.
     """
 
     title: str
@@ -82,7 +89,7 @@ class Framework(_Data):
 
 
 class Optimizer(_Data):
-    """Bytes of state a parameter; of embedding and head where they differ; and what the step computes."""
+    """Bytes of state per parameter, those of embedding and head where they differ, and its work."""
 
     state_bytes: Amount
     vocabulary_bytes: Amount | None = None
@@ -95,8 +102,8 @@ class Optimizer(_Data):
 class Calibration(_Data):
     """Fitted and assumed numbers that all frameworks share.
 
-    ``sustained`` by generation (an architecture without its last digit), else by runtime. ``tight``: share of the memory that a run may be
-    estimated to need too much and still be accepted, as tight.
+    ``sustained`` is by generation (an architecture without its last digit), else by runtime.
+    ``tight``: the share by which a run may exceed the memory and still be accepted, as tight.
     """
 
     sustained: dict[str, Number]
@@ -118,7 +125,7 @@ class Calibration(_Data):
     tight: Number
 
     def pace(self, device: Device, dtype: str) -> float:
-        """Rate of products in training, of what the device's roofline says of the same products alone."""
+        """Rate of matrix products in training, relative to the roofline of the products alone."""
         known = self.sustained_fp8 if dtype == "fp8" else self.sustained
         return known.get(device.architecture[:-1], known[device.runtime]).value
 
@@ -135,14 +142,14 @@ class RunFigures(_Data):
 
 
 class Band(_Data):
-    """p10 and p90 of measured / estimated over the runs that the figures were fitted to."""
+    """p10 and p90 of measured / estimated over the runs of the fit."""
 
     low: Amount
     high: Amount
 
 
 class TrainingData(_Data):
-    """``frameworks.yaml``."""
+    """The file ``frameworks.yaml``."""
 
     schema_version: Literal[1]
     sources: dict[str, Source]
@@ -155,14 +162,18 @@ class TrainingData(_Data):
 
 @cache
 def training_data() -> TrainingData:
-    """The data this version ships."""
+    """The data that this version ships."""
     return TrainingData.model_validate(
         read_shipped(Path(__file__).with_name("training") / "frameworks.yaml")
     )
 
 
 def framework(name: str) -> Framework:
-    """A framework by its name; raises InputError naming those there are."""
+    """A framework by its name.
+
+    Raises:
+        InputError: names the known ones.
+    """
     known = training_data().frameworks
     if name not in known:
         message, hint = unknown("training engine", name, list(known))

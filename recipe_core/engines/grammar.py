@@ -1,4 +1,4 @@
-"""How an engine's commands are read, as data: ``engines/options/<engine>.yaml`` beside the tables of its options."""
+"""How an engine's commands are read, as data: ``engines/options/<engine>.yaml``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recipe_core.engines.spec import Engine, engine_names
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Gone(_Data):
-    """A flag of other versions: how many words it took, what says the same now ("nothing" where that needs no saying)."""
+    """A flag of other versions: how many words it took, and its successor (or "nothing")."""
 
     takes: Literal[0, 1, "many"] = 1
     use: str
@@ -28,7 +28,7 @@ class Gone(_Data):
 
 
 class Unmodelled(_Data):
-    """What an option does that no estimate counts, unless it has one of these values."""
+    """What an option does that estimates ignore, unless it has one of these values."""
 
     what: str
     unless: tuple[str, ...] = ("0", "1", "0.0", "False")
@@ -37,14 +37,17 @@ class Unmodelled(_Data):
 class Grammar(_Data):
     """How the commands of one engine are read.
 
-    ``launch``: the words that start a server ("-m" before a module). ``other_commands``: words after them that start something else.
-    ``positional``: where the model may stand without a flag. ``underscores``: whether flags may be written with them for dashes;
-    ``abbreviations``: whether the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``; ``glued``:
-    short flags whose value follows without a blank. ``images``: container repositories and the words that they start by themselves.
-    ``means``: what options say about a candidate; ``words``: their values in this project's words (of a quantisation a list where the
-    weights must be quantised already: by whom). ``longer_context``: variables that let a request be longer than the model's context.
-    ``rules``: what the engine checks when it starts. ``placed``: options that a launch sets for each process by its place. ``rank``: the
-    one that makes a server one data-parallel rank, and the switch that says so without a number.
+    ``launch``: the words that start a server ("-m" before a module). ``other_commands``: words
+    after them that start something else. ``positional``: where the model may stand without a flag.
+    ``underscores``: whether flags may be written with them for dashes; ``abbreviations``: whether
+    the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``;
+    ``glued``: short flags whose value follows without a blank. ``images``: container repositories
+    and the words that they start by themselves. ``means``: what options say about a candidate;
+    ``words``: their values in this project's words (of a quantisation a list where the weights must
+    be quantised already: by whom). ``longer_context``: variables that let a request be longer than
+    the model's context. ``rules``: what the engine checks when it starts. ``placed``: options that
+    a launch sets for each process by its place. ``rank``: the one that makes a server one
+    data-parallel rank, and the switch that says so without a number.
     """
 
     schema_version: Literal[1]
@@ -75,20 +78,20 @@ class Grammar(_Data):
 
 @cache
 def grammars() -> dict[str, Grammar]:
-    """Of every engine whose commands are read, by its name."""
+    """The grammar of every engine whose commands are read, by its name."""
     files = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
     return {name: _read(files[name]) for name in engine_names() if name in files}
 
 
-def meanings(chosen: Engine) -> Mapping[str, Meaning]:
+def meanings(spec: Engine) -> Mapping[str, Meaning]:
     """What options of an engine, or of the one that it wraps, say about a candidate."""
-    grammar = grammars().get(chosen.wraps or chosen.name)
-    return grammar.means if grammar else chosen.options.means
+    grammar = grammars().get(spec.wraps or spec.name)
+    return grammar.means if grammar else spec.options.means
 
 
-def placed(chosen: Engine) -> tuple[str, ...]:
-    """Options that a launch sets for each process of an engine, or of the one that it wraps, by its place."""
-    grammar = grammars().get(chosen.wraps or chosen.name)
+def placed(spec: Engine) -> tuple[str, ...]:
+    """Options of an engine, or of the one it wraps, that differ for each process."""
+    grammar = grammars().get(spec.wraps or spec.name)
     return grammar.placed if grammar else ()
 
 

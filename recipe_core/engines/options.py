@@ -1,6 +1,7 @@
 """An engine's command-line options at one version, as data: ``options/<engine>-<version>.yaml``.
 
-Tables of vLLM and SGLang are written by ``scripts/engine_options.py`` from the engines' own parsers.
+Tables of vLLM and SGLang are written by ``scripts/engine_options.py`` from the engines' own
+parsers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ Meaning = Literal[
     "cache_size",
     "runtime",
 ]
-"""What options say about a candidate. ``cache_size``: how much cache there is, for engines that are told; ``runtime``: CPU or GPU."""
+"""What options say about a candidate. ``cache_size``: the size of the cache, for engines that are
+told; ``runtime``: CPU or GPU."""
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -66,11 +68,11 @@ class _Data(BaseModel):
 class Option(_Data):
     """One option: its ``flag``, what it is ``also`` called, and the values it takes.
 
-    ``choices`` are all values there are; ``words`` are taken besides those of the type ("auto" of a number); ``keys`` are those of a
-    JSON object. ``many``: one value or more follow; ``repeated``: the flag may be given again; ``optional``: there may be none.
-    ``scaled``: a number may end in k, M … or K;
-    ``folded``: choices may be written in capitals or with dashes. ``negated``: a switch that ``--no-…`` turns off. ``deprecated``: this
-    version still takes it and says not to use it.
+    ``choices``: all allowed values; ``words``: values besides those of the type ("auto" of a
+    number); ``keys``: those of a JSON object. ``many``: one or more values follow; ``repeated``:
+    the flag may occur again; ``optional``: the value may be missing. ``scaled``: a number may end
+    in k, M … or K; ``folded``: choices in any case, with dashes or underscores. ``negated``: a
+    switch that ``--no-…`` turns off. ``deprecated``: this version accepts it with a warning.
     """
 
     flag: str
@@ -99,18 +101,17 @@ class Option(_Data):
 
     @property
     def takes(self) -> str:
-        """What it takes, for a message."""
+        """The values it takes, for a message."""
         if self.choices:
             return ", ".join(self.choices)
-        return " or ".join(
-            [{"json": "JSON", "switch": "no value"}.get(self.type, self.type), *self.words]
-        )
+        kind = {"json": "JSON", "switch": "no value"}.get(self.type, self.type)
+        return " or ".join([kind, *self.words])
 
 
 class OptionTable(_Data):
     """Every option of one engine at one version, by flag.
 
-    ``means``: what options say about a candidate, of an engine whose commands are not read (of the others their grammar says it).
+    ``means``: what options say about a candidate, for engines without a `Grammar`, which says it.
     """
 
     schema_version: Literal[1]
@@ -146,42 +147,32 @@ class OptionTable(_Data):
     def _words(self, name: str, value: Any) -> list[str]:
         option = self.by_name.get(name)
         if option is None:
-            message, hint = unknown(
-                f"{self.engine} {self.version} option", name, list(self.by_name)
-            )
+            kind = f"{self.engine} {self.version} option"
+            message, hint = unknown(kind, name, list(self.by_name))
             raise InputError(message, field="options", hint=hint)
         if option.type == "switch":
             if not isinstance(value, bool):
-                raise InputError(
-                    f"{option.flag} takes true or false, not {value!r}.", field=f"options.{name}"
-                )
+                message = f"{option.flag} takes true or false, not {value!r}."
+                raise InputError(message, field=f"options.{name}")
             return [option.flag] if value else []
         values = value if option.many and isinstance(value, list | tuple) else [value]
-        for each in values:
-            self._check(option, each)
-        return [
-            option.flag,
-            *(
-                json.dumps(each, separators=(",", ":")) if option.type == "json" else str(each)
-                for each in values
-            ),
-        ]
+        for item in values:
+            self._check(option, item)
+        if option.type == "json":
+            return [option.flag, *(json.dumps(item, separators=(",", ":")) for item in values)]
+        return [option.flag, *map(str, values)]
 
     @staticmethod
     def _check(option: Option, value: Any) -> None:
         if isinstance(value, str) and _FILLED.fullmatch(value):
             return
-        typed = isinstance(value, _PYTHON[option.type]) and (
-            option.type == "switch" or not isinstance(value, bool)
-        )
-        if not (
-            value in option.words
-            or (typed and (not option.choices or str(value) in option.choices))
-        ):
-            raise InputError(
-                f"{option.flag} takes {option.takes}, not {value!r}.",
-                field=f"options.{option.name}",
-            )
+        # A bool is an int to Python, but not to an engine.
+        number = option.type == "switch" or not isinstance(value, bool)
+        typed = isinstance(value, _PYTHON[option.type]) and number
+        allowed = typed and (not option.choices or str(value) in option.choices)
+        if value not in option.words and not allowed:
+            message = f"{option.flag} takes {option.takes}, not {value!r}."
+            raise InputError(message, field=f"options.{option.name}")
         if option.keys and isinstance(value, dict):
             for key in sorted(value.keys() - set(option.keys)):
                 message, hint = unknown(f"key of {option.flag}", key, option.keys)
@@ -190,7 +181,7 @@ class OptionTable(_Data):
 
 @cache
 def option_table(engine: str, version: str) -> OptionTable:
-    """The table of an engine at a version, without options where none is shipped.
+    """The table of an engine at a version; without options where none is shipped.
 
     Raises:
         InputError: when the file is malformed.

@@ -1,4 +1,4 @@
-"""What comes with an engine's release, as data: its containers, the host software they need, the names of its metrics."""
+"""An engine's release as data: its containers, their host software, names of its metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class _Data(BaseModel):
 
 
 class ContainerImage(_Data):
-    """A container that holds the engine at this version: a tag that never moves, its digest where that is known.
+    """A container with the engine at this version: an immutable tag, and its digest if known.
 
-    ``architectures``: those it is for, where there are several images of a runtime; empty: all.
+    ``architectures``: those it is for, where a runtime has several images (empty: all).
     """
 
     reference: Annotated[str, Field(pattern=r"^[\w./-]+:[\w][\w.-]*$")]
@@ -27,19 +27,19 @@ class ContainerImage(_Data):
 
     @property
     def pinned(self) -> str:
-        """What a container is started by: its digest where that is known."""
+        """The reference that a container starts from: with its digest where that is known."""
         return f"{self.reference}@{self.digest}" if self.digest else self.reference
 
     @field_validator("reference")
     @classmethod
     def _never_moves(cls, value: str) -> str:
         if value.endswith(":latest"):
-            raise ValueError("the tag latest moves; name a release")
+            raise ValueError("the tag latest moves; use a release tag")
         return value
 
 
 class Floor(_Data):
-    """The oldest host software that the engine's builds run on: NVIDIA's driver, or AMD's ROCm release."""
+    """The oldest host software that the engine runs on: NVIDIA's driver or AMD's ROCm release."""
 
     what: Literal["driver", "rocm"]
     version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
@@ -48,12 +48,14 @@ class Floor(_Data):
 
 
 class Metrics(_Data):
-    """Names of the engine's Prometheus metrics as they are scraped from ``path``; None where it has none.
+    """Names of the Prometheus metrics at ``path``; None for those that an engine lacks.
 
-    Histograms (``ttft``, ``tpot``: mean time per output token of a request, ``itl``: time between two tokens, ``queue_time``, ``latency``)
-    are named without ``_bucket``; gauges are ``waiting``, ``running`` (requests) and ``kv_usage`` (0 to 1); counters are ``success`` and
-    ``failure``, ``prompt_tokens`` and ``output_tokens``. ``needs``: options without which there are none. ``port``: where they are
-    scraped, if not where requests are answered. ``unit_s``: the unit of times, in seconds.
+    Histograms (``ttft``, ``tpot``: mean time per output token of a request, ``itl``: time between
+    two tokens, ``queue_time``, ``latency``) are named without ``_bucket``; gauges are ``waiting``,
+    ``running`` (requests) and ``kv_usage`` (0 to 1); counters are ``success`` and ``failure``,
+    ``prompt_tokens`` and ``output_tokens``. ``needs``: options that turn them on.
+    ``port``: where they are scraped, if not the port of the server. ``unit_s``: the unit of times,
+    in seconds.
     """
 
     path: str = "/metrics"

@@ -1,6 +1,6 @@
-"""What an engine is, as data: its version, what it can split, how it divides memory, batches and loses time.
+"""An engine as data: what it can split, how it divides memory, batches and loses time.
 
-One YAML file an engine in ``serving/``; ``launch/serving/<name>.py`` says how its options become a command.
+One YAML file an engine under ``serving/``; package `launch` turns its options into a command.
 Differences between engines live here, not in the physics.
 """
 
@@ -29,11 +29,12 @@ class _Data(BaseModel):
 
 
 class Exchange(_Data):
-    """How ranks of data-parallel attention that share experts hand their tokens over.
+    """How ranks of data-parallel attention that share experts exchange tokens.
 
-    ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a token goes only where its experts are); of
-    several the quicker one is taken. ``narrow``: weight formats of experts for which dispatched tokens are turned into fp8 before they go.
-    ``overlap``: the share of its time that is hidden behind other work.
+    ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a
+    token goes only to the ranks of its experts); the fastest is used. ``narrow``: weight formats of
+    experts for which tokens are dispatched in fp8. ``overlap``: the share of its time that is
+    hidden behind other work.
     """
 
     ways: Annotated[tuple[Literal["gather", "dispatch"], ...], Field(min_length=1)]
@@ -45,21 +46,23 @@ class Exchange(_Data):
 
 
 class SplitSupport(_Data):
-    """Which degrees the engine has.
+    """Which splits the engine supports.
 
-    ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any divisor of it, cutting each expert
-    over the rest. ``enforces_context``: whether requests longer than the model's own context are refused. ``disaggregated``: whether
-    prompts can be computed by a pool of their own, ``speculative``: whether drafts can be verified, ``context``: whether ranks of tp that
-    would hold the same cache can share it. ``exchange``: None where experts are never shared.
+    ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any
+    divisor of it, cutting each expert over the rest. ``enforces_context``: whether requests longer
+    than the model's context are refused. ``disaggregated``: prefill in a pool of its own;
+    ``speculative``: speculative decoding; ``context``: ranks of tp may share a cache that each
+    would hold. ``exchange``: None where experts are never shared.
 
-    ``replicas``: which replicas (dp of experts that are not shared) are servers of their own: all of them ("servers"), those that do not
-    fit a node together ("within-node"), or these and all of a mixture of experts ("dense-within-node"). ``over_nodes``: how the ranks of
-    a server span nodes: not at all ("never"), evenly ("ranks"), and besides so that each node has whole pipeline stages or each stage
-    whole nodes ("stages"), or the same of replicas ("replicas").
+    ``replicas``: which replicas (dp without shared experts) are separate servers: all ("servers"),
+    those that do not fit into one node ("within-node"), or these and all of a mixture of experts
+    ("dense-within-node"). ``over_nodes``: how the ranks of a server span nodes: not at all
+    ("never"), evenly ("ranks"), or evenly with whole pipeline stages per node or whole nodes per
+    stage ("stages"), or the same of replicas ("replicas").
 
-    ``attention_dp``: whether attention that is data-parallel within a server may be cut by tp besides ("any"), may not ("whole"), or is
-    not to be had ("none"). ``drafts_in_pipeline``: whether drafts are verified by pipelined ranks, ``lookups_in_attention_dp``: whether
-    those looked up in the prompt are where attention is data-parallel.
+    ``attention_dp``: whether data-parallel attention within a server combines with tp ("any"), does
+    not ("whole"), or does not exist ("none"). ``drafts_in_pipeline``: speculative decoding with
+    pp; ``lookups_in_attention_dp``: prompt-lookup drafts with data-parallel attention.
     """
 
     tensor: bool
@@ -79,9 +82,12 @@ class SplitSupport(_Data):
 
 
 class RowPadding(_Data):
-    """Bytes that the engine appends to every row of an fp8 matrix whose rows are a multiple of ``multiple_bytes`` long.
+    """Bytes that the engine appends to every row of some fp8 matrices.
 
-    On ``runtimes``, for checkpoints written in one of ``schemes`` (writer and what a scale covers, "fp8/tensor"); experts never are.
+    Those whose rows are a multiple of ``multiple_bytes`` long.
+
+    Only on ``runtimes``, for checkpoints in one of ``schemes`` (writer and what a scale covers,
+    "fp8/tensor"), and never for experts.
     """
 
     runtimes: tuple[Runtime, ...]
@@ -93,9 +99,10 @@ class RowPadding(_Data):
 
 
 class ExpertTiles(_Data):
-    """Multiples to which the expert kernel that the engine picks rounds up the widths of experts in ``dtype``.
+    """Multiples to which an expert kernel rounds up the widths of experts in ``dtype``.
 
-    It picks by device: ``runtimes``, and ``architectures`` where they are named. ``intermediate`` is rounded for each rank's share.
+    For devices of ``runtimes`` and ``architectures`` (empty: all). ``intermediate`` is rounded for
+    each rank's share.
     """
 
     dtype: str
@@ -111,15 +118,17 @@ class ExpertTiles(_Data):
 class MemoryUse(_Data):
     """How the engine divides a device, and when it refuses to start.
 
-    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N, leaves for the cache:
+    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N,
+    leaves for the cache:
 
     * ``of-device``: M · fraction - W - A - N (vLLM's gpu_memory_utilization)
     * ``static``: M · fraction - W, while A and N live in the rest (SGLang's mem_fraction_static)
     * ``of-free``: (M - W - A - N) · fraction (TensorRT-LLM's free_gpu_memory_fraction)
 
-    ``needs_longest``: it refuses to start unless one request of the longest context fits into the cache. ``reserves``: whether a request
-    is admitted only once its whole length fits (TensorRT-LLM's guaranteed_no_evict), or while what it holds so far does.
-    ``row_padding`` and ``expert_tiles``: where weights take more than the checkpoint's bytes; the first tiles that fit a device count.
+    ``needs_longest``: it refuses to start unless a request of the longest context fits into the
+    cache. ``reserves``: whether a request is admitted only if its whole length fits (TensorRT-LLM's
+    guaranteed_no_evict), or if its tokens so far do. ``row_padding`` and ``expert_tiles``: where
+    weights take more than the checkpoint's bytes; the first tiles for a device count.
     """
 
     fraction: Quantity
@@ -134,15 +143,17 @@ class MemoryUse(_Data):
     expert_tiles: tuple[ExpertTiles, ...] = ()
 
     def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
-        """How experts in ``dtype`` are rounded up on a device, None where they are not."""
-        here = (t for t in self.expert_tiles if t.dtype == dtype and runtime in t.runtimes)
-        return next(
-            (t for t in here if not t.architectures or architecture in t.architectures), None
-        )
+        """How experts in ``dtype`` are rounded up on a device; None where they are not."""
+        for tiles in self.expert_tiles:
+            if tiles.dtype != dtype or runtime not in tiles.runtimes:
+                continue
+            if not tiles.architectures or architecture in tiles.architectures:
+                return tiles
+        return None
 
 
 class BatchLimits(_Data):
-    """The engine's default batch limits on devices with at least ``memory_at_least_bytes``, but on none of ``not_on``."""
+    """Default batch limits on devices with ``memory_at_least_bytes`` that are not in ``not_on``."""
 
     memory_at_least_bytes: NonNegative
     not_on: tuple[str, ...] = ()
@@ -153,9 +164,11 @@ class BatchLimits(_Data):
 class Overheads(_Data):
     """Time the engine itself takes, and how its scheduler groups prompts.
 
-    ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a step. ``launch_s``: what the host needs
-    to launch one layer of a step with prompts, which no captured graph covers (such a step takes at least that long). ``request_s`` and
-    ``input_token_s``: per request, before it is scheduled. ``bunched``: the share of a closed loop's prompts that come all at once.
+    ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a
+    step. ``launch_s``: what the host needs to launch one layer of a step with prompts, which no
+    captured graph covers (such a step takes at least that long). ``request_s`` and
+    ``input_token_s``: per request, before it is scheduled. ``bunched``: the share of a closed
+    loop's prompts that come all at once.
     """
 
     step_s: NonNegative
@@ -173,17 +186,17 @@ class Overheads(_Data):
 class Engine(Sourced):
     """An engine at one version.
 
-    ``default_on``: runtimes for which it is taken where a request names none. ``wraps``: the engine that does the work inside this one,
-    whose figures this file repeats; ``wrapped_version``: the one that its container holds, where it is another. ``table``: of whose
-    options its own are, where that is not its name.
+    ``default_on``: runtimes of which it is the default. ``wraps``: the engine that does the work
+    inside this one, with the same numbers; ``wrapped_version``: its version in the container, where
+    it differs. ``table``: the engine whose options it has, where that is not its name.
 
     ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
 
-    ``free_kv_dtypes``: cache formats that can be asked for whatever the activations are in; any other must be theirs.
+    ``free_kv_dtypes``: cache formats for any activations; any other must be the activations' own.
 
-    ``handoff_s``: what a request takes longer where a pool of its own computes its prompt, besides the transfer of its cache.
+    ``handoff_s``: what disaggregated prefill adds to a request, besides the transfer of its cache.
 
-    ``mixes_prompts``: whether prompts ride on decode steps; otherwise they take steps of their own, while decoding waits.
+    ``mixes_prompts``: whether prompts share steps with decoding; otherwise decoding waits for them.
     """
 
     name: str
@@ -214,7 +227,7 @@ class Engine(Sourced):
 
     @property
     def options(self) -> OptionTable:
-        """The options of this version; none where no table of it is shipped."""
+        """The options of this version, without rows where no table is shipped."""
         return option_table(self.table or self.name, self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
@@ -227,23 +240,25 @@ class Engine(Sourced):
         return max(fitting, key=lambda b: b.memory_at_least_bytes)
 
     def overhead(self, runtime: Runtime) -> Overheads:
-        """The engine's own time on a runtime; one that it does not run on (and that is refused) borrows another's figures."""
+        """The engine's own time on a runtime.
+
+        A runtime that it does not support, and that is refused, gets another's.
+        """
         return self.overheads.get(runtime) or next(iter(self.overheads.values()))
 
     def image(self, runtime: Runtime, architecture: str) -> ContainerImage | None:
-        """The container for a device, None where no tag of this version is known."""
-        here = self.images.get(runtime, ())
-        return next(
-            (
-                image
-                for image in here
-                if not image.architectures or architecture in image.architectures
-            ),
-            None,
-        )
+        """The container for a device; None where no tag of this version is known."""
+        for image in self.images.get(runtime, ()):
+            if not image.architectures or architecture in image.architectures:
+                return image
+        return None
 
     def argv(self, values: dict[str, Any]) -> list[str]:
-        """Options by name as separate argv words, in the order given; raises InputError for one that this version does not have."""
+        """Options by name as separate argv words, in the order given.
+
+        Raises:
+            InputError: for one that this version does not have.
+        """
         return self.options.argv(values)
 
 
@@ -253,43 +268,41 @@ def _files() -> dict[str, Path]:
 
 
 def engine_names() -> list[str]:
-    """The engines there are, sorted."""
+    """Names of the engines, sorted."""
     return list(_files())
 
 
 @cache
 def engine(name: str) -> Engine:
-    """An engine by name; raises InputError naming close ones when there is none."""
+    """An engine by name.
+
+    Raises:
+        InputError: names close ones when there is none.
+    """
     path = _files().get(name.casefold())
     if path is None:
         message, hint = unknown("engine", name, engine_names())
         raise InputError(message, field="candidate.engine", hint=hint)
     try:
-        return Engine.model_validate(_whole(read_shipped(path)))
+        return Engine.model_validate(_unwrapped(read_shipped(path)))
     except ValidationError as error:
         raise InputError(f"{path.name} is malformed: {error}.", field="engines") from None
 
 
-def _whole(document: Any) -> Any:
-    """The document of an engine; one that wraps another says what differs, and the rest is the other's."""
+def _unwrapped(document: Any) -> Any:
+    """The document of an engine; one that wraps another has only what differs from it."""
     if not isinstance(document, dict) or "wraps" not in document:
         return document
-    inner = {
-        **read_shipped(_files()[document["wraps"]]),
-        "default_on": [],
-        "images": {},
-        "metrics": None,
-    }
-    return (
-        inner
-        | document
-        | {part: inner[part] | document.get(part, {}) for part in ("sources", "split")}
-    )
+    inner = read_shipped(_files()[document["wraps"]])
+    inner |= {"default_on": [], "images": {}, "metrics": None}
+    parts = {part: {**inner[part], **document.get(part, {})} for part in ("sources", "split")}
+    return {**inner, **document, **parts}
 
 
 def default_engine(runtime: Runtime) -> Engine:
-    """The engine taken when a request names none; where a runtime has none, the one that refuses it with the reason."""
+    """The engine for a request that names none; vLLM, which refuses, for other runtimes."""
     usual = engine("vllm")
     if runtime in usual.default_on:  # no file but its own is read
         return usual
-    return next((e for e in map(engine, engine_names()) if runtime in e.default_on), usual)
+    engines = map(engine, engine_names())
+    return next((spec for spec in engines if runtime in spec.default_on), usual)

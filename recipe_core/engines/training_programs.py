@@ -1,4 +1,4 @@
-"""``training/programs.yaml``, typed."""
+"""Training programs as data: ``training/programs.yaml``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Packages(_Data):
-    """What an image of a framework adds to which base, at exact versions."""
+    """What the image of a framework adds to a base, at exact versions."""
 
     base: str
     packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+==[\w.]+$")], ...]
@@ -36,9 +36,11 @@ class Base(_Data):
 
 
 class TrainingEngine(_Data):
-    """A framework at its pinned release; ``module`` is what its version is asked of, ``requires`` what it must be able to import.
+    """A framework at its pinned release.
 
-    ``container``: how an image that holds it is built, None where it is no package.
+    ``module`` is asked for its version; ``requires`` are the modules it must be able to import.
+
+    ``container``: how its image is built, None where it is not a package.
     """
 
     version: str
@@ -99,14 +101,18 @@ class _Facts(_Data):
 
 @cache
 def facts() -> _Facts:
-    """The file."""
+    """The file ``programs.yaml``."""
     return _Facts.model_validate(
         read_shipped(Path(__file__).with_name("training") / "programs.yaml")
     )
 
 
 def training_engine(name: str) -> TrainingEngine:
-    """A framework's program; raises InputError for an unknown name."""
+    """A framework's program.
+
+    Raises:
+        InputError: for an unknown name.
+    """
     known = facts().engines
     if name not in known:
         message, hint = unknown("training engine", name, list(known))
@@ -116,7 +122,7 @@ def training_engine(name: str) -> TrainingEngine:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """What a run needs beside its split; it changes what is learnt, not how fast."""
+    """Hyperparameters: they change what is learnt, not how fast."""
 
     learning_rate: float
     warmup_steps: int
@@ -130,9 +136,10 @@ class Hyper:
 
 
 def usual(parameters: int, steps: int, *, finetune: bool) -> Hyper:
-    """Customary values: a rate that falls with the logarithm of the parameters, one step in a hundred to warm up.
+    """Customary values: the learning rate falls with the logarithm of the parameters.
 
-    ``finetune``: of all weights. Adapters learn at ten times that rate (Schulman et al., LoRA without regret, 2025): pre-training's.
+    ``finetune`` means of all weights, at a tenth of the rate. Adapters learn at pre-training's
+    (Schulman et al., LoRA without regret, 2025). One step in a hundred warms up.
     """
     h = facts().hyperparameters
     rate = max(h.rate.at_one - h.rate.per_log * math.log(max(parameters, 1)), h.rate.least)

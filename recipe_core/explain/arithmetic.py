@@ -1,6 +1,6 @@
-"""The arithmetic behind a split's figures: each as a formula, and the formula with the numbers of this request in it.
+"""The arithmetic behind a split: each metric as a formula, and with the numbers of this request.
 
-Lines are made from the same parts that the estimate adds up, so that a line's numbers give its value.
+Lines are built from the parts that the estimate adds up, so a line's numbers give its value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recipe_core.space.serving import Cases, Setting
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure: what it is, how it is made, the same with numbers, and what comes out."""
+    """One metric: its name, its formula, the same with numbers, and the result."""
 
     name: str
     formula: str
@@ -37,7 +37,7 @@ class Line:
 
 
 def gib(value_bytes: float) -> str:
-    """Three digits also of little, so that a line can be checked."""
+    """GiB with three digits, also of small values, so that a line can be checked."""
     return f"{significant(value_bytes / GIB)} GiB"
 
 
@@ -47,7 +47,7 @@ def _long(seconds: float) -> str:
 
 
 def arithmetic(board: ServingPlan, row: int) -> dict[str, list[Line]]:
-    """Memory, time, throughput and cost of a serving split; those that need a split that runs only for one."""
+    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy."""
     estimate = board.estimate(row)
     if not np.isfinite(estimate.memory.total_bytes):
         return {}
@@ -60,29 +60,30 @@ def arithmetic(board: ServingPlan, row: int) -> dict[str, list[Line]]:
 
 def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
     block, i = board.at(row)
-    m, one = estimate.memory, block.cases.take([i])
+    m, case = estimate.memory, block.cases.take([i])
     estimates, k = block.detail(i)
-    found = estimates.memory
-    sequences = float(found.kv_needed_bytes[k] / max(float(found.sequence_bytes[k]), 1.0))
-    start, end = _fullest_stage(block.setting, one, sequences)
+    memory = estimates.memory
+    request_bytes = float(memory.sequence_bytes[k])
+    sequences = float(memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
+    start, end = _fullest_stage(block.setting, case, sequences)
     parts = " + ".join(gib(getattr(m, name)) for name in MEMORY)
     return [
         Line(
             "Weights",
             "layers + embedding + head",
-            _weights(block.setting, one, start, end),
+            _weights(block.setting, case, start, end),
             gib(m.weights_bytes),
         ),
         Line(
             "Cache of one request",
-            "layers · tokens · bytes",
-            _cache(block.setting, one, start, end),
-            gib(float(found.sequence_bytes[k])),
+            "layers · tokens · bytes per token",
+            _cache(block.setting, case, start, end),
+            gib(request_bytes),
         ),
         Line(
             "KV cache needed",
-            "requests of a replica · cache of one",
-            f"{significant(sequences)} × {gib(float(found.sequence_bytes[k]))}",
+            "requests per replica · cache of one request",
+            f"{significant(sequences)} × {gib(request_bytes)}",
             gib(m.kv_needed_bytes),
         ),
         Line("Total", "weights + cache + activations + runtime", parts, gib(m.total_bytes)),
@@ -95,26 +96,24 @@ def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> li
     ]
 
 
-def _fullest_stage(setting: Setting, one: Cases, sequences: float) -> tuple[int, int]:
-    """First and past-the-last layer of the stage that holds most."""
-    stages = min(int(one.pp[0]), len(setting.model.layers))
-    totals = [
-        float(column["total_bytes"][0])
-        for column in stage_columns(setting, one, stages, np.array([sequences]))
-    ]
+def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int, int]:
+    """First and past-the-last layer of the fullest stage."""
+    stages = min(int(case.pp[0]), len(setting.model.layers))
+    columns = stage_columns(setting, case, stages, np.array([sequences]))
+    totals = [float(column["total_bytes"][0]) for column in columns]
     return stage_layers(len(setting.model.layers), stages)[int(np.argmax(totals))]
 
 
 def _kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
-    """Kinds of layers in a stage with how many there are."""
+    """Kinds of layers in a stage, each with its number of layers."""
     order = setting.model.order[start:end]
     return [(kind, order.count(kind)) for kind in dict.fromkeys(order)]
 
 
-def _weights(setting: Setting, one: Cases, start: int, end: int) -> str:
-    model, table = setting.model, gib(float(vocabulary_bytes(setting, one)[0]))
+def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
+    model, table = setting.model, gib(float(vocabulary_bytes(setting, case)[0]))
     terms = [
-        f"{count} × {gib(float(layer_weight_bytes(setting, model.kinds[kind][0], one)[0]))}"
+        f"{count} × {gib(float(layer_weight_bytes(setting, model.kinds[kind][0], case)[0]))}"
         for kind, count in _kinds(setting, start, end)
     ]
     first, last = start == 0, end == len(model.layers)
@@ -122,27 +121,22 @@ def _weights(setting: Setting, one: Cases, start: int, end: int) -> str:
     return " + ".join(terms)
 
 
-def _cache(setting: Setting, one: Cases, start: int, end: int) -> str:
-    """Layers × tokens they keep × bytes a token, and states that do not grow; packed caches are more than a product."""
-    context = np.minimum(one.input_tokens + one.output_tokens, one.max_context)
+def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
+    """Layers × tokens × bytes per token, and states; packed caches are more than a product."""
+    context = np.minimum(case.input_tokens + case.output_tokens, case.max_context)
     terms: list[str] = []
     for kind, count in _kinds(setting, start, end):
         layer = setting.model.kinds[kind][0]
         if isinstance(layer.attention, CompressedAttention):
-            return "blocks that pack the caches of several layers"
-        each, state = (
-            float(kv_token_bytes(setting, layer.attention, one.tp)[0] / one.cp[0]),
-            float(state_bytes(setting, layer.attention, one.tp)[0]),
-        )
-        terms += (
-            [
-                f"{count} × {cached_tokens(layer, context, one.block_tokens)[0]:,.0f} × {significant(each)} B"
-            ]
-            if each
-            else []
-        )
-        terms += [f"{count} × {significant(state / 1e6)} MB of state"] if state else []
-    return " + ".join(terms) or "no layer keeps a cache"
+            return "blocks shared by the caches of several layers"
+        token_bytes = float(kv_token_bytes(setting, layer.attention, case.tp)[0] / case.cp[0])
+        state = float(state_bytes(setting, layer.attention, case.tp)[0])
+        if token_bytes:
+            tokens = cached_tokens(layer, context, case.block_tokens)[0]
+            terms.append(f"{count} × {tokens:,.0f} × {significant(token_bytes)} B")
+        if state:
+            terms.append(f"{count} × {significant(state / 1e6)} MB of state")
+    return " + ".join(terms) or "no layer has a cache"
 
 
 def _sum(parts: Mapping[str, float], labels: Mapping[str, str]) -> str:
@@ -158,7 +152,7 @@ def _time_lines(board: ServingPlan, estimate: ServingEstimate) -> list[Line]:
     return [
         Line(
             "Time per output token",
-            "sum of the parts of a step",
+            "sum of the parts of a decode step",
             _sum(parts.decode, CAUSES),
             duration(s.tpot_s),
         ),
@@ -212,13 +206,12 @@ def _rate_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list
             )
         )
         numbers = f"{usd(cost.usd_per_hour)} ÷ (3,600 s × {rate(out)}) × 1,000,000"
-        made = usd(cost.usd_per_million_output_tokens)
         lines.append(
             Line(
                 "Cost per million output tokens",
                 "cost per hour ÷ tokens per hour · 1e6",
                 numbers,
-                made,
+                usd(cost.usd_per_million_output_tokens),
             )
         )
     numbers = f"{significant(energy.watts)} W ÷ {rate(out)}"
@@ -234,7 +227,7 @@ def _rate_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list
 
 
 def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
-    """Memory of the fullest stage, a step, and the run of a training split."""
+    """Lines on a training split's fullest stage and, if it runs, its step and the run."""
     estimate = board.estimate(row)
     m = estimate.memory
     if m is None:
@@ -258,8 +251,10 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
     tokens = w.global_batch * w.sequence_length
     flops = t.flops_per_s_per_gpu / t.tokens_per_s_per_gpu
     peak = t.flops_per_s_per_gpu / t.mfu
-    per_token = f"{significant(flops / 1e9)} GFLOP"
-    made = f"{per_token} × {rate(t.tokens_per_s_per_gpu)} ÷ {per_second(peak, 'FLOP')}"
+    mfu = (
+        f"{significant(flops / 1e9)} GFLOP × {rate(t.tokens_per_s_per_gpu)} ÷ "
+        f"{per_second(peak, 'FLOP')}"
+    )
     return [
         Line(
             "Step",
@@ -269,42 +264,38 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
         ),
         Line(
             "Tokens of a step",
-            "sequences · length",
+            "sequences · sequence length",
             f"{w.global_batch:,} × {w.sequence_length:,}",
             f"{tokens:,}",
         ),
         Line(
             "Tokens per device",
-            "tokens of a step ÷ step ÷ devices",
+            "tokens of a step ÷ step time ÷ devices",
             f"{tokens:,} ÷ {duration(t.step_s)} ÷ {gpus}",
             rate(t.tokens_per_s_per_gpu),
         ),
-        Line("MFU", "model flops of a token · tokens per device ÷ peak", made, f"{t.mfu:.1%}"),
+        Line("MFU", "model flops per token · tokens per device ÷ peak", mfu, f"{t.mfu:.1%}"),
     ]
 
 
 def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
-    run, cost, t, w = (
-        known(estimate.run),
-        known(estimate.cost),
-        known(estimate.training),
-        board.problem.workload,
-    )
-    every, write, mtbf = (
+    run, cost, t = known(estimate.run), known(estimate.cost), known(estimate.training)
+    w = board.problem.workload
+    interval, write, mtbf = (
         _long(seconds or 0.0)
         for seconds in (run.checkpoint_interval_s, run.checkpoint_s, run.mtbf_s)
     )
     lines = [
         Line(
-            "Checkpoint every",
+            "Checkpoint interval",
             "√(2 · time to write · time between failures)",
             f"√(2 × {write} × {mtbf})",
-            every,
+            interval,
         ),
         Line(
             "Goodput",
-            "share of the time that ends up in the model",
-            f"writes of {write} every {every}, a failure in {mtbf}",
+            "share of time not lost to checkpoints and failures",
+            f"{write} to write every {interval}, a failure every {mtbf}",
             f"{run.goodput:.2%}",
         ),
     ]
@@ -315,7 +306,7 @@ def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
         Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run.steps:,.0f}")
     )
     numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
-    lines.append(Line("Time to finish", "steps · step ÷ goodput", numbers, _long(run.wall_s)))
+    lines.append(Line("Time to finish", "steps · step time ÷ goodput", numbers, _long(run.wall_s)))
     if cost.usd is not None and cost.usd_per_hour is not None:
         lines.append(
             Line(

@@ -1,4 +1,4 @@
-"""One split under other loads and prices: what changes when more requests come, when devices idle, when there are more of them."""
+"""One split at other loads and prices: more requests, idle devices, more devices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from recipe_core.search.training_plan import TrainingPlan
 
 LOADS_DRAWN = 13
 SPAN = 16.0
-"""A load is followed from a 16th of the request's to sixteen times as much."""
+"""A load is followed from a 16th of the request's to 16 times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """A split over its load; ``runs`` where it can serve it. Times in seconds, throughput of the deployment."""
+    """A split over its load, one number per load; ``runs`` where it can serve it.
+
+    Times in seconds, throughput of the deployment.
+    """
 
     load: Float
     tpot_s: Float
@@ -32,27 +35,28 @@ class LoadCurve:
 def load_curve(board: ServingPlan, row: int) -> LoadCurve:
     """The estimate of a row's split under loads around the request's, in one call."""
     block, i = board.at(row)
-    here = float(block.cases.load[i])
-    loads = here * np.geomspace(1 / SPAN, SPAN, LOADS_DRAWN)
+    request_load = float(block.cases.load[i])
+    loads = request_load * np.geomspace(1 / SPAN, SPAN, LOADS_DRAWN)
     if block.setting.mode != "open":
         loads = np.unique(np.maximum(np.round(loads), 1.0))
     cases = block.cases.take(np.full(len(loads), i))
-    found = estimate(block.setting, replace(cases, load=loads))
-    s = found.serving
+    estimates = estimate(block.setting, replace(cases, load=loads))
+    s = estimates.serving
     return LoadCurve(
         loads,
         s.tpot_s,
         s.ttft_s,
         s.output_tokens_per_s,
         s.output_tokens_per_s / cases.devices,
-        found.feasible,
+        estimates.feasible,
     )
 
 
 def usd_per_million_by_use(usd_per_hour: float, tokens_per_s: float, use: Float) -> Float:
-    """Cost per million tokens when the deployment is busy for a share ``use`` of the hours that are paid for.
+    """Cost per million tokens when a deployment is busy for a share ``use`` of its paid hours.
 
-    ``usd_per_hour / (3600 · tokens_per_s · use) · 1e6``. Left out: what is answered at less than full load is answered faster.
+    ``usd_per_hour / (3600 · tokens_per_s · use) · 1e6``. Left out: requests are faster below full
+    load.
     """
     out: Float = usd_per_hour / (SECONDS_PER_HOUR * tokens_per_s * use) * 1e6
     return out
@@ -60,7 +64,7 @@ def usd_per_million_by_use(usd_per_hour: float, tokens_per_s: float, use: Float)
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The best split on each number of devices: tokens/s as estimated, and as it were if they grew with the devices."""
+    """The best split on each number of devices: tokens/s estimated, and with linear scaling."""
 
     gpus: Float
     tokens_per_s: Float
@@ -71,11 +75,10 @@ class Scaling:
 def scaling(board: TrainingPlan) -> Scaling:
     """The best feasible split of each number of devices in the plan, by tokens/s."""
     gpus, rate, feasible = board.raw("gpus"), board.raw("output"), board.feasible
-    best = {
-        int(n): int(np.flatnonzero(same)[np.argmax(rate[same])])
-        for n in np.unique(gpus[feasible])
-        if (same := feasible & (gpus == n)).any()
-    }
+    best: dict[int, int] = {}
+    for count in np.unique(gpus[feasible]):
+        candidates = np.flatnonzero(feasible & (gpus == count))
+        best[int(count)] = int(candidates[np.argmax(rate[candidates])])
     rows = tuple(best.values())
     counts, rates = gpus[list(rows)], rate[list(rows)]
     ideal = counts * (rates[0] / counts[0]) if rows else counts

@@ -1,4 +1,4 @@
-"""Finding devices and fabrics in ``hw_profiles/``, and putting them together with a price as a cluster."""
+"""Devices and fabrics of ``hw_profiles/``, put together with a price as a cluster."""
 
 from __future__ import annotations
 
@@ -36,44 +36,39 @@ def _files() -> dict[str, Path]:
 
 
 def device_names() -> list[str]:
-    """The devices there are profiles of, sorted."""
+    """Names of the shipped devices, sorted."""
     return list(_files())
 
 
-def device(wanted: str | Mapping[str, Any]) -> Device:
-    """The profile of a device: a shipped one by its name or an alias, or a profile of the user's own as plain values.
+def device(name: str | Mapping[str, Any]) -> Device:
+    """The profile of a device: a shipped one by name or alias, or a custom one as plain values.
 
     Raises:
-        HardwareError: naming close names when there is none, or the field of a profile that is wrong.
+        HardwareError: names close ones when there is none, or the wrong field of a profile.
     """
-    return _shipped(wanted) if isinstance(wanted, str) else _own(custom.canonical(wanted))
+    return _shipped(name) if isinstance(name, str) else _custom(custom.canonical(name))
 
 
 @lru_cache(maxsize=256)
-def _own(text: str) -> Device:
+def _custom(text: str) -> Device:
     """A profile that is not shipped, by its content."""
-    given = json.loads(text)
-    base = given.get(custom.BASE)
+    values = json.loads(text)
+    base = values.get(custom.BASE)
     if base is not None:
-        given = custom.merged(_base(base, custom.BASE), given)
-    profile = custom.validated(given)
+        values = custom.merged(_base(base, custom.BASE), values)
+    profile = custom.validated(values)
     if not is_own(profile) or profile.name in _aliases():
-        hint = f"Give it a name of its own, such as my-{profile.name}."
-        raise HardwareError(
-            f"{profile.name!r} is a device that is shipped.",
-            field=f"{custom.FIELD}.name",
-            hint=hint,
-        )
+        message = f"{profile.name!r} is the name of a shipped device."
+        hint = f"Choose another, such as my-{profile.name}."
+        raise HardwareError(message, field=f"{custom.FIELD}.name", hint=hint)
     _check_links(profile)
-    return (
-        profile
-        if profile.known_as is None
-        else profile.model_copy(update={"known_as": _known_as(profile)})
-    )
+    if profile.known_as is None:
+        return profile
+    return profile.model_copy(update={"known_as": _known_as(profile)})
 
 
 def _base(name: Any, field: str) -> Device:
-    """The shipped device that a profile of one's own names."""
+    """The shipped device that a custom profile names."""
     try:
         return _shipped(str(name))
     except HardwareError as error:
@@ -83,60 +78,63 @@ def _base(name: Any, field: str) -> Device:
 
 
 def _known_as(profile: Device) -> str:
-    """The name of the shipped device as which a profile is known; raises where that is another kind of device."""
+    """The shipped device that a custom profile is known as.
+
+    Raises:
+        HardwareError: when that is another kind of device.
+    """
     shipped = _base(profile.known_as, "known_as")
     if shipped.runtime != profile.runtime:
         message = f"{shipped.name} runs {shipped.runtime}, this device {profile.runtime}."
         raise HardwareError(
             message,
             field=f"{custom.FIELD}.known_as",
-            hint="Name a device of the same vendor, or leave it out.",
+            hint="Set it to a device of the same vendor, or leave it out.",
         )
     return shipped.name
 
 
 def _check_links(profile: Device) -> None:
-    """Raise where a profile of one's own names a link that is not known, or at the wrong place."""
+    """Refuse a custom profile with unknown links, or links in the wrong place."""
     node = profile.node
-    inside, between = (
+    links = (
         ("fabric", "scale-up", (node.fabric,)),
+        ("alternatives", "scale-up", node.alternatives),
         ("network", "scale-out", (node.network,)),
     )
-    for field, kind, names in (inside, ("alternatives", "scale-up", node.alternatives), between):
-        where = f"{custom.FIELD}.node.{field}"
+    for key, kind, names in links:
+        field = f"{custom.FIELD}.node.{key}"
         for name in names:
-            if fabric(name, where).kind != kind:
-                known = ", ".join(each for each in fabric_names() if fabric(each).kind == kind)
-                raise HardwareError(
-                    f"{name!r} is no {kind} link.", field=where, hint=f"Known: {known}."
-                )
+            if fabric(name, field).kind != kind:
+                known = ", ".join(link for link in fabric_names() if fabric(link).kind == kind)
+                message = f"{name!r} is not a {kind} link."
+                raise HardwareError(message, field=field, hint=f"Available: {known}.")
 
 
 def is_own(profile: Device) -> bool:
-    """Whether a profile is the user's, not one that is shipped."""
+    """Whether a profile is a custom one, not shipped."""
     return profile.name not in _files()
 
 
 def plain(profile: Device) -> dict[str, Any]:
-    """A profile as plain values, complete: what a recipe keeps of a device that is not shipped."""
+    """A profile as complete plain values, as a recipe keeps a custom device."""
     return profile.model_dump(mode="json", exclude_none=True)
 
 
 @cache
 def _shipped(name: str) -> Device:
     if custom.is_path(name):
-        hint = "The command line reads paths, a program by hardware.custom.with_profiles; elsewhere give the profile itself."
-        raise HardwareError(
-            f"{name[:200]!r} is a path, and none is read here.", field=custom.FIELD, hint=hint
-        )
+        message = f"{name[:200]!r} is a path; paths are not read here."
+        hint = "Use the command line, call hardware.custom.with_profiles, or pass the profile."
+        raise HardwareError(message, field=custom.FIELD, hint=hint)
     files = _files()
-    wanted = name.casefold()
-    if wanted not in device_names():
-        wanted = _aliases().get(wanted, wanted)
-    if wanted not in device_names():
+    key = name.casefold()
+    if key not in files:
+        key = _aliases().get(key, key)
+    if key not in files:
         message, hint = unknown("device", name, device_names())
         raise HardwareError(message, field=custom.FIELD, hint=hint)
-    return read(files[wanted], Device)
+    return read(files[key], Device)
 
 
 @cache
@@ -145,13 +143,17 @@ def _aliases() -> dict[str, str]:
 
 
 def fabric_names() -> list[str]:
-    """The link technologies there are profiles of, sorted."""
+    """Names of the link technologies, sorted."""
     return list(named(root("hw_profiles") / "fabrics"))
 
 
 @cache
 def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
-    """The profile of a link technology; raises HardwareError when there is none."""
+    """The profile of a link technology.
+
+    Raises:
+        HardwareError: names close ones when there is none.
+    """
     files = named(root("hw_profiles") / "fabrics")
     if name not in files:
         message, hint = unknown("fabric", name, list(files))
@@ -161,31 +163,29 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
 
 @cache
 def priors() -> Priors:
-    """Roofline figures for devices without their own."""
+    """Roofline numbers for devices without their own."""
     return read(root("hw_profiles") / "priors.yaml", Priors)
 
 
 @cache
 def dtypes() -> DtypeFile:
-    """What silicon and engines make of each weight format, by architecture."""
+    """What silicon and engines do with each weight format, by architecture."""
     return read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
 
 
 @cache
 def no_kernels(engine: str, architecture: str, dtype: str, writer: str) -> DtypeSupport | None:
-    """The row that says an engine has no kernels for a weight format, as ``writer`` encodes it, on an architecture."""
+    """Why an engine has no kernels for a weight format as ``writer`` encodes it; None if it has."""
     for row in dtypes().support:
+        if row.dtype != dtype or architecture not in row.architectures:
+            continue
+        # Only int4 comes in encodings that different kernels read.
         encoded = (
             row.encoding is None
             or row.dtype != "int4"
             or (writer == "bitsandbytes") == row.encoding.startswith("bitsandbytes")
         )
-        if (
-            row.dtype == dtype
-            and architecture in row.architectures
-            and encoded
-            and row.engines.get(engine) == "none"
-        ):
+        if encoded and row.engines.get(engine) == "none":
             return row
     return None
 
@@ -193,20 +193,22 @@ def no_kernels(engine: str, architecture: str, dtype: str, writer: str) -> Dtype
 def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
     """The four numbers of an operator family.
 
-    The device's own for the first of ``dtypes`` it has, else its own for any, else its runtime's prior.
+    The device's own for the first of ``dtypes`` it has, else its own for any, else its runtime's
+    prior.
     """
-    own: dict[str, Roofline] = {
-        str(dtype): shape for dtype, shape in profile.roofline.get(family, {}).items()
-    }
-    known = [own[dtype] for dtype in (*dtypes, "any") if dtype in own]
-    return known[0] if known else priors().roofline[profile.runtime][family]
+    shapes = {str(dtype): shape for dtype, shape in profile.roofline.get(family, {}).items()}
+    for name in (*dtypes, "any"):
+        if name in shapes:
+            return shapes[name]
+    return priors().roofline[profile.runtime][family]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Devices in nodes, what joins them, and what an hour of one costs (None: unknown).
 
-    ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node. ``commitment``: what the price is for.
+    ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node.
+    ``commitment``: what the price is for.
     """
 
     device: Device
@@ -227,12 +229,15 @@ class Cluster:
 
     @property
     def price_note(self) -> str | None:
-        """What to know of the price beside the figure; None where there is nothing."""
+        """A caveat of the price, or None."""
         return PRICE_NOTES.get(self.commitment) if self.commitment else None
 
     @property
     def rack_scale(self) -> bool:
-        """Whether the fabric joins devices of different nodes (NVL72), so that only its domain bounds a fast group."""
+        """Whether the fabric joins devices of several nodes (NVL72).
+
+        Then only its domain bounds a fast group.
+        """
         return self.fabric.spans_nodes
 
 
@@ -240,17 +245,19 @@ def cluster(request: HardwareRequest) -> Cluster:
     """The cluster a request names.
 
     Raises:
-        HardwareError: for an unknown device, fabric, network or offer, or more devices in a node than its fabric joins.
+        HardwareError: for an unknown device, fabric, network or offer, or more devices in a node
+            than its fabric joins.
     """
     profile = device(request.device)
     inside = fabric(request.fabric or profile.node.fabric)
     if inside.kind != "scale-up":
         raise HardwareError(
-            f"{inside.name!r} joins nodes, not devices in a node.",
+            f"{inside.name!r} connects nodes, not devices within a node.",
             field="hardware.fabric",
-            hint="Give it as network instead.",
+            hint="Set it as `network` instead.",
         )
     _check_domain(request, inside)
+    several = inside.domain is not None and request.per_node > inside.domain
     price, basis, commitment = price_of(request, profile)
     return Cluster(
         device=profile,
@@ -262,19 +269,19 @@ def cluster(request: HardwareRequest) -> Cluster:
         price_basis=basis,
         commitment=commitment,
         asked=request,
-        beyond=fabric(inside.beyond)
-        if inside.beyond and inside.domain and request.per_node > inside.domain
-        else None,
+        beyond=fabric(inside.beyond) if inside.beyond and several else None,
     )
 
 
 def _check_domain(request: HardwareRequest, inside: Fabric) -> None:
-    """Raise where a node holds more devices than one domain of its fabric and nothing is known to join the domains."""
+    """Refuse a node with more devices than the domains of its fabric can join."""
     if inside.domain is None or inside.joins(request.per_node):
         return
     nodes = -(-request.per_node // inside.domain)
+    per_node = -(-request.per_node // nodes)
     raise HardwareError(
-        f"{request.per_node} devices do not fit into one node: {inside.title} ({inside.name}) joins {inside.domain}.",
+        f"{request.per_node} devices do not fit into one node: {inside.title} ({inside.name}) "
+        f"connects {inside.domain}.",
         field="hardware.per_node",
-        hint=f"Say per_node: {-(-request.per_node // nodes)} with nodes: {nodes * request.nodes}, or name another fabric.",
+        hint=f"Set per_node: {per_node} and nodes: {nodes * request.nodes}, or another fabric.",
     )

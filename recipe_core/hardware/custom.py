@@ -1,8 +1,9 @@
-"""A device that the package does not ship: a profile of the user's own, as a file or as plain values in a request.
+"""Custom devices: a profile as a file, or as plain values in a request.
 
-It has the fields of a file of ``hw_profiles/``, whole, or ``based_on`` a shipped device with only what differs. Figures and lists go
-before the base's as they are; ``peak_flops_per_s``, ``node`` and ``sources`` are merged by their keys, ``roofline`` by family and dtype
-(a family that gives ``any`` replaces the base's: it speaks for every dtype).
+It has all fields of a file of ``hw_profiles/``, or only those that differ from the shipped device
+it is ``based_on``. Numbers and lists replace the base's; ``peak_flops_per_s``, ``node`` and
+``sources`` are merged by key, ``roofline`` by family and dtype (a family with ``any`` replaces the
+base's, as it holds for every dtype).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from recipe_core.hardware.profile import Device
 
 FIELD = "hardware.device"
 MAX_BYTES = 24 << 10
-"""The largest profile that is read: shipped ones have up to 7,000 bytes, and a link has to hold it."""
+"""The largest profile: shipped ones have up to 7,000 bytes, and a link has to hold it."""
 SUFFIXES = (".yaml", ".yml")
 BASE = "based_on"
 _BY_KEY = ("peak_flops_per_s", "node", "sources")
@@ -32,24 +33,28 @@ _PLAUSIBLE = {
     "peak_flops_per_s": (1e9, 1e18, "operations per second"),
     "tdp_watts": (1.0, 1e5, "watts"),
 }
-"""What figures lie between, in their unit: a mistake in a unit is off by more."""
+"""Plausible ranges, wide enough for any device: a mistake in a unit is off by more."""
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------------------
+# --- reading
 
 
 def is_path(device: object) -> bool:
-    """Whether what a request calls its device is the path of a profile."""
+    """Whether the device of a request is the path of a profile."""
     return isinstance(device, str) and device.casefold().endswith(SUFFIXES)
 
 
 def read_profile(path: str) -> dict[str, Any]:
-    """The profile in a file, as plain values; raises HardwareError or InputError when there is none."""
+    """The profile in a file, as plain values.
+
+    Raises:
+        InputError: when there is none.
+    """
     return plain_profile(read_text(Path(path).expanduser(), field=FIELD, limit=MAX_BYTES), path)
 
 
 def plain_profile(text: str, name: str) -> dict[str, Any]:
-    """The profile in a YAML text, as values that JSON has too; not yet held against the schema.
+    """The profile in a YAML text as JSON values, not yet checked against the schema.
 
     Raises:
         InputError: when it is not YAML, or not an object.
@@ -65,20 +70,20 @@ def plain_profile(text: str, name: str) -> dict[str, Any]:
     return plain
 
 
-def canonical(given: Mapping[str, Any]) -> str:
-    """A profile's plain values as one text: what tells profiles apart. A date that YAML reads as one is its text again.
+def canonical(profile: Mapping[str, Any]) -> str:
+    """A profile's plain values as one text, its identity; dates are texts.
 
     Raises:
         HardwareError: when it is too large or nested too deeply.
     """
     try:
-        text = json.dumps(given, default=str, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(profile, default=str, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise HardwareError(f"is no profile: {error}.", field=FIELD) from None
+        raise HardwareError(f"is not a profile: {error}.", field=FIELD) from None
     if len(text) > MAX_BYTES:
-        hint = "Leave out what estimates do not need, or use based_on."
+        hint = "Remove what estimates do not need, or use based_on."
         raise HardwareError(
-            f"has {len(text):,} characters; a profile has at most {MAX_BYTES:,}.",
+            f"has {len(text):,} characters; the limit is {MAX_BYTES:,}.",
             field=FIELD,
             hint=hint,
         )
@@ -86,7 +91,7 @@ def canonical(given: Mapping[str, Any]) -> str:
 
 
 def with_profiles(value: Any) -> Any:
-    """A request's plain values with paths of profiles replaced by what the files hold: the request is complete then."""
+    """A request's plain values with every path of a profile replaced by the profile."""
     if not isinstance(value, Mapping):
         return value
     out = dict(value)
@@ -94,7 +99,10 @@ def with_profiles(value: Any) -> Any:
         out["hardware"] = _read(out["hardware"])
     options = out.get("options")
     if isinstance(options, Mapping) and isinstance(options.get("hardware"), list | tuple):
-        out["options"] = {**options, "hardware": [_read(each) for each in options["hardware"]]}
+        out["options"] = {
+            **options,
+            "hardware": [_read(hardware) for hardware in options["hardware"]],
+        }
     return out
 
 
@@ -104,119 +112,111 @@ def _read(hardware: Any) -> Any:
     return hardware
 
 
-# --- completing and checking ----------------------------------------------------------------------------------------------------------
+# --- completing and checking
 
 
-def merged(base: Device, given: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Device, changes: Mapping[str, Any]) -> dict[str, Any]:
     """A profile that is based on a shipped one, complete.
 
     Raises:
-        HardwareError: for a source under a name that the base's figures cite for another.
+        HardwareError: for a source under a name that the base cites for another.
     """
-    whole = base.model_dump(mode="json", exclude_none=True)
-    own = {name: value for name, value in given.items() if name != BASE}
-    sources = own.get("sources")
+    shipped = base.model_dump(mode="json", exclude_none=True)
+    changes = {name: value for name, value in changes.items() if name != BASE}
+    sources = changes.get("sources")
     for name, source in sources.items() if isinstance(sources, Mapping) else ():
-        if name in whole["sources"] and source != whole["sources"][name]:
-            message = f"is a source of {base.name} too, which its own figures cite."
-            raise HardwareError(
-                message, field=f"{FIELD}.sources.{name}", hint="Give yours another name."
-            )
-    out = whole | {"title": f"{base.title}, own figures", "known_as": base.name} | own
+        if name in shipped["sources"] and source != shipped["sources"][name]:
+            message = f"is already a source of {base.name}, which its own numbers cite."
+            hint = "Choose another name."
+            raise HardwareError(message, field=f"{FIELD}.sources.{name}", hint=hint)
+    title = f"{base.title}, customised"
+    out = {**shipped, "title": title, "known_as": base.name, **changes}
     for field in _BY_KEY:
-        if isinstance(own.get(field), Mapping):
-            out[field] = whole[field] | own[field]
-    if isinstance(own.get("roofline"), Mapping):
-        out["roofline"] = whole["roofline"] | {
-            family: cells
-            if not isinstance(cells, Mapping) or "any" in cells
-            else whole["roofline"].get(family, {}) | cells
-            for family, cells in own["roofline"].items()
-        }
+        if isinstance(changes.get(field), Mapping):
+            out[field] = {**shipped[field], **changes[field]}
+    if isinstance(changes.get("roofline"), Mapping):
+        out["roofline"] = dict(shipped["roofline"])
+        for family, cells in changes["roofline"].items():
+            replaces = not isinstance(cells, Mapping) or "any" in cells
+            known = {} if replaces else shipped["roofline"].get(family, {})
+            out["roofline"][family] = {**known, **cells} if known else cells
     return out
 
 
-def validated(whole: Mapping[str, Any]) -> Device:
-    """A complete profile as a Device; raises HardwareError naming the first field that is wrong, what it holds, and the fix."""
-    _check_units(whole)
+def validated(profile: Mapping[str, Any]) -> Device:
+    """A complete profile as a Device.
+
+    Raises:
+        HardwareError: names the first wrong field, its value and the fix.
+    """
+    _check_units(profile)
     try:
-        return Device.model_validate(whole)
+        return Device.model_validate(profile)
     except ValidationError as error:
         raise _problem(error) from None
 
 
-def _check_units(whole: Mapping[str, Any]) -> None:
-    """Raise for a figure that no device has in its unit."""
-    for field, (least, most, unit) in _PLAUSIBLE.items():
-        stated = whole.get(field)
-        figures = (
-            stated if field == "peak_flops_per_s" and isinstance(stated, Mapping) else {"": stated}
-        )
-        for name, figure in figures.items():
-            value = figure.get("value") if isinstance(figure, Mapping) else None
-            if isinstance(value, int | float) and not least <= value <= most:
-                where = ".".join(step for step in (FIELD, field, str(name), "value") if step)
-                hint = f"Give {unit}, between {least:.3g} and {most:.3g}."
-                raise HardwareError(
-                    f"{value:.6g} is no plausible number of {unit}.", field=where, hint=hint
-                )
+def _check_units(profile: Mapping[str, Any]) -> None:
+    """Refuse a value that no device has in its unit."""
+    for field, (low, high, unit) in _PLAUSIBLE.items():
+        quantities = profile.get(field)
+        if field != "peak_flops_per_s" or not isinstance(quantities, Mapping):
+            quantities = {"": quantities}
+        for name, quantity in quantities.items():
+            value = quantity.get("value") if isinstance(quantity, Mapping) else None
+            if isinstance(value, int | float) and not low <= value <= high:
+                path = ".".join(step for step in (FIELD, field, str(name), "value") if step)
+                message = f"{value:.6g} is not a plausible number of {unit}."
+                hint = f"Set it in {unit}, between {low:.3g} and {high:.3g}."
+                raise HardwareError(message, field=path, hint=hint)
 
 
 _HINTS = {
-    "name": "Use small letters, digits, dots and dashes, as in my-h100.",
+    "name": "Use lowercase letters, digits, dots and dashes, as in my-h100.",
     "title": "One line of text, without < > { } and `.",
     "aliases": "One line of text each, without < > { } and `.",
-    "url": "Give an http or https address, or leave it out.",
-    "source": "Name an entry of sources.",
+    "url": "Set an http or https address, or leave it out.",
+    "source": "Set it to an entry of sources.",
 }
 
 
 def _problem(error: ValidationError) -> HardwareError:
     details = error.errors(include_url=False)
-    first = next((each for each in details if each["type"] == "extra_forbidden"), details[0])
-    path = [
-        step
-        for step in map(str, first["loc"])
-        if step != "[key]" and not step.startswith("literal[")
-    ]
-    field, said = ".".join([FIELD, *path]), first["msg"].removeprefix("Value error, ")
+    # A misspelt field explains the one that is missing, so it goes first.
+    first = next((error for error in details if error["type"] == "extra_forbidden"), details[0])
+    path = [s for s in map(str, first["loc"]) if s != "[key]" and not s.startswith("literal[")]
+    field = ".".join([FIELD, *path])
     if first["type"] == "missing":
-        return HardwareError(
-            "is missing.",
-            field=field,
-            hint="Add it, or say based_on: a shipped device that has it.",
-        )
+        hint = "Add it, or set based_on to a shipped device that has it."
+        return HardwareError("is missing.", field=field, hint=hint)
     if first["type"] == "extra_forbidden":
-        return HardwareError(
-            "is not a known field.",
-            field=field,
-            hint=f"Known here: {', '.join(_known(path[:-1]))}.",
-        )
-    hint = next(
-        (_HINTS[step] for step in reversed(path) if step in _HINTS),
-        "docs/hardware.md describes the fields.",
-    )
-    given = first.get("input")
-    if first["type"] == "model_type" and not isinstance(given, Mapping):
+        hint = f"Available: {', '.join(_known(path[:-1]))}."
+        return HardwareError("is not a known field.", field=field, hint=hint)
+    message = first["msg"].removeprefix("Value error, ")
+    hint = next((_HINTS[s] for s in reversed(path) if s in _HINTS), "See docs/hardware.md.")
+    value = first.get("input")
+    if first["type"] == "model_type" and not isinstance(value, Mapping):
         hint = "Write {value: …, source: …, status: measured}, with the source under sources."
     if first["type"] == "string_pattern_mismatch":
-        said = "is not of the form that is read here"
-    shown = "" if isinstance(given, Mapping | list | tuple | BaseModel) else f" (got {given!r:.80})"
-    return HardwareError(f"{said[0].lower()}{said[1:]}{shown}.", field=field, hint=hint)
+        message = "has the wrong form"
+    shown = "" if isinstance(value, Mapping | list | tuple | BaseModel) else f" (got {value!r:.80})"
+    return HardwareError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)
 
 
 def _known(path: list[str]) -> list[str]:
-    """The fields that a profile has at a place."""
-    at: Any = Device
+    """The fields that a profile has at a path."""
+    schema: Any = Device
     for step in path:
-        if _is_schema(at):
-            field = at.model_fields.get(step)
-            at = field.annotation if field else None
-        elif get_origin(at) is dict:
-            at = get_args(at)[1]
-        if get_origin(at) is not dict:
-            at = next(filter(_is_schema, get_args(at)), at)
-    return [*at.model_fields, *([] if path else [BASE])] if _is_schema(at) else []
+        if _is_schema(schema):
+            field = schema.model_fields.get(step)
+            schema = field.annotation if field else None
+        elif get_origin(schema) is dict:
+            schema = get_args(schema)[1]
+        if get_origin(schema) is not dict:
+            schema = next(filter(_is_schema, get_args(schema)), schema)
+    if not _is_schema(schema):
+        return []
+    return [*schema.model_fields, *([] if path else [BASE])]
 
 
 def _is_schema(annotation: Any) -> bool:

@@ -14,14 +14,18 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read(path: Path, schema: type[Model]) -> Model:
-    """A file as its schema; raises HardwareError naming what is wrong."""
+    """A file as its schema.
+
+    Raises:
+        HardwareError: names the file and the field that is wrong.
+    """
     try:
         return schema.model_validate(read_shipped(path))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
+        field = ".".join(str(step) for step in first["loc"])
         raise HardwareError(
-            f"{path.name}: {where}: {first['msg']}.", field="hardware", hint="Correct the profile."
+            f"{path.name}: {field}: {first['msg']}.", field="hardware", hint="Correct the profile."
         ) from None
 
 

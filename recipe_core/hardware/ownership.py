@@ -1,4 +1,4 @@
-"""What an hour of a device of one's own costs."""
+"""The cost of an hour of a device that one owns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class OwnershipCost(BaseModel):
-    """A device that is bought: ``capex_usd`` with its share of server, network and building, written off over ``years``.
+    """The cost of ownership of a device.
 
-    ``watts`` it draws on average, at ``usd_per_kwh``, times ``pue`` (power of the building by power of the machines). ``upkeep``: of capex
-    a year, for repair, space and people. ``use``: share of the hours in which it works; the others are paid for all the same.
+    ``capex_usd`` includes its share of server, network and building, written off over ``years``.
+
+    It draws ``watts`` on average at ``usd_per_kwh``, times ``pue`` (power of the building by power
+    of the machines). ``upkeep``: share of capex per year for repair, space and staff. ``use``:
+    share of the hours in which the device works; idle hours cost the same but for power.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     capex_usd: Amount = 30_000.0
     years: Annotated[float, Field(gt=0, le=30)] = 4.0
@@ -31,24 +34,30 @@ class OwnershipCost(BaseModel):
 
     @classmethod
     def of(cls, **values: float) -> OwnershipCost:
-        """From plain values; raises InputError naming the one that makes no sense."""
+        """From plain values.
+
+        Raises:
+            InputError: names the value that makes no sense.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            said = f"{first['msg'][0].lower()}{first['msg'][1:]} (got {first.get('input')!r:.40})."
+            reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             raise InputError(
-                said, field=".".join(map(str, first["loc"])), hint="The figure before is kept."
+                f"{reason} (got {first.get('input')!r:.40}).",
+                field=".".join(map(str, first["loc"])),
+                hint="The previous value stays in effect.",
             ) from None
 
     @property
     def capital_usd_per_hour(self) -> float:
-        """What is written off, by hour of use: ``capex / (years · 8760) / use``."""
+        """Depreciation by hour of use: ``capex / (years · 8760) / use``."""
         return self.capex_usd / (self.years * HOURS_PER_YEAR) / self.use
 
     @property
     def upkeep_usd_per_hour(self) -> float:
-        """``capex · upkeep / 8760 / use``."""
+        """Upkeep by hour of use: ``capex · upkeep / 8760 / use``."""
         return self.capex_usd * self.upkeep / HOURS_PER_YEAR / self.use
 
     @property
@@ -58,5 +67,5 @@ class OwnershipCost(BaseModel):
 
     @property
     def usd_per_device_hour(self) -> float:
-        """All three, of an hour in which the device works."""
+        """All three, by hour of use."""
         return self.capital_usd_per_hour + self.upkeep_usd_per_hour + self.power_usd_per_hour

@@ -1,4 +1,4 @@
-"""What an hour of a device costs: offers of ``hw_profiles/offers/``, and the one that a request means."""
+"""Price offers of ``hw_profiles/offers/``, and the one that a request means."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from recipe_core.hardware.profile import Commitment, Device, Offer, OfferFile, t
 from recipe_core.hardware.request import HardwareRequest
 
 PRICE_NOTES: dict[Commitment, str] = {
-    "spot": "The price is a spot price: the provider takes the devices back when it wants them, which is not in these figures.",
-    "reserved": "The price is a reserved one: it is paid for the whole term, whether the devices are used or not.",
+    "spot": "This is a spot price: the provider may reclaim the devices at any time, "
+    "which the estimate does not include.",
+    "reserved": "This is a reserved price: it is due for the whole term, used or not.",
 }
 
 
@@ -25,8 +26,8 @@ def offers() -> tuple[Offer, ...]:
 
 @cache
 def _offers_in(files: tuple[Path, ...]) -> tuple[Offer, ...]:
-    found = [offer for path in files for offer in read(path, OfferFile).offers]
-    return tuple(sorted(found, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
+    all_offers = [offer for path in files for offer in read(path, OfferFile).offers]
+    return tuple(sorted(all_offers, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
 
 
 @cache
@@ -47,63 +48,61 @@ def offers_of(profile: Device) -> list[Offer]:
 def price_of(
     request: HardwareRequest, profile: Device
 ) -> tuple[float | None, str | None, Commitment | None]:
-    """The stated price, the named offer, or the cheapest offer of the commitment (on demand), with its basis and what it is for."""
+    """Price of a device hour, its basis and its commitment.
+
+    The stated price, the named offer, or the cheapest offer of the commitment (on demand).
+    """
     if request.usd_per_device_hour is not None:
         if request.offer is not None:
             raise HardwareError(
-                "give either an offer or a price per device hour, not both.", field="hardware.offer"
+                "set either an offer or usd_per_device_hour, not both.", field="hardware.offer"
             )
-        said = f", {terms(request.commitment, request.term_months)}" if request.commitment else ""
-        return request.usd_per_device_hour, f"stated in the request{said}", request.commitment
-    chosen = (
-        _named_offer(request, profile) if request.offer is not None else _cheapest(request, profile)
-    )
-    if chosen is None:
+        basis = "stated in the request"
+        if request.commitment:
+            basis += f", {terms(request.commitment, request.term_months)}"
+        return request.usd_per_device_hour, basis, request.commitment
+    pick = _named_offer if request.offer is not None else _cheapest
+    offer = pick(request, profile)
+    if offer is None:
         return None, None, None
-    return (
-        chosen.usd_per_device_hour,
-        f"{chosen.name}, {chosen.terms}, {chosen.date}",
-        chosen.commitment,
-    )
+    basis = f"{offer.name}, {offer.terms}, {offer.date}"
+    return offer.usd_per_device_hour, basis, offer.commitment
 
 
 def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
     matching = offers_of(profile)
-    chosen = next((offer for offer in matching if offer.name == request.offer), None)
-    if chosen is None:
-        message, hint = unknown(
-            f"offer for {profile.name}", request.offer, [offer.name for offer in matching]
-        )
+    offer = next((offer for offer in matching if offer.name == request.offer), None)
+    if offer is None:
+        kind = f"offer for {profile.name}"
+        message, hint = unknown(kind, request.offer, [offer.name for offer in matching])
         raise HardwareError(message, field="hardware.offer", hint=hint)
-    if request.commitment not in (None, chosen.commitment) or request.term_months not in (
-        None,
-        chosen.term_months,
-    ):
-        message = f"{terms(request.commitment or chosen.commitment, request.term_months)} is not what {chosen.name} is: {chosen.terms}."
+    same_commitment = request.commitment in (None, offer.commitment)
+    if not same_commitment or request.term_months not in (None, offer.term_months):
+        requested = terms(request.commitment or offer.commitment, request.term_months)
         raise HardwareError(
-            message, field="hardware.commitment", hint="Leave it out, or the offer."
+            f"{offer.name} is {offer.terms}, not {requested}.",
+            field="hardware.commitment",
+            hint="Leave out the commitment or the offer.",
         )
-    return chosen
+    return offer
 
 
 def _cheapest(request: HardwareRequest, profile: Device) -> Offer | None:
-    """None where nobody is known to rent the device out on demand; another commitment is an error then, because it was asked for."""
-    wanted = request.commitment or "on-demand"
+    """The cheapest offer; None where no on-demand offer is known.
+
+    Raises:
+        HardwareError: where none is known for a commitment that was requested.
+    """
+    commitment = request.commitment or "on-demand"
     matching = offers_of(profile)
-    found = (
-        each
-        for each in matching
-        if each.commitment == wanted and request.term_months in (None, each.term_months)
+    for offer in matching:
+        if offer.commitment == commitment and request.term_months in (None, offer.term_months):
+            return offer
+    if commitment == "on-demand":
+        return None
+    known = ", ".join(dict.fromkeys(offer.terms for offer in matching)) or "none"
+    raise HardwareError(
+        f"no offer for {profile.name} is {terms(commitment, request.term_months)}.",
+        field="hardware.commitment",
+        hint=f"Available: {known}. Or set your own price as usd_per_device_hour.",
     )
-    chosen = next(found, None)
-    if chosen is None and wanted != "on-demand":
-        known = ", ".join(dict.fromkeys(each.terms for each in matching)) or "no offer at all"
-        message = (
-            f"no offer of {profile.name} is known that is {terms(wanted, request.term_months)}."
-        )
-        raise HardwareError(
-            message,
-            field="hardware.commitment",
-            hint=f"Known: {known}. Or state your own price as usd_per_device_hour.",
-        )
-    return chosen

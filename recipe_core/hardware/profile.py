@@ -1,6 +1,7 @@
-"""The schema of ``hw_profiles/``: devices, fabrics, offers. Every figure carries its unit, source and status.
+"""The schema of ``hw_profiles/``: devices, fabrics, offers, with units and sources.
 
-Units are SI and stand in the key. Memory is what the driver reports, not the marketing figure (an "80 GB" H100 has 81,559 MiB).
+Units are SI and stand in the key. Memory is what the driver reports, not the marketing figure (an
+"80 GB" H100 has 81,559 MiB).
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Commitment = Literal["on-demand", "spot", "reserved"]
 Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f<>{}`]*$")]
-"""One line of text that goes into files of many formats as it is: no markup, no templates."""
+"""One line of text that is safe in files of many formats: no markup, no templates."""
 Shared = Annotated[float, Field(ge=1e-4, le=1)]
 
 
 class Roofline(_Data):
-    """Shape of an operator's time ``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` with r = ``smoothing``.
+    """Shape of an operator's time, ``overhead_s + (t_compute^r + t_memory^r)^(1/r)``.
 
-    ``t_compute = flops / (peak · compute_efficiency)``, ``t_memory = bytes / (bandwidth · memory_efficiency)``.
+    r = ``smoothing``.
 
-    The moe family has two more. ``row_efficiency``: share of the bandwidth at which rows are copied to their experts, activated and
-    summed, which nothing overlaps (None: as ``memory_efficiency``). ``sort_s``: what sorting the tokens by expert adds to the overhead
-    where there are many.
+    ``t_compute = flops / (peak · compute_efficiency)``, ``t_memory = bytes / (bandwidth ·
+    memory_efficiency)``.
+
+    The moe family has two more. ``row_efficiency``: share of the bandwidth at which rows are copied
+    to their experts, activated and summed, which nothing overlaps (None: as ``memory_efficiency``).
+    ``sort_s``: what sorting the tokens by expert adds to the overhead where there are many.
     """
 
     compute_efficiency: Shared
@@ -55,7 +59,7 @@ class Roofline(_Data):
 
 
 class NodeSpec(_Data):
-    """The machine the device usually sits in: how many share it, what joins them, and what leaves it.
+    """The usual machine of the device: how many share it, what joins them, and its network.
 
     ``alternatives``: other fabrics the device is sold with, to be named in a request.
     """
@@ -70,10 +74,11 @@ class NodeSpec(_Data):
 class Device(Sourced):
     """One accelerator (or a CPU machine) as a file of ``hw_profiles/``.
 
-    ``peak_flops_per_s`` are dense rates by compute dtype; a dtype that is absent is not multiplied natively.
-    ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no process gets.
-    ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names drivers report. ``known_as``: of a profile
-    that is not shipped, the shipped device as which clouds and clusters know it.
+    ``peak_flops_per_s`` are dense rates by compute dtype; a dtype that is absent is not multiplied
+    natively. ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no
+    process gets. ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases``
+    are names drivers report. ``known_as``: of a profile that is not shipped, the shipped device as
+    which clouds and clusters know it.
     """
 
     name: Name
@@ -101,7 +106,7 @@ class Device(Sourced):
 
     @property
     def digest(self) -> str:
-        """Hash of all that the profile says."""
+        """Hash of the whole profile."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @model_validator(mode="after")
@@ -109,21 +114,23 @@ class Device(Sourced):
         if not {"bf16", "fp16", "fp32"} & set(self.peak_flops_per_s):
             raise ValueError("peak_flops_per_s needs bf16, fp16 or fp32")
         if RUNTIMES[self.vendor] != self.runtime:
-            raise ValueError(
-                f"runtime {self.runtime} is not {self.vendor}'s, which is {RUNTIMES[self.vendor]}"
-            )
+            expected = RUNTIMES[self.vendor]
+            raise ValueError(f"the runtime of {self.vendor} is {expected}, not {self.runtime}")
         if self.usable_memory_bytes <= 0:
-            raise ValueError("reserved_bytes takes all of memory_bytes")
+            raise ValueError("reserved_bytes leaves nothing of memory_bytes")
         if self.idle_watts and self.idle_watts.value > self.tdp_watts.value:
-            raise ValueError("idle_watts is more than tdp_watts")
+            raise ValueError("idle_watts exceeds tdp_watts")
         return self
 
 
 class DirectLinks(_Data):
-    """Kernels in which a device reads or writes the memory of others itself (custom all-reduce, GPU-initiated RDMA), without the library.
+    """Kernels that read or write the memory of other devices directly, without the library.
 
-    ``latency_s + latency_per_rank_s · (n - 1)`` to start, then the fabric's bandwidth times ``efficiency``. Messages above
-    ``largest_bytes`` go by the library (None: none do, or the efficiency was fitted with those that do).
+    Custom all-reduce, for example, or GPU-initiated RDMA.
+
+    ``latency_s + latency_per_rank_s · (n - 1)`` to start, then the fabric's bandwidth times
+    ``efficiency``. Messages above ``largest_bytes`` go by the library (None: none do, or the
+    efficiency was fitted with those that do).
     """
 
     efficiency: Quantity
@@ -135,12 +142,14 @@ class DirectLinks(_Data):
 class Fabric(Sourced):
     """What joins devices in a node, or nodes in a cluster. Rates are per device and direction.
 
-    ``efficiency``, ``latency_s`` and ``latency_per_rank_s`` are those of the collective library (NCCL, RCCL); a collective of p passes
-    (2 for an all-reduce, else 1) takes ``latency_s + p · (n - 1) · latency_per_rank_s + moved bytes / (bandwidth · efficiency)``.
-    ``direct``: kernels that do without the library; None where there are none.
-    ``domain``: devices that reach each other through it (8 on an HGX board, 72 in an NVL72 rack, 2 under a bridge); None for a network.
-    ``spans_nodes``: whether a domain reaches over several nodes (a rack), so that only its size bounds a fast group.
-    ``beyond``: the fabric that joins domains inside one node, where a node holds several (bridged pairs over PCIe).
+    ``efficiency``, ``latency_s`` and ``latency_per_rank_s`` are those of the collective library
+    (NCCL, RCCL); a collective of p passes (2 for an all-reduce, else 1) takes ``latency_s + p · (n
+    - 1) · latency_per_rank_s + moved bytes / (bandwidth · efficiency)``. ``direct``: kernels that
+    do without the library; None where there are none. ``domain``: devices that reach each other
+    through it (8 on an HGX board, 72 in an NVL72 rack, 2 under a bridge); None for a network.
+    ``spans_nodes``: whether a domain reaches over several nodes (a rack), so that only its size
+    bounds a fast group. ``beyond``: the fabric that joins domains inside one node, where a node
+    holds several (bridged pairs over PCIe).
     """
 
     name: Name
@@ -161,26 +170,26 @@ class Fabric(Sourced):
     @model_validator(mode="after")
     def _scope(self) -> Fabric:
         if (self.kind == "scale-up") != (self.domain is not None):
-            raise ValueError("a scale-up fabric has a domain, a network has none")
+            raise ValueError("a scale-up fabric needs a domain, a network must not have one")
         if self.beyond is not None and self.domain is None:
-            raise ValueError("only a fabric with a domain has something beyond it")
+            raise ValueError("only a fabric with a domain can have `beyond`")
         return self
 
     def joins(self, devices: int) -> bool:
-        """Whether one node can hold so many devices: a domain bounds it, unless it reaches over nodes or something joins domains."""
-        return (
-            self.domain is None
-            or devices <= self.domain
-            or self.spans_nodes
-            or self.beyond is not None
-        )
+        """Whether one node can hold this many devices.
+
+        A domain bounds it, unless it spans nodes or another fabric joins domains.
+        """
+        bounded = self.domain is not None and devices > self.domain
+        return not bounded or self.spans_nodes or self.beyond is not None
 
 
 class Offer(_Data):
     """A price at which somebody rents a device out.
 
-    ``on-demand``: by the hour, as long as it is wanted; ``spot``: until the provider wants it back; ``reserved``: paid for
-    ``term_months``, used or not (None: the provider does not publish the term).
+    ``on-demand``: by the hour, as long as it is wanted; ``spot``: until the provider wants it back;
+    ``reserved``: paid for ``term_months``, used or not (None: the provider does not publish the
+    term).
     """
 
     name: Name
@@ -197,13 +206,13 @@ class Offer(_Data):
 
     @property
     def terms(self) -> str:
-        """What one commits to, in words."""
+        """The commitment in words."""
         return terms(self.commitment, self.term_months)
 
     @model_validator(mode="after")
     def _term(self) -> Offer:
         if self.term_months is not None and self.commitment != "reserved":
-            raise ValueError("only what is reserved has a term")
+            raise ValueError("only a reserved offer has a term")
         return self
 
 
@@ -220,10 +229,11 @@ class OfferFile(Sourced):
 
 
 class DtypeSupport(_Data):
-    """What a weight format means on some architectures: what the silicon multiplies, and what engines make of it.
+    """What a weight format means on some architectures, for the silicon and for engines.
 
-    ``native``: multiplied in the format (or its ``encoding``); ``weight-only``: stored so, multiplied in bf16; ``converted``: rewritten at
-    load into what the silicon has; ``none``: refused.
+    ``native``: multiplied in the format (or its ``encoding``); ``weight-only``: stored so,
+    multiplied in bf16; ``converted``: rewritten at load into what the silicon has; ``none``:
+    refused.
     """
 
     dtype: Dtype
@@ -245,6 +255,6 @@ class DtypeFile(Sourced):
 
 
 class Priors(Sourced):
-    """``hw_profiles/priors.yaml``: roofline figures per runtime for devices that have none of their own."""
+    """``hw_profiles/priors.yaml``: roofline numbers per runtime, for devices without their own."""
 
     roofline: dict[Runtime, dict[Family, Roofline]]

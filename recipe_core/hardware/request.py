@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
+from recipe_core.base.described import DESCRIBED
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment
 
@@ -13,7 +14,7 @@ from recipe_core.hardware.profile import Commitment
 class HardwareRequest(BaseModel):
     """The devices on offer: one kind, in nodes of equal size."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = DESCRIBED
 
     device: Text | dict[str, Any]
     """Device: the name of a profile, or a whole profile of your own; on the command line also the
@@ -50,7 +51,7 @@ class HardwareRequest(BaseModel):
     @model_validator(mode="after")
     def _term(self) -> Self:
         if self.term_months is not None and self.commitment != "reserved":
-            raise ValueError("term_months goes with commitment: reserved")
+            raise ValueError("term_months needs commitment: reserved")
         return self
 
     @property
@@ -60,7 +61,7 @@ class HardwareRequest(BaseModel):
 
     @property
     def device_name(self) -> str:
-        """What the device is called."""
+        """The name of the device, shipped or custom."""
         if isinstance(self.device, str):
             return self.device
         return str(self.device.get("name", "own device"))

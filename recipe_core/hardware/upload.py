@@ -1,4 +1,4 @@
-"""Profiles that people upload, and the file that they start from."""
+"""Uploaded profiles, and the template that they start from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from recipe_core.hardware.custom import BASE, FIELD, MAX_BYTES, plain_profile
 from recipe_core.hardware.profile import Device
 
 _HEAD = """\
-# A profile to start from: every figure of {name}, which yours replace. What you leave out is {name}'s.
-# Units stand in the keys. A figure has a value, a source (a name under sources: give yours new names) and a status:
-# measured, fitted, published, datasheet or assumed. Efficiencies are shares of the peak rate and of the memory's bandwidth.
+# A template with every number of {name}: replace those that differ, and remove the others, which
+# stay {name}'s. Units are in the keys. A number has a value, a source (a name under sources: choose
+# new names for yours) and a status: measured, fitted, published, datasheet or assumed. Efficiencies
+# are shares of the peak rate and of the memory bandwidth.
 """
 
 
 def uploaded_profile(data: bytes, name: str) -> dict[str, Any]:
-    """The profile of a file as plain values, which hold: a request takes them as its device.
+    """The profile of a file as checked plain values, which a request takes as its device.
 
     Raises:
-        InputError: when it is too large, not text, not YAML or no profile of a device; says which.
+        InputError: when it is too large, not text, not YAML or not a device profile.
     """
     text = text_of(
         data,
@@ -38,7 +39,7 @@ def uploaded_profile(data: bytes, name: str) -> dict[str, Any]:
 
 
 def template(profile: Device) -> str:
-    """A file to start from: a shipped device's figures under a new name, or the user's own profile as it is."""
+    """A file to start from: a shipped device under a new name, or a custom profile as it is."""
     if is_own(profile):
         return to_yaml(plain(profile))
     values = {name: value for name, value in plain(profile).items() if value}
@@ -48,7 +49,6 @@ def template(profile: Device) -> str:
         "title": f"{profile.title}, ours",
         BASE: profile.name,
     }
-    last = {"sources": values.pop("sources")}
-    return _HEAD.format(name=profile.name) + to_yaml(
-        first | {name: values[name] for name in values if name not in first} | last
-    )
+    rest = {name: value for name, value in values.items() if name not in (*first, "sources")}
+    body = to_yaml({**first, **rest, "sources": values["sources"]})
+    return _HEAD.format(name=profile.name) + body

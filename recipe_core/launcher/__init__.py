@@ -1,5 +1,6 @@
-"""What travels in the bundle: preflight, start, supervise, measure. Standard library only, Python 3.10 or newer.
+"""What travels in bundles: preflight, start, supervise, measure.
 
-The folder is copied into the bundle as ``launcher/`` beside a ``launch.py`` of three lines, so every import inside it is relative and
-nothing here may import ``recipe_core``.
+Standard library only, Python 3.10 or newer. The folder is copied into the bundle as ``launcher/``
+next to a ``launch.py`` of three lines, so every import inside it is relative and nothing here may
+import ``recipe_core``.
 """

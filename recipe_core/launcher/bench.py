@@ -1,4 +1,4 @@
-"""Measure the running servers with real requests and put the figures next to the prediction."""
+"""Measure the running servers with real requests, next to the prediction."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from .preflight import Preflight
 from .prompts import Calibration, Prompts, calibrate
 from .supervisor import Progress
 
-_WARM_UP_TOKENS = (
-    16  # enough to fill every lazily made cache and kernel, short enough not to matter
-)
-_MOST_BY_DEFAULT = 256
+_WARM_UP_TOKENS = 16  # enough for caches and kernels that are built lazily, and quick
+_MOST_BY_DEFAULT = 256  # requests, so that a slow server is measured in minutes
 _COUNTED = 3  # prompts of the same number of words differ by a few tokens
 _SHOWN_PROMPT = "A good recipe"
 _SHOWN_TOKENS = 64
@@ -40,34 +38,32 @@ class Options:
 
 
 def measure(
-    plan: LaunchPlan, seen: Preflight, options: Options, progress: Progress
+    plan: LaunchPlan, checked: Preflight, options: Options, progress: Progress
 ) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload, write ``run/measurement.json``."""
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
     prompts = Prompts(length.words, options.seed)
-    _warm_up(
-        endpoints, prompts, traffic, min(plan.workload.output_tokens, _WARM_UP_TOKENS), progress
-    )
+    output_tokens = plan.workload.output_tokens
+    _warm_up(endpoints, prompts, traffic, min(output_tokens, _WARM_UP_TOKENS), progress)
     tokens = length.tokens or plan.workload.input_tokens
     progress.say(
         f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in"
     )
-    send = _sender(endpoints, prompts, plan.workload.output_tokens)
+    send = _sender(endpoints, prompts, output_tokens)
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say)
     if not outcome.samples:
         raise _all_failed(outcome)
-    measurement = record(plan, seen, traffic, outcome, _notes(plan, traffic, outcome, length))
-    measurement["completion"] = _show(
-        endpoints[0], min(plan.workload.output_tokens, _SHOWN_TOKENS), outcome
-    )
+    notes = _notes(plan, traffic, outcome, length)
+    measurement = record(plan, checked, traffic, outcome, notes)
+    measurement["completion"] = _show(endpoints[0], min(output_tokens, _SHOWN_TOKENS), outcome)
     write_json(plan.run / "measurement.json", measurement)
     return measurement
 
 
 def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
-    """Complete a sentence a person can judge: the measured prompts are random words."""
+    """Complete a sentence that a person can judge: the measured prompts are random words."""
     try:
         return {"prompt": _SHOWN_PROMPT, "text": complete(endpoint, _SHOWN_PROMPT, tokens).text}
     except RequestError:
@@ -75,7 +71,7 @@ def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
 
 
 def plan_traffic(workload: Workload, options: Options) -> Traffic:
-    """How many requests, and how many at once; at least a couple of waves, so that a steady state is seen."""
+    """How many requests, and how many at once: a few waves at least, to see a steady state."""
     at_once = (
         options.concurrency
         or (workload.batch if workload.mode == "static" else None)
@@ -88,29 +84,22 @@ def plan_traffic(workload: Workload, options: Options) -> Traffic:
         requests = options.requests or min(max(8, math.ceil(20 * rate)), _MOST_BY_DEFAULT)
         return Traffic("open", requests, requests, rate, options.seed)
     if workload.mode == "offline":
-        requests = options.requests or min(
-            workload.requests or max(8, 3 * at_once), 2 * _MOST_BY_DEFAULT
-        )
-        return Traffic(
-            "offline",
-            requests,
-            min(options.concurrency or requests, MOST_IN_FLIGHT),
-            None,
-            options.seed,
-        )
+        queued = workload.requests or max(8, 3 * at_once)
+        requests = options.requests or min(queued, 2 * _MOST_BY_DEFAULT)
+        in_flight = min(options.concurrency or requests, MOST_IN_FLIGHT)
+        return Traffic("offline", requests, in_flight, None, options.seed)
     at_once = min(at_once, MOST_IN_FLIGHT)
     requests = options.requests or max(8, min(3 * at_once, max(_MOST_BY_DEFAULT, 2 * at_once)))
     if workload.mode == "static" and options.requests is None:
-        requests = (
-            math.ceil(requests / at_once) * at_once
-        )  # a last wave that is not full would look faster
+        # A last wave that is not full would look faster.
+        requests = math.ceil(requests / at_once) * at_once
     return Traffic(workload.mode, requests, at_once, None, options.seed)
 
 
 def _pace(traffic: Traffic) -> str:
-    return (
-        f"{traffic.rate:g} per second" if traffic.mode == "open" else f"{traffic.in_flight} at once"
-    )
+    if traffic.mode == "open":
+        return f"{traffic.rate:g} per second"
+    return f"{traffic.in_flight} at once"
 
 
 def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
@@ -121,12 +110,10 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
     progress.say("bench: finding a prompt of the planned length (the first request may take long)")
 
     def count(words: int) -> float | None:
-        # Another seed than the measured prompts', which must not be in a prefix cache when they come.
-        asked = [
-            complete(endpoints[0], Prompts(words, seed=-1).text(index), 1).prompt_tokens
-            for index in range(_COUNTED)
-        ]
-        known = [tokens for tokens in asked if tokens is not None]
+        # A seed of its own, so that no measured prompt is in a prefix cache.
+        prompts = Prompts(words, seed=-1)
+        samples = [complete(endpoints[0], prompts.text(i), 1) for i in range(_COUNTED)]
+        known = [s.prompt_tokens for s in samples if s.prompt_tokens is not None]
         return fmean(known) if known else None
 
     try:
@@ -140,7 +127,10 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
 def _warm_up(
     endpoints: list[Endpoint], prompts: Prompts, traffic: Traffic, tokens: int, progress: Progress
 ) -> None:
-    """As many at once as will be measured (bounded), to every server; failures here come back in the measurement."""
+    """Warm up every server with as many requests at once as are measured, up to 32.
+
+    Failures here show again in the measurement.
+    """
     warm = Prompts(prompts.words, seed=-2)
     at_once = max(len(endpoints), min(traffic.in_flight, 32))
     drive(
@@ -152,11 +142,9 @@ def _warm_up(
 
 
 def _all_failed(outcome: Outcome) -> LauncherError:
-    message, times = (
-        Counter(outcome.errors).most_common(1)[0]
-        if outcome.errors
-        else ("the time limit was over before the first", 0)
-    )
+    message, times = "the time limit passed before the first answer", 0
+    if outcome.errors:
+        message, times = Counter(outcome.errors).most_common(1)[0]
     return LauncherError(
         f"all {len(outcome.errors)} requests failed; {times} of them with: {message}",
         hint="See the logs in run/.",
@@ -166,42 +154,37 @@ def _all_failed(outcome: Outcome) -> LauncherError:
 def _notes(
     plan: LaunchPlan, traffic: Traffic, outcome: Outcome, length: Calibration
 ) -> tuple[str, ...]:
-    """What a reader of the comparison must know."""
+    """Caveats of the comparison."""
     notes = []
     planned = plan_traffic(plan.workload, Options())
+    inputs, outputs = plan.workload.input_tokens, plan.workload.output_tokens
     if traffic.mode in ("closed", "static") and traffic.in_flight != planned.in_flight:
         notes.append(
-            f"the prediction is for {planned.in_flight} at once, this was measured at {traffic.in_flight}"
+            f"the prediction is for {planned.in_flight} requests at once, "
+            f"the measurement for {traffic.in_flight}"
         )
     if outcome.errors:
         message, times = Counter(outcome.errors).most_common(1)[0]
-        notes.append(
-            f"{len(outcome.errors)} of {traffic.requests} requests failed; {times} of them with: {message}"
-        )
+        failed = f"{len(outcome.errors)} of {traffic.requests} requests failed"
+        notes.append(f"{failed}; {times} of them with: {message}")
     if outcome.skipped:
         notes.append(f"{outcome.skipped} requests were not sent: the time limit was reached")
     if length.tokens is None:
         notes.append(
-            "the server does not count tokens: prompt length assumed, output counted by pieces"
+            "the server does not count tokens: prompt length assumed, output counted by chunks"
         )
-    elif abs(length.tokens - plan.workload.input_tokens) > max(
-        2, 0.05 * plan.workload.input_tokens
-    ):
-        notes.append(
-            f"prompts have {length.tokens:.0f} tokens, planned were {plan.workload.input_tokens}"
-        )
+    elif abs(length.tokens - inputs) > max(2, 0.05 * inputs):
+        notes.append(f"prompts have {length.tokens:.0f} tokens instead of {inputs}")
     produced = fmean(sample.output_tokens for sample in outcome.samples)
-    if abs(produced - plan.workload.output_tokens) > 0.02 * plan.workload.output_tokens:
-        notes.append(
-            f"answers had {produced:.1f} tokens, planned were {plan.workload.output_tokens}"
-        )
+    if abs(produced - outputs) > 0.02 * outputs:
+        notes.append(f"answers had {produced:.1f} tokens instead of {outputs}")
     return tuple(notes)
 
 
 def record(
-    plan: LaunchPlan, seen: Preflight, traffic: Traffic, outcome: Outcome, notes: tuple[str, ...]
+    plan: LaunchPlan, checked: Preflight, traffic: Traffic, outcome: Outcome, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """``measurement.json``: what was measured, where, with what, next to what was predicted."""
+    """The content of ``measurement.json``: what was measured, where, and the prediction."""
     expected = read_object(plan.root / "expected.json")
     measured, predicted = metrics.figures(outcome.samples), metrics.predictions(expected)
     return {
@@ -209,10 +192,10 @@ def record(
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
         "recipe_digest": manifest.digest(plan.root),
-        "machine": seen.machine.to_json(),
+        "machine": checked.machine.to_json(),
         "engine": {
             "name": plan.engine.name,
-            "version": seen.engine_version,
+            "version": checked.engine_version,
             "planned_version": plan.engine.version,
         },
         "workload": _effective(plan, traffic, outcome),
@@ -231,7 +214,7 @@ def record(
 
 
 def _effective(plan: LaunchPlan, traffic: Traffic, outcome: Outcome) -> dict[str, Any]:
-    """The traffic as it really was; mean tokens are what the server counted."""
+    """The traffic as it was; mean tokens are what the server counted."""
     prompts = [sample.prompt_tokens for sample in outcome.samples if sample.prompt_tokens]
     return {
         "mode": traffic.mode,

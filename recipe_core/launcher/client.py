@@ -15,7 +15,7 @@ from .sse import EventParser
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask and how."""
+    """The address and the API of a server."""
 
     host: str
     port: int
@@ -25,7 +25,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request; times are ``time.perf_counter()``. Tokens are the server's own count, else one for each piece of text."""
+    """One request; times are those of ``time.perf_counter()``.
+
+    Tokens are the server's count, else one for each chunk of text.
+    """
 
     started: float
     first: float
@@ -42,9 +45,9 @@ class Sample:
     @property
     def tpot_s(self) -> float | None:
         """Time for each token after the first; None when there was only one."""
-        return (
-            (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
-        )
+        if self.output_tokens <= 1:
+            return None
+        return (self.last - self.first) / (self.output_tokens - 1)
 
     @property
     def latency_s(self) -> float:
@@ -53,7 +56,11 @@ class Sample:
 
 
 def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
-    """Stream one completion; raises RequestError with the server's message."""
+    """Stream one completion.
+
+    Raises:
+        RequestError: with the server's message.
+    """
     body = json.dumps(request_body(endpoint.api, prompt, max_tokens)).encode()
     connection = http.client.HTTPConnection(
         endpoint.host, endpoint.port, timeout=endpoint.timeout_s
@@ -78,18 +85,16 @@ def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
 
 def request_body(api: Api, prompt: str, max_tokens: int) -> dict[str, Any]:
     """The plain request, then the recipe's own fields over it; a field set to null is left out."""
-    asked = (
-        {"messages": [{"role": "user", "content": prompt}]}
-        if api.path.endswith("/chat/completions")
-        else {"prompt": prompt}
-    )
+    question: dict[str, Any] = {"prompt": prompt}
+    if api.path.endswith("/chat/completions"):
+        question = {"messages": [{"role": "user", "content": prompt}]}
     plain = {
         "max_tokens": max_tokens,
         "temperature": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    body = {"model": api.model, **asked, **plain, **api.body}
+    body = {"model": api.model, **question, **plain, **api.body}
     return {key: value for key, value in body.items() if value is not None}
 
 
@@ -161,7 +166,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def _message(body: bytes) -> str:
-    """The server's own words: OpenAI's error object, FastAPI's detail, or the start of whatever came."""
+    """The server's own words: OpenAI's error object, FastAPI's detail, or the first characters."""
     try:
         data: Any = json.loads(body)
         for key in ("error", "detail", "message"):

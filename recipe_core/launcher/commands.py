@@ -1,4 +1,4 @@
-"""The five commands, each a short function from a request to an exit code. What training does otherwise is in ``runs.py``."""
+"""The five commands, each from a request to an exit code; module `runs` has training's part."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Request:
     checkpoint: bool = False
 
     def plan(self, *, starts: bool = False) -> LaunchPlan:
-        """The bundle's plan with this command line's parameters; what ``starts`` processes on several nodes must know node 0's address."""
+        """The bundle's plan with this command line's parameters.
+
+        What ``starts`` processes on several nodes must know the address of node 0.
+        """
         plan = load_plan(
             self.root,
             model=self.model,
@@ -52,16 +55,16 @@ class Request:
             data=self.data,
         )
         if starts and plan.node is not None and self.head is None:
-            hint = "Say it on every node, node 0 too: --head ADDRESS."
+            hint = "Pass it on every node, node 0 included: --head ADDRESS."
             raise InputError(
                 f"node {plan.node} of {plan.nodes} does not know the address of node 0.",
                 field="--head",
                 hint=hint,
             )
         if starts and (missing := unknown_nodes(plan)):
-            hint = f"Say those of all {plan.nodes} nodes, in order: --head ADDRESS0,ADDRESS1"
+            hint = f"Pass those of all {plan.nodes} nodes, in order: --head ADDRESS0,ADDRESS1"
             raise InputError(
-                f"the address of node {missing[0]} is not known.", field="--head", hint=hint
+                f"the address of node {missing[0]} is unknown.", field="--head", hint=hint
             )
         return plan
 
@@ -101,7 +104,7 @@ def run_up(request: Request) -> int:
 def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
-    """The plan as it runs, what runs, and whether it already did."""
+    """The plan as it runs, its state, and whether it was running before."""
     with state.exclusive(plan.own):
         current = _running(plan)
         if current is None:
@@ -118,13 +121,13 @@ def _ensure_up(
 
 
 def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
-    asked = {process.name for process in plan.answering}
+    answering = {process.name for process in plan.answering}
     servers = [
         {
             "name": s.name,
             "pid": s.pid,
             "port": s.port,
-            "address": plan.address(s.port) if s.name in asked else None,
+            "address": plan.address(s.port) if s.name in answering else None,
             "log": s.log,
         }
         for s in current.servers
@@ -146,9 +149,9 @@ def run_bench(request: Request) -> int:
         return runs.bench(request, plan)
     if not plan.entrances:
         raise InputError(
-            f"nothing answers on node {plan.node}.",
+            f"no server answers on node {plan.node}.",
             field="--node",
-            hint="Measure where the servers are: --node 0.",
+            hint="Measure on the node of the servers: --node 0.",
         )
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
@@ -156,12 +159,12 @@ def run_bench(request: Request) -> int:
         current = _running(plan)
         if current is None:
             stack.enter_context(state.exclusive(plan.own))
-            current, seen = _start(request, plan, progress)
+            current, checked = _start(request, plan, progress)
             stack.callback(supervisor.stop, plan.own, current, progress=progress)
         else:
             plan = _as_started(plan, current)
-            seen = preflight(plan, own_ports=current.ports)
-        measurement = measure(plan, seen, options, progress)
+            checked = preflight(plan, own_ports=current.ports)
+        measurement = measure(plan, checked, options, progress)
     request.show(
         measurement,
         lambda: report.bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}",
@@ -170,7 +173,7 @@ def run_bench(request: Request) -> int:
 
 
 def run_status(request: Request) -> int:
-    """Always JSON; 0 only when every server runs and answers."""
+    """Print JSON; 0 only when every server runs and answers."""
     plan = request.plan()
     if plan.kind == "training":
         return runs.status(plan)
@@ -180,7 +183,7 @@ def run_status(request: Request) -> int:
         return 1
     plan = _as_started(plan, current)
     same_boot = current.boot == state.boot_id()
-    asked = {process.name for process in plan.answering}
+    answering = {process.name for process in plan.answering}
     servers = [
         {
             "name": server.name,
@@ -189,35 +192,30 @@ def run_status(request: Request) -> int:
             "address": plan.address(server.port),
             "alive": (alive := same_boot and server.alive),
             "healthy": alive
-            and (server.name not in asked or supervisor.healthy(plan, server.port)),
+            and (server.name not in answering or supervisor.healthy(plan, server.port)),
             "log": server.log,
         }
         for server in current.servers
     ]
     healthy = all(server["healthy"] for server in servers)
-    word = "up" if healthy else "degraded" if any(server["alive"] for server in servers) else "down"
-    print(
-        json.dumps(
-            {"state": word, "model": current.model, "servers": servers},
-            indent=2,
-            ensure_ascii=False,
-        )
-    )
+    word = "degraded" if any(server["alive"] for server in servers) else "down"
+    if healthy:
+        word = "up"
+    answer = {"state": word, "model": current.model, "servers": servers}
+    print(json.dumps(answer, indent=2, ensure_ascii=False))
     return 0 if healthy else 1
 
 
 def run_down(request: Request) -> int:
-    """Stop what was started; nothing running is fine."""
+    """Stop what was started; it is fine if nothing runs."""
     plan = request.plan()
     if plan.kind == "training":
         return runs.down(request, plan)
     with state.exclusive(plan.own):
         current = state.load(plan.own)
-        stopped = (
-            supervisor.stop(plan.own, current, progress=Progress(request.as_json))
-            if current
-            else []
-        )
+        stopped: list[str] = []
+        if current:
+            stopped = supervisor.stop(plan.own, current, progress=Progress(request.as_json))
     request.show(
         {"state": "down", "stopped": stopped},
         lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running",
@@ -249,7 +247,7 @@ def _as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
 
 
 def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
-    """Preflight, then start; leftovers of a deployment that is only half alive are stopped first."""
+    """Preflight, then start; a half-dead deployment is stopped first."""
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
@@ -269,7 +267,7 @@ def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[Stat
 
 
 def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:
-    """Watch until a server dies (1); one that another launcher's `down` stopped did not die (0)."""
+    """Watch until a server dies (1), or another launcher's `down` stops it (0)."""
     try:
         supervisor.watch(current)
     except StartError as error:

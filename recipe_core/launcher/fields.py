@@ -19,9 +19,9 @@ class Fields:
 
     def fail(self, key: str, expected: str) -> InputError:
         """The error for a field that is not what was expected."""
-        found = f"got {self.data[key]!r}" if key in self.data else "it is missing"
+        problem = f"got {self.data[key]!r}" if key in self.data else "it is missing"
         return InputError(
-            f"expected {expected}, {found}.", field=f"{self.where}.{key}", hint=_REBUILD
+            f"expected {expected}, {problem}.", field=f"{self.where}.{key}", hint=_REBUILD
         )
 
     def text(self, key: str) -> str:
@@ -58,11 +58,8 @@ class Fields:
         value = self.data.get(key)
         if value is None:
             return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 0 < value < float("inf")
-        ):
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not numeric or not 0 < value < float("inf"):
             raise self.fail(key, "a number above 0")
         return float(value)
 
@@ -76,9 +73,8 @@ class Fields:
     def integers(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers, empty when absent."""
         value = self.data.get(key, [])
-        if not isinstance(value, list) or not all(
-            type(item) is int and item >= 0 for item in value
-        ):
+        valid = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+        if not valid:
             raise self.fail(key, "a list of whole numbers")
         return tuple(value)
 
@@ -99,12 +95,7 @@ class Fields:
     def children(self, key: str) -> tuple[Fields, ...]:
         """The objects in a list that is not empty."""
         value = self.data.get(key)
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(item, dict) for item in value)
-        ):
+        objects = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+        if not value or not objects:
             raise self.fail(key, "a list of objects")
-        return tuple(
-            Fields(item, f"{self.where}.{key}[{index}]") for index, item in enumerate(value)
-        )
+        return tuple(Fields(item, f"{self.where}.{key}[{i}]") for i, item in enumerate(value))

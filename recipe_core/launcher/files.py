@@ -12,13 +12,17 @@ from .errors import InputError
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; one clear error for anything else."""
+    """The JSON object in a file.
+
+    Raises:
+        InputError: for anything else.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist.",
-            hint="Run this in the folder of a bundle made by `recipe build`.",
+            hint="Run this in the folder of a bundle from `recipe build`.",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
@@ -34,7 +38,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: object) -> None:
-    """Write through a temporary file in the same folder, so that a reader sees the old file or the new one, never half of one."""
+    """Write a file atomically, through a temporary file in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -65,5 +69,5 @@ def tail(path: Path, lines: int = 20, *, limit: int = 16_384) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    kept = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
-    return "\n".join(kept[-lines:])
+    recent = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
+    return "\n".join(recent[-lines:])

@@ -1,4 +1,4 @@
-"""Send requests the way the workload says: so many in flight, in waves, at random times, or all at once."""
+"""Send requests as the workload says: a fixed number in flight, in waves, at random, or at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from .client import Sample
 from .errors import RequestError
 
-# A thread a request is honest up to here; beyond, this client itself would be what is measured.
+# A thread per request works up to here; beyond, the client itself would be measured.
 MOST_IN_FLIGHT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """``in_flight`` bounds all modes but open, where ``rate`` (requests per second) sets the pace."""
+    """``in_flight`` bounds every mode but open, which has a ``rate`` (requests per second)."""
 
     mode: str
     requests: int
@@ -28,7 +28,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came back. ``skipped`` requests were never sent because the time limit was reached."""
+    """The answers. ``skipped`` requests were not sent because the time limit was reached."""
 
     samples: list[Sample] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -69,17 +69,17 @@ class _Run:
         self.tell = tell
         self.outcome = Outcome()
         self.lock = threading.Lock()
-        self.taken = 0
+        self.sent = 0
         self.told = time.monotonic()
         self.deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
 
     def steady(self) -> None:
-        """Each of ``in_flight`` workers sends its next request when its last was answered."""
+        """Every worker of ``in_flight`` sends its next request once the last is answered."""
         workers = min(self.traffic.in_flight, self.traffic.requests)
         self._join([self._thread(self._pull) for _ in range(workers)])
 
     def waves(self) -> None:
-        """A static batch: all of one wave start together, the next wave when the last of them is done."""
+        """A static batch: one wave starts together, the next when its last request is done."""
         while indexes := [
             index for _ in range(self.traffic.in_flight) if (index := self._take()) is not None
         ]:
@@ -99,10 +99,10 @@ class _Run:
 
     def _take(self) -> int | None:
         with self.lock:
-            if self.taken >= self.traffic.requests or time.monotonic() >= self.deadline:
+            if self.sent >= self.traffic.requests or time.monotonic() >= self.deadline:
                 return None
-            self.taken += 1
-            return self.taken - 1
+            self.sent += 1
+            return self.sent - 1
 
     def _pull(self) -> None:
         while (index := self._take()) is not None:
@@ -114,9 +114,7 @@ class _Run:
         except RequestError as error:
             with self.lock:
                 self.outcome.errors.append(str(error))
-        except (
-            Exception
-        ) as error:  # a bug here must show up as a failed request, not as a thread that vanished
+        except Exception as error:  # a bug must show as a failed request, not as a lost thread
             with self.lock:
                 self.outcome.errors.append(f"{type(error).__name__}: {error}")
         else:
@@ -124,9 +122,8 @@ class _Run:
                 self.outcome.samples.append(sample)
 
     def _thread(self, target: Callable[..., None], *args: int) -> threading.Thread:
-        thread = threading.Thread(
-            target=target, args=args, daemon=True
-        )  # daemon: Ctrl-C need not wait for slow answers
+        # A daemon, so that Ctrl-C need not wait for slow answers.
+        thread = threading.Thread(target=target, args=args, daemon=True)
         thread.start()
         return thread
 
@@ -140,6 +137,5 @@ class _Run:
         if time.monotonic() - self.told >= 2.0:
             self.told = time.monotonic()
             failed = f", {len(self.outcome.errors)} failed" if self.outcome.errors else ""
-            self.tell(
-                f"bench: {len(self.outcome.samples)} of {self.traffic.requests} requests answered{failed}"
-            )
+            answered = f"{len(self.outcome.samples)} of {self.traffic.requests} requests answered"
+            self.tell(f"bench: {answered}{failed}")

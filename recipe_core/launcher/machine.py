@@ -1,4 +1,4 @@
-"""What this machine is: accelerators by their vendor's own tool, processor and memory from /proc."""
+"""Reads the machine: accelerators by their vendors' tools, processor and memory from /proc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``runtime`` is cuda or rocm when accelerators were found, else cpu. ``notes`` say why a vendor's tool was no help."""
+    """A machine; ``runtime`` is cuda or rocm with accelerators, else cpu.
+
+    ``notes`` say why a vendor's tool failed.
+    """
 
     runtime: str
     devices: tuple[Device, ...]
@@ -56,15 +59,14 @@ def detect() -> Machine:
     runtime, devices, variable = "cuda", _nvidia(notes), "CUDA_VISIBLE_DEVICES"
     if not devices:
         runtime, devices, variable = "rocm", _amd(notes), "HIP_VISIBLE_DEVICES"
-    seen = visible(devices, variable)
-    if devices and not seen:
-        notes.append(
-            f"{variable}={os.environ[variable]} hides all of {len(devices)} x {devices[0].name}"
-        )
+    shown = visible(devices, variable)
+    if devices and not shown:
+        hidden = f"{len(devices)} x {devices[0].name}"
+        notes.append(f"{variable}={os.environ[variable]} hides all of {hidden}")
     total, available = memory()
     return Machine(
-        runtime if seen else "cpu",
-        tuple(seen),
+        runtime if shown else "cpu",
+        tuple(shown),
         cpu_name(),
         len(os.sched_getaffinity(0)),
         total,
@@ -74,22 +76,22 @@ def detect() -> Machine:
 
 
 def visible(devices: list[Device], variable: str) -> list[Device]:
-    """Only the devices the environment leaves visible, when it lists them by number; UUIDs are left to the engine.
+    """The devices that the environment leaves visible, where it lists numbers, not UUIDs.
 
-    As the vendors' runtimes read it: an empty list hides all, and the first number that is no device (-1) ends the list.
+    As the vendors' runtimes read it: an empty list hides all, and the first number without a device
+    (-1) ends the list.
     """
     value = os.environ.get(variable)
     if value is None or not re.fullmatch(r"(\s*-?\d+\s*(,\s*-?\d+\s*)*)?\s*", value):
         return devices
     known = {device.index for device in devices}
-    wanted = set(
-        takewhile(known.__contains__, (int(part) for part in value.split(",") if part.strip()))
-    )
-    return [device for device in devices if device.index in wanted]
+    listed = (int(part) for part in value.split(",") if part.strip())
+    indexes = set(takewhile(known.__contains__, listed))
+    return [device for device in devices if device.index in indexes]
 
 
 def _run(argv: list[str], notes: list[str]) -> str | None:
-    """A tool's output; None, and a note when it is there but fails."""
+    """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
     try:
@@ -100,9 +102,8 @@ def _run(argv: list[str], notes: list[str]) -> str | None:
         notes.append(f"{argv[0]}: {error}")
         return None
     if done.returncode != 0:
-        notes.append(
-            f"{argv[0]}: {(done.stderr or done.stdout).strip().splitlines()[:1] or [f'exit code {done.returncode}']}"
-        )
+        output = (done.stderr or done.stdout).strip().splitlines()[:1]
+        notes.append(f"{argv[0]}: {output or [f'exit code {done.returncode}']}")
         return None
     return done.stdout
 
@@ -115,19 +116,14 @@ def _nvidia(notes: list[str]) -> list[Device]:
 
 
 def parse_nvidia_smi(output: str) -> list[Device]:
-    """Lines like ``NVIDIA H100 80GB HBM3, 81559`` (MiB); ``[N/A]`` on machines with unified memory."""
+    """The devices of lines like ``NVIDIA H100 80GB HBM3, 81559`` (MiB, or ``[N/A]``)."""
     devices: list[Device] = []
     for line in output.splitlines():
         name, comma, size = line.rpartition(",")
         if comma and name.strip():
             mebibytes = size.strip()
-            devices.append(
-                Device(
-                    len(devices),
-                    name.strip(),
-                    int(mebibytes) << 20 if mebibytes.isdigit() else None,
-                )
-            )
+            size_bytes = int(mebibytes) << 20 if mebibytes.isdigit() else None
+            devices.append(Device(len(devices), name.strip(), size_bytes))
     return devices
 
 
@@ -144,12 +140,12 @@ def _amd(notes: list[str]) -> list[Device]:
             if devices := parse(output):
                 return devices
         except (ValueError, TypeError, AttributeError) as error:
-            notes.append(f"{argv[0]}: its output was not understood ({error})")
+            notes.append(f"{argv[0]}: the output could not be read ({error})")
     return read_kfd(Path("/sys/class/kfd/kfd/topology/nodes"))
 
 
 def parse_rocm_smi(output: str) -> list[Device]:
-    """``{"card0": {"Card Series": ..., "VRAM Total Memory (B)": "..."}}``; warnings may stand before the object."""
+    """The devices of ``{"card0": {"Card Series": …, "VRAM Total Memory (B)": "…"}}``."""
     cards = json.loads(output[output.index("{") :])
     numbered = sorted(
         (int(key[4:]), value) for key, value in cards.items() if re.fullmatch(r"card\d+", key)
@@ -172,7 +168,10 @@ def _card_name(card: dict[str, Any]) -> str:
 
 
 def parse_amd_smi(output: str) -> list[Device]:
-    """A list of objects, inside ``gpu_data`` in later releases; the size is ``{"value": 196592, "unit": "MB"}`` (binary)."""
+    """The devices of a list of objects, which is in ``gpu_data`` in later releases.
+
+    The size is ``{"value": 196592, "unit": "MB"}``, in binary units.
+    """
     starts = [position for position in (output.find("["), output.find("{")) if position >= 0]
     data = json.loads(output[min(starts) :]) if starts else []
     items = data.get("gpu_data", []) if isinstance(data, dict) else data
@@ -197,7 +196,7 @@ def _integer(value: object) -> int | None:
 
 
 def read_kfd(nodes: Path) -> list[Device]:
-    """The kernel's own list, for machines without ROCm's tools: nodes with SIMD units are GPUs."""
+    """The kernel's own list, without ROCm's tools: nodes with SIMD units are GPUs."""
     devices: list[Device] = []
     for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
         if _properties(node / "properties").get("simd_count", 0) > 0:
@@ -220,7 +219,7 @@ def _properties(path: Path) -> dict[str, int]:
 def memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Total and available bytes; a container's own limit counts when it is lower than the machine's."""
+    """Total and available bytes; a container's limit counts where it is lower."""
     try:
         lines = dict(
             line.split(":", 1)
@@ -235,9 +234,8 @@ def memory(
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="utf-8"))
         used = int((cgroup / "memory.current").read_text(encoding="utf-8"))
-        used -= _properties(cgroup / "memory.stat").get(
-            "inactive_file", 0
-        )  # file cache is given back on demand
+        # The kernel frees file cache on demand.
+        used -= _properties(cgroup / "memory.stat").get("inactive_file", 0)
     except (OSError, ValueError):  # "max" means no limit
         return total, available
     return min(total, limit), min(available, max(0, limit - used))
@@ -249,5 +247,5 @@ def cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return "unknown CPU"
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else "unknown CPU"
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else "unknown CPU"

@@ -1,6 +1,7 @@
 """``python launch.py COMMAND``: preflight, up, bench, status, down.
 
-Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input; 130 interrupted.
+Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     ),
     "bench": (
         commands.run_bench,
-        "measure, next to the prediction: servers with real requests, training by its steps",
+        "measure against the prediction: servers with real requests, training by its steps",
     ),
-    "status": (commands.run_status, "what runs, as JSON"),
+    "status": (commands.run_status, "show what runs, as JSON"),
     "down": (commands.run_down, "stop what runs"),
 }
 
@@ -43,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None, root: Path | None = None) -> int:
-    """Run one command on the bundle in ``root``, by default the folder this package was copied into."""
+    """Run one command on the bundle in ``root``, by default the one this package is part of."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _term_interrupts():
@@ -70,7 +71,7 @@ def _report(error: LauncherError, *, as_json: bool) -> int:
 
 @contextmanager
 def _term_interrupts() -> Iterator[None]:
-    """SIGTERM stops as cleanly as Ctrl-C does. Only the main thread may say so; elsewhere the caller decides."""
+    """Let SIGTERM stop as cleanly as Ctrl-C does; outside the main thread this does nothing."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -87,14 +88,15 @@ def _term_interrupts() -> Iterator[None]:
 
 
 def _request(words: list[str], root: Path) -> Request:
-    found: dict[str, Any] = vars(_parser().parse_args(words))
-    if found.get("port") is not None:
-        check_port(found["port"], "--port")
-    return Request(root=root, **found)
+    options: dict[str, Any] = vars(_parser().parse_args(words))
+    if options.get("port") is not None:
+        check_port(options["port"], "--port")
+    return Request(root=root, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    # SUPPRESS: an option may stand before or after the command, and its absence in one place must not undo the other.
+    # SUPPRESS: an option may come before or after the command; its absence in one place must not
+    # undo the other.
     shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
     shared.add_argument(
@@ -104,13 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument(
         "--port", type=int, help="listen on this port (servers after the first count up from it)"
     )
-    shared.add_argument(
-        "--node", type=int, metavar="N", help="which node this is, of a bundle for several"
-    )
+    shared.add_argument("--node", type=int, metavar="N", help="which node of the bundle this is")
     shared.add_argument(
         "--head",
         metavar="ADDRESS",
-        help="the address of node 0; where pools span nodes those of all, with commas between",
+        help="address of node 0, or of all nodes with commas between where pools span nodes",
     )
     parser = _Parser(
         prog="launch.py",
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         for name, (_, text) in _COMMANDS.items()
     }
     subs["up"].add_argument(
-        "--foreground", action="store_true", help="stay and follow; Ctrl-C stops what was started"
+        "--foreground", action="store_true", help="stay and follow; Ctrl-C stops everything"
     )
     subs["up"].add_argument(
         "--data", metavar="FILE", help="train on this text (.txt, .jsonl) instead of the bundle's"
@@ -146,10 +146,10 @@ def _parser() -> argparse.ArgumentParser:
             help="seconds to wait until the servers answer",
         )
     subs["bench"].add_argument(
-        "--requests", type=_positive(int), metavar="N", help="how many to measure"
+        "--requests", type=_positive(int), metavar="N", help="how many requests to measure"
     )
     subs["bench"].add_argument(
-        "--concurrency", type=_positive(int), metavar="C", help="how many at once"
+        "--concurrency", type=_positive(int), metavar="C", help="how many requests at once"
     )
     subs["bench"].add_argument(
         "--duration-limit",

@@ -1,4 +1,4 @@
-"""Does the bundle still hold what was built? Digests of every file against MANIFEST.json."""
+"""Checks every file of the bundle against the digests of MANIFEST.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _CODE = (".py", ".so", ".pth", ".sh")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Paths relative to the bundle. ``added_code`` could run in place of the bundle's own; ``added`` is only clutter."""
+    """Differences, as paths in the bundle.
+
+    ``added_code`` could run instead of the bundle's own; ``added`` is only clutter.
+    """
 
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -39,7 +42,7 @@ def verify(root: Path) -> tuple[int, Findings]:
     outside = [name for name in files if not _inside(name)]
     if outside:
         raise LauncherError(
-            f"{NAME} names a path outside the bundle: {outside[0]!r}.",
+            f"{NAME} lists a path outside the bundle: {outside[0]!r}.",
             hint="Do not use this bundle; build it again.",
         )
     present = set(walk(root))
@@ -56,26 +59,22 @@ def verify(root: Path) -> tuple[int, Findings]:
 
 
 def digest(root: Path) -> str | None:
-    """What a measurement is filed under: the digest of the list itself."""
+    """The digest of the manifest itself, which identifies the bundle."""
     path = root / NAME
     return sha256(path) if path.is_file() else None
 
 
 def walk(root: Path) -> list[str]:
-    """Every file but the list itself and its signature, what runs leave in ``run/``, and Python's caches."""
-    found = []
-    for folder, folders, names in os.walk(root):
-        here = Path(folder)
-        folders[:] = [
-            name
-            for name in folders
-            if name != "__pycache__" and not (name == "run" and here == root)
-        ]
-        links = [
-            name for name in folders if (here / name).is_symlink()
-        ]  # a linked folder is one entry, never followed
-        found += [(here / name).relative_to(root).as_posix() for name in (*names, *links)]
-    return [name for name in found if name not in (NAME, SIGNATURE)]
+    """All files without the manifest, its signature, the folder ``run/`` and Python's caches."""
+    paths = []
+    for parent, folders, names in os.walk(root):
+        folder = Path(parent)
+        skipped = {"__pycache__", "run"} if folder == root else {"__pycache__"}
+        folders[:] = [name for name in folders if name not in skipped]
+        # A linked folder is one entry; os.walk does not follow it.
+        links = [name for name in folders if (folder / name).is_symlink()]
+        paths += [(folder / name).relative_to(root).as_posix() for name in (*names, *links)]
+    return [path for path in paths if path not in (NAME, SIGNATURE)]
 
 
 def _inside(name: str) -> bool:

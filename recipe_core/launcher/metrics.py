@@ -1,4 +1,4 @@
-"""From samples to the figures of a measurement, and those next to the prediction."""
+"""Metrics of a measurement from its samples, and their comparison with the prediction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES = (
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Linear between the two nearest ranks."""
+    """A quantile, interpolated linearly between the two nearest ranks; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -32,7 +32,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def figures(samples: Sequence[Sample]) -> dict[str, float | None]:
-    """Means and percentiles over requests; throughput from the first request sent to the last token received."""
+    """Means and percentiles; throughput is from the first request to the last token."""
     first_tokens = [sample.ttft_s for sample in samples]
     per_token = [sample.tpot_s for sample in samples if sample.tpot_s is not None]
     span = max(sample.last for sample in samples) - min(sample.started for sample in samples)
@@ -50,7 +50,7 @@ def figures(samples: Sequence[Sample]) -> dict[str, float | None]:
 
 
 def predictions(expected: dict[str, Any]) -> dict[str, float | None]:
-    """The same figures from expected.json; None where it says nothing usable."""
+    """The same metrics from expected.json; None where it has no number."""
     serving = expected.get("serving")
     serving = serving if isinstance(serving, dict) else {}
     return {key: number(serving.get(key)) for key in FIGURES}
@@ -58,23 +58,24 @@ def predictions(expected: dict[str, Any]) -> dict[str, float | None]:
 
 def bands(expected: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Low and high ends from expected.json, where both are numbers."""
-    given = expected.get("bands")
-    found = {}
-    for key, band in (given if isinstance(given, dict) else {}).items():
+    value = expected.get("bands")
+    out = {}
+    for key, band in (value if isinstance(value, dict) else {}).items():
         ends = [number(end) for end in band] if isinstance(band, list) else []
         if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-            found[str(key)] = (ends[0], ends[1])
-    return found
+            out[str(key)] = (ends[0], ends[1])
+    return out
 
 
 def ratios(
     measured: dict[str, float | None], predicted: dict[str, float | None]
 ) -> dict[str, float | None]:
     """Measured over predicted: above 1 is more than predicted."""
-    return {key: _ratio(measured.get(key), predicted.get(key)) for key in FIGURES}
+    return {key: ratio_of(measured.get(key), predicted.get(key)) for key in FIGURES}
 
 
-def _ratio(measured: float | None, predicted: float | None) -> float | None:
+def ratio_of(measured: float | None, predicted: float | None) -> float | None:
+    """Measured over predicted; None where one is missing."""
     return round(measured / predicted, 4) if measured is not None and predicted else None
 
 

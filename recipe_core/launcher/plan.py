@@ -24,7 +24,7 @@ _UNKNOWN_NODE = re.compile(r"\$\{node(\d+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The program that serves. ``requires`` are modules its interpreter must also be able to import."""
+    """The program that serves; ``requires`` are modules its interpreter must be able to import."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The machine the recipe was computed for; memory is per device (of the machine where ``runtime`` is cpu)."""
+    """The machine of the recipe; memory is per device (of the machine for runtime cpu)."""
 
     runtime: str
     device: str
@@ -51,7 +51,8 @@ class Needs:
 class Parameters:
     """What the command line may change.
 
-    ``head``: the address of node 0, or those of all nodes with commas between; ``data``: a text to train on instead of the bundle's.
+    ``head``: the address of node 0, or those of all nodes with commas between; ``data``: a text to
+    train on instead of the bundle's.
     """
 
     model: str
@@ -62,13 +63,13 @@ class Parameters:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the nodes, as far as they are known."""
+        """The addresses of the nodes, as far as they are known."""
         return tuple(self.head.split(","))
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start, ready to execute: placeholders are filled in. ``devices`` count within its node."""
+    """One process to start, without placeholders; ``devices`` count within its node."""
 
     name: str
     argv: tuple[str, ...]
@@ -86,7 +87,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """How to ask: the path, the model's name in a request, and fields added to every body."""
+    """The API of a server: path, name of the model, and fields added to every body."""
 
     path: str
     model: str
@@ -107,14 +108,15 @@ class Workload:
 
 
 _NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
-"""What training asks of a server."""
+"""Training has no requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Launch.json, with the processes of one node, and the folder it was found in.
+    """``launch.json`` with the processes of one node, and its folder.
 
-    ``node`` is None where the bundle runs on one node only. ``steps`` of a training run; serving has an address and a load instead.
+    ``node`` is None where the bundle runs on one node only. ``steps`` of a training run; serving
+    has an address and a load instead.
     """
 
     root: Path
@@ -135,30 +137,30 @@ class LaunchPlan:
 
     @property
     def run(self) -> Path:
-        """Where measurements and what runs leave go; not part of the bundle's digests."""
+        """The folder of measurements and what runs leave; not part of the bundle's digests."""
         return self.root / "run"
 
     @property
     def own(self) -> Path:
-        """Where state and logs of this node's processes go: nodes may share the folder of the bundle."""
+        """The folder of state and logs of this node: nodes may share the folder of the bundle."""
         return self.run if self.node is None else self.run / f"node-{self.node}"
 
     @property
     def answering(self) -> tuple[Process, ...]:
-        """The processes here that can be asked."""
+        """The processes here with an address."""
         return tuple(process for process in self.processes if process.answers)
 
     @property
     def entrances(self) -> tuple[Process, ...]:
-        """The processes here that users ask: the routers where there are some, since pools behind them know half a request."""
+        """The processes here that users ask: the routers, else servers that are not pools."""
         routers = tuple(process for process in self.processes if process.role == "router")
         return routers or tuple(process for process in self.answering if process.role not in _POOLS)
 
     @property
     def client_host(self) -> str:
-        """The address to connect to: a server that listens on every interface is asked on the loopback."""
-        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
-        return everywhere.get(self.parameters.host, self.parameters.host)
+        """The address to connect to: the loopback for a server that listens everywhere."""
+        loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
+        return loopback.get(self.parameters.host, self.parameters.host)
 
     def address(self, port: int) -> str:
         """The base URL of the server on ``port``."""
@@ -178,7 +180,7 @@ def load_plan(
 ) -> LaunchPlan:
     """Read ``root/launch.json``; ``model``, ``host`` and ``port`` replace its parameters.
 
-    Of a bundle for several nodes the processes of ``node`` are kept, which find node 0 at ``head``.
+    Of a bundle for several nodes it keeps the processes of ``node``, with node 0 at ``head``.
     """
     fields = Fields(read_object(root / "launch.json"), "launch.json")
     if fields.data.get("schema_version") != 1:
@@ -193,7 +195,8 @@ def load_plan(
     )
     fill = Filler(parameters, root)
     kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
-    everywhere = _processes(fields.children("processes"), fill)
+    items = fields.children("processes")
+    everywhere = _processes(items, fill)
     nodes = 1 + max(process.node for process in everywhere)
     node = which_node(node, nodes)
     return LaunchPlan(
@@ -210,15 +213,13 @@ def load_plan(
         kind=kind,
         node=node,
         nodes=nodes,
-        needs_model=any(
-            "${model}" in text for item in fields.children("processes") for text in _templates(item)
-        ),
+        needs_model=any("${model}" in text for item in items for text in _templates(item)),
         variants=read_variants(fields),
     )
 
 
 def unknown_nodes(plan: LaunchPlan) -> list[int]:
-    """Nodes whose addresses the processes need and nobody has said."""
+    """Nodes whose addresses the processes need but nobody passed."""
     texts = [text for process in plan.processes for text in (*process.argv, *process.env.values())]
     return sorted({int(number) for text in texts for number in _UNKNOWN_NODE.findall(text)})
 
@@ -239,12 +240,9 @@ def which_node(node: int | None, nodes: int) -> int | None:
             )
         return None
     if node is None:
-        hint = f"Start it on each of them: --node N --head ADDRESS, N from 0 to {nodes - 1}, ADDRESS that of node 0."
-        raise InputError(
-            f"this bundle runs on {nodes} nodes, and which one this is was not said.",
-            field="--node",
-            hint=hint,
-        )
+        hint = f"Start each with --node N (0 to {nodes - 1}) --head ADDRESS (that of node 0)."
+        message = f"this bundle runs on {nodes} nodes; --node is missing."
+        raise InputError(message, field="--node", hint=hint)
     if not 0 <= node < nodes:
         raise InputError(
             f"node {node} is not between 0 and {nodes - 1}.",
@@ -256,10 +254,12 @@ def which_node(node: int | None, nodes: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Replaces ``${model}``, ``${host}``, ``${port}``, ``${root}`` (the bundle) and ``${run}`` (its run folder) in text.
+    """Replaces placeholders in text.
 
-    Also ``${node0}`` and so on (addresses of nodes; one that is not known stays), ``${head}`` (that of node ``first``) and ``${port1}`` and
-    so on (the bundle's port plus so much).
+    ``${model}``, ``${host}``, ``${port}``, ``${root}`` (the bundle) and ``${run}`` (its run/).
+
+    Also ``${node0}`` and so on (addresses of nodes; unknown ones stay), ``${head}`` (that of node
+    ``first``) and ``${port1}`` and so on (the bundle's port plus the number).
     """
 
     parameters: Parameters
@@ -306,19 +306,23 @@ def is_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~")) or model in (".", "..")
 
 
-def check_port(port: int, where: str) -> int:
-    """The port, or an error that names where it came from."""
+def check_port(port: int, field: str) -> int:
+    """The port.
+
+    Raises:
+        InputError: where it is out of range; ``field`` says where it came from.
+    """
     if not 1 <= port <= 65535:
         raise InputError(
             f"port {port} is not between 1 and 65535.",
-            field=where,
+            field=field,
             hint="Choose a free port, for example --port 8000.",
         )
     return port
 
 
 def _user_path(model: str) -> str:
-    """A path on the command line is relative to where the user stands, and need not start with a dot."""
+    """The model; a path on the command line is relative to the current folder."""
     folder = Path(model).expanduser()
     return os.path.normpath(Path.cwd() / folder) if is_path(model) or folder.is_dir() else model
 
@@ -363,21 +367,20 @@ def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
     first: dict[int, int] = {}
     for item in items:
         first.setdefault(item.optional_integer("group") or 0, item.optional_integer("node") or 0)
+    groups = [item.optional_integer("group") or 0 for item in items]
     processes = tuple(
-        _process(item, replace(fill, first=first[item.optional_integer("group") or 0]))
-        for item in items
+        _process(item, replace(fill, first=first[group]))
+        for item, group in zip(items, groups, strict=True)
     )
     for attribute in ("name", "port"):
-        values = [
-            (process.node, getattr(process, attribute))
-            for process in processes
-            if attribute == "name" or process.answers
-        ]
+        # Only processes that answer need their ports.
+        several = [p for p in processes if attribute == "name" or p.answers]
+        values = [(process.node, getattr(process, attribute)) for process in several]
         if len(set(values)) != len(values):
             raise InputError(
                 f"processes share a {attribute}: {[value for _, value in values]}.",
                 field="launch.json.processes",
-                hint="Each needs its own.",
+                hint="Every process needs its own.",
             )
     return processes
 
@@ -405,9 +408,8 @@ def _api(fields: Fields, fill: Filler) -> Api:
     path = fields.text("path")
     if not path.startswith("/"):
         raise fields.fail("path", "a path that starts with /")
-    return Api(
-        path, fill.text(fields.text("model")), fill.json(fields.child("body", optional=True).data)
-    )
+    body = fields.child("body", optional=True).data
+    return Api(path, fill.text(fields.text("model")), fill.json(body))
 
 
 def _workload(fields: Fields) -> Workload:

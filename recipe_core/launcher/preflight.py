@@ -1,4 +1,4 @@
-"""Is this the machine, and is everything there? One line a question, each with a reason and a remedy."""
+"""Checks the machine, the files, the engine, the model and the ports before a launch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .machine import Machine, detect
 from .plan import LaunchPlan, Needs, Process, is_path
 from .variants import advice
 
-# Drivers reserve a little more or less from release to release; a card of the same kind stays within this share.
+# Drivers reserve a little more or less from release to release; a card of the same kind stays
+# within this share.
 _MEMORY_TOLERANCE = 0.03
+_LOCAL = "Listen on this machine: --host 127.0.0.1"
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 GIB = 1 << 30
 
 
@@ -34,7 +37,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """All answers, and what was seen on the way (a measurement records it)."""
+    """All checks, and what they read (a measurement records it)."""
 
     checks: tuple[Check, ...]
     machine: Machine
@@ -46,7 +49,7 @@ class Preflight:
         return all(check.status != "FAIL" for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """The answers as ``--json`` prints them."""
+        """The checks as ``--json`` prints them."""
         checks = [asdict(check) for check in self.checks]
         return {
             "ok": self.ok,
@@ -57,7 +60,7 @@ class Preflight:
 
 
 def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> Preflight:
-    """``own_ports`` are held by this bundle's running servers: busy, and rightly so."""
+    """Run every check; ``own_ports`` are rightly busy with this bundle's servers."""
     machine = detect()
     engine_check, version = check_engine(plan)
     checks = [
@@ -65,26 +68,25 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
         *check_machine(needs_here(plan), machine, running=bool(own_ports)),
     ]
     checks += [*check_variants(plan, machine), engine_check]
-    checks += [check_model(plan)] if plan.needs_model else []
-    checks += [
-        check_port(plan, process.port)
-        for process in listening(plan)
-        if process.port not in own_ports
-    ]
-    checks += [check_head(plan)] if plan.node else []
+    if plan.needs_model:
+        checks.append(check_model(plan))
+    ports = [process.port for process in listening(plan)]
+    checks += [check_port(plan, port) for port in ports if port not in own_ports]
+    if plan.node:
+        checks.append(check_head(plan))
     return Preflight(tuple(checks), machine, version)
 
 
 def needs_here(plan: LaunchPlan) -> Needs:
-    """The part of the devices that this node's processes use."""
+    """The needs of this node's processes alone."""
     if plan.node is None:
         return plan.needs
-    here = {device for process in plan.processes for device in process.devices}
-    return replace(plan.needs, count=len(here) or 1)
+    devices = {device for process in plan.processes for device in process.devices}
+    return replace(plan.needs, count=len(devices) or 1)
 
 
 def listening(plan: LaunchPlan) -> tuple[Process, ...]:
-    """Processes that take a port here: servers, and on node 0 the trainers' meeting point."""
+    """Processes that listen here: servers, and on node 0 the trainers' rendezvous."""
     return tuple(
         process
         for process in plan.processes
@@ -93,43 +95,34 @@ def listening(plan: LaunchPlan) -> tuple[Process, ...]:
 
 
 def check_head(plan: LaunchPlan) -> Check:
-    """Look the address of node 0 up; nothing listens there yet."""
+    """Check that the address of node 0 resolves; nothing listens there yet."""
     head = plan.parameters.addresses[0]
     try:
         socket.getaddrinfo(head, None)
     except OSError as error:
-        return Check(
-            "head",
-            "FAIL",
-            f"{head!r} is unknown ({error.strerror})",
-            "Give node 0's address or name: --head ADDRESS",
-        )
+        hint = "Set it to the address or name of node 0: --head ADDRESS"
+        return Check("head", "FAIL", f"{head!r} does not resolve ({error.strerror})", hint)
     return Check("head", "ok", f"node 0 is {head}; this is node {plan.node} of {plan.nodes}")
 
 
 def check_files(root: Path) -> Check:
-    """Compare the files with what was built."""
+    """Compare the files with the manifest."""
     try:
-        count, found = manifest.verify(root)
+        count, findings = manifest.verify(root)
     except LauncherError as error:
         return Check("bundle", "FAIL", error.message, error.hint or "")
     differences = [
-        ("missing", found.missing),
-        ("changed", found.changed),
-        ("added", found.added_code),
+        ("missing", findings.missing),
+        ("changed", findings.changed),
+        ("added", findings.added_code),
     ]
-    if not found.sound:
-        detail = "; ".join(f"{what}: {_some(names)}" for what, names in differences if names)
-        return Check(
-            "bundle",
-            "FAIL",
-            detail,
-            "The bundle is not what was built; unpack it again or build it again.",
-        )
-    if found.added:
-        return Check(
-            "bundle", "warn", f"{count} files as built; not from the build: {_some(found.added)}"
-        )
+    if not findings.sound:
+        detail = "; ".join(f"{kind}: {_some(names)}" for kind, names in differences if names)
+        hint = "The bundle has been changed; unpack it again or build it again."
+        return Check("bundle", "FAIL", detail, hint)
+    if findings.added:
+        detail = f"{count} files as built; not from the build: {_some(findings.added)}"
+        return Check("bundle", "warn", detail)
     return Check("bundle", "ok", f"{count} files as built")
 
 
@@ -144,42 +137,43 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
         return
     count = len(machine.devices)
     names = sorted({device.name for device in machine.devices})
-    found = f"{count} x {' and '.join(names)}"
+    present = f"{count} x {' and '.join(names)}"
     if count < needs.count:
         hint = "Use a machine with enough devices, or plan again for this one with `recipe plan`."
-        yield Check(
-            "device", "FAIL", f"{found}; the recipe needs {needs.count} x {needs.title}", hint
-        )
+        detail = f"{present}; the recipe needs {needs.count} x {needs.title}"
+        yield Check("device", "FAIL", detail, hint)
     elif needs.names and not all(_known(name, needs.names) for name in names):
-        hint = f"Expected figures are for {needs.title}; plan again for this device."
-        yield Check("device", "warn", f"{found}; the recipe was made for {needs.title}", hint)
+        hint = f"The prediction is for {needs.title}; plan again for this device."
+        yield Check("device", "warn", f"{present}; the recipe is for {needs.title}", hint)
     else:
-        yield Check("device", "ok", found)
+        yield Check("device", "ok", present)
     yield check_device_memory(needs, machine)
 
 
 def check_variants(plan: LaunchPlan, machine: Machine) -> Iterator[Check]:
-    """On other devices than the recipe's, or fewer of them: what the recipe says about such a machine."""
+    """The recipe's variants for this machine, where it is not the recipe's own."""
     needs = needs_here(plan)
     known = not needs.names or all(_known(device.name, needs.names) for device in machine.devices)
     enough = needs.runtime == "cpu" or len(machine.devices) >= needs.count
     if machine.runtime == needs.runtime and known and enough:
         return
-    if found := advice(plan.variants, machine, plan.nodes, plan.root):
-        yield Check("variant", "warn", *found)
+    if texts := advice(plan.variants, machine, plan.nodes, plan.root):
+        yield Check("variant", "warn", *texts)
 
 
 def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
     vendor = {"cuda": "an NVIDIA GPU (CUDA)", "rocm": "an AMD GPU (ROCm)"}
-    have = vendor.get(machine.runtime, "no GPU")
-    why = f" ({'; '.join(machine.notes)})" if machine.notes else ""
+    present = vendor.get(machine.runtime, "no GPU")
+    if machine.notes:
+        present += f" ({'; '.join(machine.notes)})"
+    required = f"{needs.count} x {needs.title}, {vendor[needs.runtime]}"
     tool = "nvidia-smi" if needs.runtime == "cuda" else "rocm-smi or amd-smi"
-    detail = f"the recipe needs {needs.count} x {needs.title}, {vendor[needs.runtime]}; this machine has {have}{why}"
     return Check(
         "device",
         "FAIL",
-        detail,
-        f"Run it where `{tool}` lists the devices, or plan again for this machine with `recipe plan`.",
+        f"the recipe needs {required}; this machine has {present}",
+        f"Run it where `{tool}` lists the devices, or plan again for this machine with "
+        "`recipe plan`.",
     )
 
 
@@ -190,147 +184,104 @@ def _known(name: str, names: tuple[str, ...]) -> bool:
 def check_device_memory(needs: Needs, machine: Machine) -> Check:
     """Compare each device's memory with what the recipe uses."""
     sizes = [device.memory_bytes for device in machine.devices if device.memory_bytes is not None]
-    if not sizes or not needs.memory_bytes:
-        return Check(
-            "memory",
-            "warn",
-            "the device does not say how much memory it has"
-            if not sizes
-            else "the recipe does not say",
-        )
-    least, wanted = min(sizes), needs.memory_bytes
-    used = needs.used_bytes or 0
-    if least < used:
-        detail = (
-            f"{_gib(least)} per device; the recipe uses {_gib(used)}, {_gib(used - least)} more"
-        )
-        return Check(
-            "memory",
-            "FAIL",
-            detail,
-            "Use a device with more memory, or plan again for this one with `recipe plan`.",
-        )
-    if least < wanted * (1 - _MEMORY_TOLERANCE):
-        detail = f"{_gib(least)} per device; the recipe was made for {_gib(wanted)}"
-        return Check("memory", "warn", detail, "There may be room for fewer requests than planned.")
-    return Check("memory", "ok", f"{_gib(least)} per device, {_gib(used)} planned to be used")
+    if not sizes:
+        return Check("memory", "warn", "the device does not report its memory")
+    if not needs.memory_bytes:
+        return Check("memory", "warn", "the recipe does not state the memory")
+    smallest, used = min(sizes), needs.used_bytes or 0
+    present = f"{_gib(smallest)} per device"
+    if smallest < used:
+        detail = f"{present}; the recipe uses {_gib(used)}, {_gib(used - smallest)} more"
+        hint = "Use a device with more memory, or plan again for this one with `recipe plan`."
+        return Check("memory", "FAIL", detail, hint)
+    if smallest < needs.memory_bytes * (1 - _MEMORY_TOLERANCE):
+        detail = f"{present}; the recipe is for {_gib(needs.memory_bytes)}"
+        return Check("memory", "warn", detail, "Fewer requests than planned may fit.")
+    return Check("memory", "ok", f"{present}, {_gib(used)} planned")
 
 
 def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
     """Compare free memory with what a recipe for the CPU uses."""
     used = needs.used_bytes or 0
     if machine.available_bytes is None:
-        return Check(
-            "memory",
-            "warn",
-            "/proc/meminfo cannot be read, so free memory is unknown",
-            "The launcher is made for Linux.",
-        )
-    detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned to be used"
+        detail = "/proc/meminfo cannot be read, so free memory is unknown"
+        return Check("memory", "warn", detail, "The launcher is made for Linux.")
+    detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned"
     if machine.available_bytes < used and not running:
-        return Check(
-            "memory",
-            "FAIL",
-            detail,
-            f"Free {_gib(used - machine.available_bytes)}, or plan a smaller split with `recipe plan`.",
-        )
+        missing = _gib(used - machine.available_bytes)
+        hint = f"Free {missing}, or plan a smaller split with `recipe plan`."
+        return Check("memory", "FAIL", detail, hint)
     return Check("memory", "ok", detail)
 
 
 def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
-    """Look for the engine: installed, able to serve, of the planned version."""
+    """Check the engine (installed, complete, of the planned version), and return its version."""
     engine = plan.engine
-    found = locate(engine)
-    if found is None:
-        detail = f"{engine.program!r} is neither beside this Python nor on PATH"
+    installed = locate(engine)
+    if installed is None:
+        detail = f"{engine.program!r} is neither next to this Python nor on PATH"
         return Check("engine", "FAIL", detail, f"Install it: {engine.install}"), None
-    if found.missing:
-        detail = f"{engine.name} is installed, but it cannot serve without {_some(found.missing)}"
-        return Check("engine", "FAIL", detail, f"Install it: {engine.install}"), found.version
-    if found.version is None:
-        return Check(
-            "engine",
-            "warn",
-            f"{found.program}: version unknown; the recipe is for {engine.name} {engine.version}",
-        ), None
-    if not same_version(found.version, engine.version):
-        detail = f"{engine.name} {found.version}; the recipe is for {engine.version}"
-        return Check(
-            "engine",
-            "warn",
-            detail,
-            f"Flags and speed may differ; for the planned one: {engine.install}",
-        ), found.version
-    return Check("engine", "ok", f"{engine.name} {found.version} ({found.program})"), found.version
+    if installed.missing:
+        detail = f"{engine.name} is installed, but it needs {_some(installed.missing)}"
+        return Check("engine", "FAIL", detail, f"Install it: {engine.install}"), installed.version
+    if installed.version is None:
+        planned = f"{engine.name} {engine.version}"
+        detail = f"{installed.program}: version unknown; the recipe is for {planned}"
+        return Check("engine", "warn", detail), None
+    if not same_version(installed.version, engine.version):
+        detail = f"{engine.name} {installed.version}; the recipe is for {engine.version}"
+        hint = f"Flags and speed may differ; for the planned version: {engine.install}"
+        return Check("engine", "warn", detail, hint), installed.version
+    return Check(
+        "engine", "ok", f"{engine.name} {installed.version} ({installed.program})"
+    ), installed.version
 
 
 def check_model(plan: LaunchPlan) -> Check:
-    """Look for the model where the parameters say."""
+    """Check the model where the parameters say."""
     model = plan.parameters.model
     if not is_path(model):
         return _check_hub(plan, model)
-    folder = Path(model)
+    folder, hint = Path(model), "Set the folder of the model: --model FOLDER"
     if not folder.is_dir():
-        return Check(
-            "model", "FAIL", f"{model} is not a folder", "Say where the model is: --model FOLDER"
-        )
+        return Check("model", "FAIL", f"{model} is not a folder", hint)
     if not (folder / "config.json").is_file():
-        return Check(
-            "model", "FAIL", f"{model} has no config.json", "Say where the model is: --model FOLDER"
-        )
-    if plan.kind == "serving" and not any(
-        True
-        for pattern in ("*.safetensors", "*.bin", "*.gguf", "*.pt")
-        for _ in folder.glob(pattern)
-    ):
-        return Check(
-            "model",
-            "warn",
-            f"{model} has no weight files",
-            "The engine will not start unless it makes its own (dummy) weights.",
-        )
+        return Check("model", "FAIL", f"{model} has no config.json", hint)
+    weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    if plan.kind == "serving" and not weights:
+        hint = "The engine cannot start without them, unless it makes dummy weights."
+        return Check("model", "warn", f"{model} has no weight files", hint)
     return Check("model", "ok", model)
 
 
 def _check_hub(plan: LaunchPlan, model: str) -> Check:
     environment = {**os.environ, **plan.processes[0].env}
-    home = (
-        environment.get("HF_HOME")
-        or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    )
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = environment.get("HF_HOME") or f"{caches}/huggingface"
     cache = Path(environment.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     if (cache / f"models--{model.replace('/', '--')}").is_dir():
         return Check("model", "ok", f"{model} (in {cache})")
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        hint = "Unset HF_HUB_OFFLINE, or give a local folder: --model FOLDER"
-        return Check(
-            "model",
-            "warn",
-            f"{model} is not in {cache}, and HF_HUB_OFFLINE forbids the download",
-            hint,
-        )
-    return Check("model", "ok", f"{model} is not in {cache}; the engine downloads it at the start")
+        hint = "Unset HF_HUB_OFFLINE, or use a local folder: --model FOLDER"
+        detail = f"{model} is not in {cache}, and HF_HUB_OFFLINE forbids the download"
+        return Check("model", "warn", detail, hint)
+    return Check("model", "ok", f"{model} is not in {cache}; the engine will download it")
 
 
 def check_port(plan: LaunchPlan, port: int) -> Check:
-    """Try whether a server could listen there."""
+    """Check that a server could listen on the port."""
     host = plan.parameters.host
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # a server that just stopped leaves TIME_WAIT behind
+            # A server that just stopped leaves TIME_WAIT behind.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except socket.gaierror as error:
-        return Check(
-            "port",
-            "FAIL",
-            f"host {host!r} is unknown ({error.strerror})",
-            "Listen on this machine: --host 127.0.0.1",
-        )
+        detail = f"host {host!r} does not resolve ({error.strerror})"
+        return Check("port", "FAIL", detail, _LOCAL)
     except OSError as error:
         return _port_refused(host, port, error)
     return Check("port", "ok", f"{host}:{port} is free")
@@ -338,27 +289,17 @@ def check_port(plan: LaunchPlan, port: int) -> Check:
 
 def _port_refused(host: str, port: int, error: OSError) -> Check:
     if error.errno == errno.EADDRNOTAVAIL:
-        return Check(
-            "port",
-            "FAIL",
-            f"{host} is not an address of this machine",
-            "Listen on this machine: --host 127.0.0.1",
-        )
-    reason = (
-        "is in use by another program"
-        if error.errno == errno.EADDRINUSE
-        else f"cannot be used ({error.strerror})"
-    )
-    return Check(
-        "port",
-        "FAIL",
-        f"port {port} on {host} {reason}",
-        f"Choose another: --port {port + 1000 if port < 64000 else 8000}",
-    )
+        return Check("port", "FAIL", f"{host} is not an address of this machine", _LOCAL)
+    reason = f"cannot be used ({error.strerror})"
+    if error.errno == errno.EADDRINUSE:
+        reason = "is in use by another program"
+    hint = f"Choose another: --port {port + 1000 if port < 64000 else 8000}"
+    return Check("port", "FAIL", f"port {port} on {host} {reason}", hint)
 
 
-def _some(names: tuple[str, ...], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(names: tuple[str, ...], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _gib(size: int) -> str:

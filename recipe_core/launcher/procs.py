@@ -1,4 +1,4 @@
-"""Processes by an identity that survives recycled pids: the pid and the tick at which the kernel started it."""
+"""Processes by an identity that survives recycled pids: the pid and its start tick."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK = "RECIPE_LAUNCH_ID"
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The fields of /proc/PID/stat that are used here."""
+    """The used fields of /proc/PID/stat; ``started`` is the tick at which the kernel started it."""
 
     pid: int
     state: str
@@ -29,50 +29,50 @@ def read_stat(pid: int) -> Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name, in parentheses, may hold spaces and parentheses itself; field 3 follows the last one.
+    # The name, in parentheses, may itself contain them; field 3 follows the last one.
     fields = text[text.rindex(")") + 2 :].split()
     return Stat(pid, fields[0], int(fields[2]), int(fields[19]))
 
 
 def alive(pid: int, started: int) -> bool:
-    """True while the very process that was started runs; a zombie does not."""
+    """True while this very process runs; a zombie does not."""
     stat = read_stat(pid)
     return stat is not None and stat.started == started and stat.state not in "ZX"
 
 
 _EXITS: dict[int, int] = {}
-"""Exit codes of children that were collected."""
+"""Exit codes of collected children, by pid."""
 
 
 def reap(pid: int) -> int | None:
-    """Collect a child that ended: its exit code, None while it runs; a process of someone else's is left to them."""
+    """Collect a child that ended.
+
+    Returns its exit code, None while it runs or where it is not a child.
+    """
     with suppress(ChildProcessError):
-        ended, how = os.waitpid(pid, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            _EXITS[pid] = os.waitstatus_to_exitcode(how)
+            _EXITS[pid] = os.waitstatus_to_exitcode(status)
     return _EXITS.get(pid)
 
 
 def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
-    """The leader's process group, if the leader is still the one that was started, and every process that carries our mark.
+    """The leader's process group, while the leader lives, and every process with our mark.
 
-    An engine's workers outlive a crashed parent and may leave its group; the mark in their environment still tells them.
+    An engine's workers outlive a crashed parent and may leave its group; the mark in their
+    environment still identifies them.
     """
     ours = alive(*leader)
-    found = set()
+    members = set()
     for entry in Path("/proc").iterdir():
-        stat = (
-            read_stat(int(entry.name))
-            if entry.name.isdigit() and int(entry.name) != os.getpid()
-            else None
-        )
-        if (
-            stat
-            and stat.state not in "ZX"
-            and ((ours and stat.group == leader[0]) or _marked(stat.pid, mark))
-        ):
-            found.add((stat.pid, stat.started))
-    return found
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        stat = read_stat(int(entry.name))
+        if stat is None or stat.state in "ZX":
+            continue
+        if (ours and stat.group == leader[0]) or _marked(stat.pid, mark):
+            members.add((stat.pid, stat.started))
+    return members
 
 
 def _marked(pid: int, mark: str) -> bool:
@@ -83,7 +83,7 @@ def _marked(pid: int, mark: str) -> bool:
 
 
 def send(members: Iterable[tuple[int, int]], number: signal.Signals) -> None:
-    """Signal each process that is still the one we know."""
+    """Signal every process that is still the one we know."""
     for pid, started in members:
         if alive(pid, started):
             with suppress(ProcessLookupError, PermissionError):
@@ -91,9 +91,12 @@ def send(members: Iterable[tuple[int, int]], number: signal.Signals) -> None:
 
 
 def terminate(leader: tuple[int, int], mark: str, *, grace_s: float) -> bool:
-    """SIGTERM to the process group and whoever carries the mark, SIGKILL after ``grace_s``; True when something was running."""
+    """SIGTERM to a process group and its marked processes, SIGKILL after ``grace_s``.
+
+    True when something was running.
+    """
     members = family(leader, mark)
-    had = bool(members)
+    running = bool(members)
     send(members, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while members and time.monotonic() < deadline:
@@ -102,7 +105,7 @@ def terminate(leader: tuple[int, int], mark: str, *, grace_s: float) -> bool:
         members = {member for member in members | family(leader, mark) if alive(*member)}
     send(members, signal.SIGKILL)
     _wait_gone(leader, members)
-    return had
+    return running
 
 
 def _wait_gone(

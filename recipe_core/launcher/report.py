@@ -1,4 +1,4 @@
-"""What a person reads. Units for people (ms, GiB) appear only here and in reasons."""
+"""Texts for a person; units for people (ms, GiB) appear only here and in reasons."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ _TITLES = {
     "tpot_p95_s": "time per output token, p95",
     "request_latency_s": "request latency, mean",
     "output_tokens_per_s": "output tokens per second",
-    "step_s": "time of a step, median",
+    "step_s": "step time, median",
     "tokens_per_s": "tokens per second",
-    "tokens_per_s_per_gpu": "tokens per second and device",
+    "tokens_per_s_per_gpu": "tokens per second per device",
     "mfu": "model flops utilisation",
     "peak_memory_bytes": "peak memory of a device",
 }
+
+_HEAD = ("", "predicted", "band", "measured", "measured/predicted", "in band")
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -50,83 +52,71 @@ def preflight_text(result: Preflight) -> str:
 
 
 def up_text(plan: LaunchPlan, current: State) -> str:
-    """Where the servers answer, and how to try them."""
-    asked = plan.entrances
+    """The addresses of the servers, and how to try and stop them."""
+    entrances = plan.entrances
     stop = "Stop it: python launch.py down" + ("" if plan.node is None else f" --node {plan.node}")
-    if not asked:
-        return "\n".join(
-            [*(f"started: {server.name}, log {server.log}" for server in current.servers), stop]
-        )
-    lines = [f"ready: {plan.address(process.port)}{plan.api.path}" for process in asked]
-    return "\n".join([*lines, "", "Try it:", f"  {curl(plan, asked[0].port)}", "", stop])
+    if not entrances:
+        lines = [f"started: {server.name}, log {server.log}" for server in current.servers]
+        return "\n".join([*lines, stop])
+    lines = [f"ready: {plan.address(process.port)}{plan.api.path}" for process in entrances]
+    return "\n".join([*lines, "", "Try it:", f"  {curl(plan, entrances[0].port)}", "", stop])
 
 
 def curl(plan: LaunchPlan, port: int) -> str:
     """A request to copy into a shell."""
-    chat = plan.api.path.endswith("/chat/completions")
-    ask = "What is a good recipe?"
-    asked: dict[str, Any] = (
-        {"messages": [{"role": "user", "content": ask}]} if chat else {"prompt": "A good recipe"}
-    )
-    body = json.dumps({"model": plan.api.model, **asked, "max_tokens": 32})
-    return f"curl -s {plan.address(port)}{plan.api.path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    question: dict[str, Any] = {"prompt": "A good recipe"}
+    if plan.api.path.endswith("/chat/completions"):
+        question = {"messages": [{"role": "user", "content": "What is a good recipe?"}]}
+    body = json.dumps({"model": plan.api.model, **question, "max_tokens": 32})
+    url = f"{plan.address(port)}{plan.api.path}"
+    return f"curl -s {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 def bench_text(data: dict[str, Any]) -> str:
-    """Predicted next to measured, and a completion."""
-    rows: list[tuple[str, ...]] = [
-        ("", "predicted", "band", "measured", "measured/predicted", "in band")
-    ]
-    rows += [_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None]
+    """Predicted next to measured, and one completion."""
+    rows = [_HEAD, *(_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None)]
     work, counts = data["workload"], data["metrics"]
-    pace = (
-        f"{work['request_rate']:g} per second"
-        if work["mode"] == "open"
-        else f"{work['concurrency']} at once"
-    )
+    pace = f"{work['concurrency']} at once"
+    if work["mode"] == "open":
+        pace = f"{work['request_rate']:g} per second"
     sent = f"{counts['requests']} requests ({work['mode']}, {pace})"
-    head = f"{sent}, {work['input_tokens']:g} tokens in, {work['output_tokens']:g} out; {counts['failed']} failed"
+    tokens = f"{work['input_tokens']:g} tokens in, {work['output_tokens']:g} out"
+    head = f"{sent}, {tokens}; {counts['failed']} failed"
     notes = [f"note: {note}" for note in data["notes"]]
     shown = data["completion"]
-    answer = textwrap.wrap(
-        shown["text"].strip()[:600], 100, initial_indent="  ", subsequent_indent="  "
-    )
-    return "\n".join(
-        [head, "", table(rows), "", *notes, f"completion of {shown['prompt']!r}:", *answer]
-    )
+    text = shown["text"].strip()[:600]
+    answer = textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ")
+    title = f"completion of {shown['prompt']!r}:"
+    return "\n".join([head, "", table(rows), "", *notes, title, *answer])
 
 
 def step_line(step: Step, planned: int | None) -> str:
-    """One step for a person who follows."""
+    """One training step as a line."""
     loss, rate = step.get("loss"), step.get("tokens_per_s")
     of = f" of {planned}" if planned else ""
-    return f"step {step.number}{of}: loss {'-' if loss is None else f'{loss:.4f}'}, {amount('tokens_per_s', rate)}"
+    shown = "-" if loss is None else f"{loss:.4f}"
+    return f"step {step.number}{of}: loss {shown}, {amount('tokens_per_s', rate)}"
 
 
 def run_text(plan: LaunchPlan, data: dict[str, Any]) -> str:
-    """How far a training run is, and what to do next."""
+    """The progress of a training run, and what to do next."""
     node = "" if plan.node is None else f" --node {plan.node}"
     loss = "-" if data["loss"] is None else f"{data['loss']:.4f}"
-    lines = [
-        f"{data['state']}: step {data['step']} of {data['steps'] or '?'}, loss {loss}, {amount('tokens_per_s', data['tokens_per_s'])}"
-    ]
-    lines += [f"log: {each['log']}" for each in data["processes"]]
-    lines += [f"model: {data['model']}"] if data["state"] == "finished" and data["model"] else []
-    return "\n".join(
-        [
-            *lines,
-            f"Look: python launch.py status{node}",
-            f"Stop: python launch.py down --checkpoint{node}",
-        ]
-    )
+    rate = amount("tokens_per_s", data["tokens_per_s"])
+    step = f"step {data['step']} of {data['steps'] or '?'}"
+    lines = [f"{data['state']}: {step}, loss {loss}, {rate}"]
+    lines += [f"log: {process['log']}" for process in data["processes"]]
+    if data["state"] == "finished" and data["model"]:
+        lines.append(f"model: {data['model']}")
+    lines.append(f"Look: python launch.py status{node}")
+    lines.append(f"Stop: python launch.py down --checkpoint{node}")
+    return "\n".join(lines)
 
 
 def training_bench_text(data: dict[str, Any]) -> str:
     """Predicted next to measured."""
-    rows: list[tuple[str, ...]] = [
-        ("", "predicted", "band", "measured", "measured/predicted", "in band")
-    ]
-    rows += [_row(key, data) for key in training.FIGURES if data["metrics"].get(key) is not None]
+    metrics = [key for key in training.FIGURES if data["metrics"].get(key) is not None]
+    rows = [_HEAD, *(_row(key, data) for key in metrics)]
     steps = data["steps"]
     return "\n".join([f"steps {steps['first']} to {steps['last']}", "", table(rows)])
 
@@ -134,13 +124,17 @@ def training_bench_text(data: dict[str, Any]) -> str:
 def _row(key: str, data: dict[str, Any]) -> tuple[str, ...]:
     measured, predicted = data["metrics"][key], data["predicted"].get(key)
     band, ratio = data["bands"].get(key), data["ratio"].get(key)
+    shown, inside = "-", "-"
+    if band:
+        shown = f"{amount(key, band[0])} to {amount(key, band[1])}"
+        inside = "yes" if band[0] <= measured <= band[1] else "no"
     return (
         _TITLES[key],
         amount(key, predicted),
-        f"{amount(key, band[0])} to {amount(key, band[1])}" if band else "-",
+        shown,
         amount(key, measured),
         f"{ratio:.2f}" if ratio is not None else "-",
-        ("yes" if band[0] <= measured <= band[1] else "no") if band else "-",
+        inside,
     )
 
 

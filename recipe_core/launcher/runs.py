@@ -1,4 +1,4 @@
-"""What the commands do with a training run: start and follow it, say how far it is, measure it, end it."""
+"""The commands on a training run: start and follow it, report, measure, end it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from .commands import Request
 
 STOP = "stop"
-"""In the run folder: the trainer ends with a checkpoint after the step in which it finds this."""
-_MEASURED = 20
-_END_S = 600.0
-_LIVES_S = 5.0
+"""A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
+_MEASURED = 20  # steps by default
+_END_S = 600.0  # a checkpoint of a large model takes minutes
+_LIVES_S = 5.0  # a run without a record that lives this long counts as started
 
 
 def up(request: Request, plan: LaunchPlan) -> int:
-    """Start, and wait for the first step; in the foreground follow to the end."""
+    """Start, and wait for the first step; with --foreground follow to the end."""
     progress = Progress()
     with state.exclusive(plan.own):
         current = _running(plan)
@@ -45,10 +45,9 @@ def up(request: Request, plan: LaunchPlan) -> int:
     except KeyboardInterrupt:
         supervisor.stop(plan.own, current, progress=progress)
         return 0
-    data = _status(plan, current) | {"already": already}
-    request.show(
-        data, lambda: ("already running\n" if already else "") + report.run_text(plan, data)
-    )
+    data = {**_status(plan, current), "already": already}
+    prefix = "already running\n" if already else ""
+    request.show(data, lambda: prefix + report.run_text(plan, data))
     return 0
 
 
@@ -75,7 +74,10 @@ def _running(plan: LaunchPlan) -> State | None:
 def _first_step(
     plan: LaunchPlan, current: State, since: int, limit_s: float, progress: Progress
 ) -> None:
-    """Until a step of this start is done, the run has ended, or the limit is over; a framework without a record only has to live."""
+    """Wait for the first step of this start, the end of the run, or the time limit.
+
+    A framework without a record only has to stay alive.
+    """
     path, began = metrics_file(plan), time.monotonic()
     told = began
     while supervisor.lives(current):
@@ -84,16 +86,15 @@ def _first_step(
             return
         if time.monotonic() - told >= supervisor.PROGRESS_S:
             told = time.monotonic()
-            progress.say(
-                f"waiting for the first step: {passed:.0f} s; {tail(Path(current.servers[0].log), 1)[:100]}"
-            )
+            line = tail(Path(current.servers[0].log), 1)[:100]
+            progress.say(f"waiting for the first step: {passed:.0f} s; {line}")
         time.sleep(0.2)
     if not _finished(plan):
         raise _died(plan, current)
 
 
 def _follow(plan: LaunchPlan, current: State, since: int, progress: Progress) -> int:
-    """Every step as it is done, until the run ends."""
+    """Print every step as it completes, until the run ends."""
     for step in _steps_of(plan, current, since):
         progress.say(report.step_line(step, planned_steps(plan)))
     with state.exclusive(plan.own):
@@ -108,13 +109,13 @@ def _follow(plan: LaunchPlan, current: State, since: int, progress: Progress) ->
 
 
 def _steps_of(plan: LaunchPlan, current: State, since: int) -> Iterator[Step]:
-    """Steps after ``since`` as they are done, until the run ends."""
-    path, seen, alive = metrics_file(plan), since, True
+    """Steps after ``since`` as they complete, until the run ends."""
+    path, newest, alive = metrics_file(plan), since, True
     while alive:
         alive = supervisor.lives(current)
         for step in read_steps(path):
-            if step.number > seen:
-                seen = step.number
+            if step.number > newest:
+                newest = step.number
                 yield step
         time.sleep(0.3 if alive else 0)
 
@@ -140,47 +141,29 @@ def _died(plan: LaunchPlan, current: State) -> StartError:
 
 
 def status(plan: LaunchPlan) -> int:
-    """Always JSON; 0 while it runs and when it is done."""
+    """Print JSON; 0 while it runs and once it is done."""
     data = _status(plan, state.load(plan.own))
     print(json.dumps(data, indent=2, ensure_ascii=False))
     return 0 if data["state"] in ("up", "finished") else 1
 
 
 def _status(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
-    """Step, loss, speed and what is left, from the run's own record."""
+    """Step, loss, speed and remaining time, from the run's own record."""
     steps, planned = read_steps(metrics_file(plan)), planned_steps(plan)
-    alive = (
-        current is not None
-        and any(server.alive for server in current.servers)
-        and current.boot == state.boot_id()
-    )
-    word = (
-        "up"
-        if alive
-        else "finished"
-        if _finished(plan)
-        else "down"
-        if current is None
-        else "failed"
-    )
     last = steps[-1] if steps else None
-    left = (
-        (planned - last.number) * seconds
-        if planned and last and (seconds := last.get("step_s"))
-        else None
-    )
+    left = None
+    if planned and last and (seconds := last.get("step_s")):
+        left = (planned - last.number) * seconds
     servers = current.servers if current else ()
     processes = [
-        {"name": each.name, "pid": each.pid, "alive": each.alive, "log": each.log}
-        for each in servers
+        {"name": server.name, "pid": server.pid, "alive": server.alive, "log": server.log}
+        for server in servers
     ]
-    figures = {
-        name: last.get(name) if last else None
-        for name in ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
-    }
+    names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
+    figures = {name: last.get(name) if last else None for name in names}
     model = plan.run / "model"
     return {
-        "state": word,
+        "state": _word(plan, current),
         "step": last.number if last else 0,
         "steps": planned,
         **figures,
@@ -191,54 +174,58 @@ def _status(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
     }
 
 
+def _word(plan: LaunchPlan, current: State | None) -> str:
+    """The state of the run in one word."""
+    same_boot = current is not None and current.boot == state.boot_id()
+    if current and same_boot and any(server.alive for server in current.servers):
+        return "up"
+    if _finished(plan):
+        return "finished"
+    return "down" if current is None else "failed"
+
+
 def _newest_checkpoint(plan: LaunchPlan) -> str | None:
-    found = [
-        path
-        for path in (plan.run / "checkpoints").glob("*-*")
-        if path.name.rpartition("-")[2].isdigit()
-    ]
-    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
+    steps = {}
+    for path in (plan.run / "checkpoints").glob("*-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isdigit():
+            steps[int(number)] = path
+    return str(steps[max(steps)]) if steps else None
 
 
 def bench(request: Request, plan: LaunchPlan) -> int:
-    """Of the steps there are, or of some that are made for it (and kept: the run ends with a checkpoint)."""
+    """Measure the last steps, or train some for it; such a run ends with a checkpoint."""
     path, progress = metrics_file(plan), Progress()
     if path is None:
-        hint = "Read its log in run/, which has the time of each step."
-        raise LauncherError(
-            f"{plan.engine.name} writes no record that this launcher reads.", hint=hint
-        )
-    wanted = request.steps or _MEASURED
+        hint = "Its log in run/ has the time of every step."
+        message = f"{plan.engine.name} writes no record that this launcher can read."
+        raise LauncherError(message, hint=hint)
+    count = request.steps or _MEASURED
     with ExitStack() as stack:
         current = _running(plan)
         if current is None and len(read_steps(path)) <= WARM_UP:
             stack.enter_context(state.exclusive(plan.own))
-            current, seen = _start(request.plan(starts=True), progress)
+            current, checked = _start(request.plan(starts=True), progress)
             stack.callback(_end, plan, current, progress)
         else:
-            seen = preflight(plan, own_ports=current.ports if current else frozenset())
+            checked = preflight(plan, own_ports=current.ports if current else frozenset())
         if current is not None:
-            _wait_for(plan, current, wanted + WARM_UP, progress)
-    steps = read_steps(path)[WARM_UP:][-wanted:]
+            _wait_for(plan, current, count + WARM_UP, progress)
+    steps = read_steps(path)[WARM_UP:][-count:]
     if not steps:
         raise LauncherError(
-            f"no step beyond the first {WARM_UP} was made.",
+            f"the run has not passed its first {WARM_UP} steps, which are not measured.",
             hint="Let it run longer, or see the logs in run/.",
         )
-    measurement = _record(plan, seen, steps)
+    measurement = _record(plan, checked, steps)
     write_json(plan.run / "measurement.json", measurement)
-    request.show(
-        measurement,
-        lambda: (
-            report.training_bench_text(measurement)
-            + f"\n\nwritten: {plan.run / 'measurement.json'}"
-        ),
-    )
+    written = f"\n\nwritten: {plan.run / 'measurement.json'}"
+    request.show(measurement, lambda: report.training_bench_text(measurement) + written)
     return 0
 
 
 def _end(plan: LaunchPlan, current: State, progress: Progress) -> None:
-    """After measuring a run that was started for it."""
+    """End a run that was started only to be measured."""
     _end_with_checkpoint(plan, current, progress)
     supervisor.stop(plan.own, current, progress=progress)
 
@@ -250,17 +237,17 @@ def _wait_for(plan: LaunchPlan, current: State, count: int, progress: Progress) 
             return
 
 
-def _record(plan: LaunchPlan, seen: Preflight, steps: list[Step]) -> dict[str, Any]:
+def _record(plan: LaunchPlan, checked: Preflight, steps: list[Step]) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "kind": "training",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
         "recipe_digest": manifest.digest(plan.root),
-        "machine": seen.machine.to_json(),
+        "machine": checked.machine.to_json(),
         "engine": {
             "name": plan.engine.name,
-            "version": seen.engine_version,
+            "version": checked.engine_version,
             "planned_version": plan.engine.version,
         },
         "steps": {"first": steps[0].number, "last": steps[-1].number, "count": len(steps)},
@@ -269,7 +256,7 @@ def _record(plan: LaunchPlan, seen: Preflight, steps: list[Step]) -> dict[str, A
 
 
 def down(request: Request, plan: LaunchPlan) -> int:
-    """End it: at once, or after a checkpoint; nothing running is fine."""
+    """End the run, at once or after a checkpoint; it is fine if nothing runs."""
     progress = Progress(request.as_json)
     with state.exclusive(plan.own):
         current = state.load(plan.own)
@@ -282,26 +269,22 @@ def down(request: Request, plan: LaunchPlan) -> int:
         "stopped": [server.name for server in current.servers] if current else [],
         "checkpoint": _newest_checkpoint(plan),
     }
-    request.show(
-        data,
-        lambda: (
-            f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
-        ),
-    )
+    text = f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
+    request.show(data, lambda: text)
     return 0
 
 
 def _end_with_checkpoint(plan: LaunchPlan, current: State, progress: Progress) -> None:
     if metrics_file(plan) is None:
         raise LauncherError(
-            f"{plan.engine.name} cannot be asked for a checkpoint.",
-            hint="Leave --checkpoint out; it keeps its last one.",
+            f"{plan.engine.name} cannot save a checkpoint on request.",
+            hint="Leave --checkpoint out; its last checkpoint remains.",
         )
     if not current.alive:
         return
     plan.run.mkdir(exist_ok=True)
     (plan.run / STOP).touch()
-    progress.say("asked for a checkpoint; waiting for the end of the step")
+    progress.say("requested a checkpoint; waiting for the end of the step")
     deadline = time.monotonic() + _END_S
     while supervisor.lives(current) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes in any pieces in, the data of each event out."""
+"""Server-sent events: bytes in any pieces in, the data of every event out."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from collections.abc import Iterator
 
 
 class EventParser:
-    """Feed it what arrives; a line is taken only when it is complete, so text cut in mid-character is whole again."""
+    """A parser fed with bytes as they arrive.
+
+    It takes only complete lines, so that text cut within a character is intact.
+    """
 
     def __init__(self) -> None:
         self._pending = b""
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> Iterator[str]:
-        """Take the next bytes; the events they complete."""
+        """Take the next bytes; yields the events they complete."""
         *lines, self._pending = (self._pending + piece).split(b"\n")
         for line in lines:
             yield from self._line(line)
 
     def close(self) -> Iterator[str]:
-        """What is left when the connection ends without the last blank line."""
+        """Yield what is left when the connection ends without the last blank line."""
         rest, self._pending = self._pending, b""
         yield from self._line(rest)
         yield from self._line(b"")

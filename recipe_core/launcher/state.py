@@ -1,4 +1,4 @@
-"""``run/state.json``: which servers were started, so that a later command can find exactly these processes again."""
+"""``run/state.json``: the started servers, so that later commands find exactly these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One started process. ``started`` is the kernel's start tick: a recycled pid has another."""
+    """One started process; ``started`` is its start tick, which no recycled pid shares."""
 
     name: str
     pid: int
@@ -39,7 +39,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is running, with the parameters it was started with. ``boot`` guards against start ticks from before a restart."""
+    """The running servers and their parameters; ``boot`` guards against an earlier boot."""
 
     mark: str
     boot: str
@@ -52,11 +52,9 @@ class State:
     @property
     def alive(self) -> bool:
         """True when every server of this boot still runs."""
-        return (
-            self.boot == boot_id()
-            and bool(self.servers)
-            and all(server.alive for server in self.servers)
-        )
+        if self.boot != boot_id() or not self.servers:
+            return False
+        return all(server.alive for server in self.servers)
 
     @property
     def ports(self) -> frozenset[int]:
@@ -65,7 +63,7 @@ class State:
 
 
 def boot_id() -> str:
-    """The kernel's name for the time since the machine was started."""
+    """The kernel's id of the time since the machine started."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -73,12 +71,16 @@ def boot_id() -> str:
 
 
 def save(run: Path, state: State) -> None:
-    """Write the state, whole or not at all."""
+    """Write the state atomically."""
     write_json(run / _NAME, {"schema_version": 1, **asdict(state)})
 
 
 def load(run: Path) -> State | None:
-    """The recorded state; a damaged file is an error with a remedy, never a reason to kill something."""
+    """The recorded state, or None.
+
+    Raises:
+        LauncherError: for a damaged file, which is never a reason to kill something.
+    """
     path = run / _NAME
     if not path.exists():
         return None
@@ -98,17 +100,18 @@ def load(run: Path) -> State | None:
     except InputError as error:
         raise LauncherError(
             f"{path} is damaged: {error.message}",
-            hint=f"Stop what it started by hand, then remove {path}.",
+            hint=f"Stop its processes by hand, then remove {path}.",
         ) from None
 
 
 def _server(fields: Fields) -> Server:
-    numbers = (
+    return Server(
+        fields.text("name"),
         fields.integer("pid", low=2),
         fields.integer("started"),
         fields.integer("port", low=1),
+        fields.text("log"),
     )
-    return Server(fields.text("name"), *numbers, fields.text("log"))
 
 
 def remove(run: Path) -> None:
@@ -118,7 +121,10 @@ def remove(run: Path) -> None:
 
 @contextmanager
 def exclusive(run: Path) -> Iterator[None]:
-    """One command at a time starts or stops servers of a bundle; the kernel drops the lock when its holder dies."""
+    """Let one command at a time start or stop servers of a bundle.
+
+    The kernel drops the lock when its holder dies.
+    """
     run.mkdir(parents=True, exist_ok=True)
     with (run / "lock").open("w") as file:
         try:
@@ -126,6 +132,6 @@ def exclusive(run: Path) -> Iterator[None]:
         except BlockingIOError:
             raise LauncherError(
                 "another launcher is starting or stopping this bundle.",
-                hint="Wait for it, then try again.",
+                hint="Wait until it is done, then try again.",
             ) from None
         yield

@@ -1,4 +1,4 @@
-"""A training run's own record: the steps in ``run/metrics.csv``, what they say, and how that compares with what was predicted."""
+"""The steps of a training run in ``run/metrics.csv``, compared with the prediction."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from statistics import median
 from typing import Any
 
 from .files import read_object
-from .metrics import bands, number
+from .metrics import bands, number, ratio_of
 from .plan import LaunchPlan
 
 FIGURES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes")
-"""What expected.json predicts of a step, in the order it is shown."""
+"""Metrics that expected.json predicts of a step, in the order of the table."""
 WARM_UP = 2
-"""First steps after a start that are not measured: caches and kernels are made in them."""
+"""First steps after a start that are not measured: they build caches and kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row; a figure that is not there is None."""
+    """One row; missing values are None."""
 
     number: int
     values: dict[str, float | None]
 
     def get(self, name: str) -> float | None:
-        """One of its figures."""
+        """One value of the step."""
         return self.values.get(name)
 
 
 def metrics_file(plan: LaunchPlan) -> Path | None:
-    """Where the run writes its steps; None for a framework that writes none."""
+    """The file of the run's steps; None for a framework that writes none."""
     return plan.run / "metrics.csv" if (plan.root / "train.json").is_file() else None
 
 
@@ -56,20 +56,19 @@ def _value(text: str) -> float | None:
 
 
 def planned_steps(plan: LaunchPlan) -> int | None:
-    """How many steps the run has, by expected.json."""
-    found = read_object(plan.root / "expected.json").get("run")
-    steps = number(found.get("steps")) if isinstance(found, dict) else None
+    """The number of steps of the run, from expected.json."""
+    run = read_object(plan.root / "expected.json").get("run")
+    steps = number(run.get("steps")) if isinstance(run, dict) else None
     return int(steps) if steps else None
 
 
 def figures(steps: list[Step]) -> dict[str, float | None]:
-    """Medians over steps; of memory the most."""
+    """Medians over steps; the maximum of memory."""
     out: dict[str, float | None] = {}
     for name in FIGURES:
         known = [value for step in steps if (value := step.get(name)) is not None]
-        out[name] = (
-            None if not known else max(known) if name == "peak_memory_bytes" else median(known)
-        )
+        combine = max if name == "peak_memory_bytes" else median
+        out[name] = combine(known) if known else None
     return out
 
 
@@ -77,19 +76,12 @@ def comparison(plan: LaunchPlan, steps: list[Step]) -> dict[str, Any]:
     """Measured, predicted, bands and their ratios."""
     expected = read_object(plan.root / "expected.json")
     training = expected.get("training")
-    predicted = {
-        name: number(training.get(name)) if isinstance(training, dict) else None for name in FIGURES
-    }
+    training = training if isinstance(training, dict) else {}
+    predicted = {name: number(training.get(name)) for name in FIGURES}
     measured = figures(steps)
-    ratio = {
-        name: round(m / p, 4)
-        if (m := measured[name]) is not None and (p := predicted[name])
-        else None
-        for name in FIGURES
-    }
     return {
         "metrics": measured,
         "predicted": predicted,
         "bands": {k: list(v) for k, v in bands(expected).items()},
-        "ratio": ratio,
+        "ratio": {name: ratio_of(measured[name], predicted[name]) for name in FIGURES},
     }

@@ -20,8 +20,8 @@ from .plan import LaunchPlan, Process
 from .state import Server, State
 
 DATA = "RECIPE_DATA"
-"""Where the trainer looks for texts other than the bundle's."""
-GRACE_S = 20.0
+"""The variable by which the trainer finds texts other than the bundle's."""
+GRACE_S = 20.0  # engines need seconds to finish requests and free their devices
 SETTLE_S = 0.2
 PROGRESS_S = 3.0
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
@@ -29,7 +29,7 @@ _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a person reads how far it is; the results themselves go to standard output."""
+    """Progress for a person, on standard error; results go to standard output."""
 
     quiet: bool = False
 
@@ -40,7 +40,7 @@ class Progress:
 
 
 def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
-    """Start every process and wait for health; whatever goes wrong, what was started is stopped."""
+    """Start every process and wait until they are healthy; on any failure, stop them again."""
     plan.own.mkdir(parents=True, exist_ok=True)
     parameters = plan.parameters
     current = State(
@@ -56,12 +56,10 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
         for process in plan.processes:
             server = _spawn(plan, process, current.mark)
             current = replace(current, servers=(*current.servers, server))
-            state.save(
-                plan.own, current
-            )  # before it is healthy, so that `down` finds it even if this launcher is killed now
-            progress.say(
-                f"started {server.name}: pid {server.pid}, port {server.port}, log {server.log}"
-            )
+            # Before it is healthy, so that `down` finds it even if this launcher is killed now.
+            state.save(plan.own, current)
+            place = f"pid {server.pid}, port {server.port}, log {server.log}"
+            progress.say(f"started {server.name}: {place}")
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
     except BaseException:
         stop(plan.own, current, progress=progress)
@@ -91,13 +89,14 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
             f"{process.name}: {argv[0]} cannot be started: {error.strerror}.",
             hint=f"Install it: {plan.engine.install}",
         ) from None
-    found = procs.read_stat(child.pid)
-    child.returncode = 0  # it is watched by pid and start tick from here on, not by this object (which would warn when dropped)
-    return Server(process.name, child.pid, found.started if found else 0, process.port, str(log))
+    stat = procs.read_stat(child.pid)
+    # The pid and its start tick identify it from here on; the object would warn when dropped.
+    child.returncode = 0
+    return Server(process.name, child.pid, stat.started if stat else 0, process.port, str(log))
 
 
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
-    """The surrounding environment, the process's own, and its devices where several servers share the machine."""
+    """The environment of a process, with its devices where several servers share the machine."""
     environment = {**os.environ, **process.env, procs.MARK: mark}
     if plan.parameters.data is not None:
         environment[DATA] = plan.parameters.data
@@ -105,25 +104,28 @@ def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[s
     if variable and len(plan.processes) > 1 and process.devices:
         environment[variable] = ",".join(_outer(process.devices, os.environ.get(variable)))
     for value in process.env.values():
-        if value.startswith(
-            f"{plan.run}{os.sep}"
-        ):  # a cache kept inside the bundle's run folder must exist before the engine looks
+        # A cache inside the run folder must exist before the engine looks for it.
+        if value.startswith(f"{plan.run}{os.sep}"):
             Path(value).mkdir(parents=True, exist_ok=True)
     return environment
 
 
 def _outer(devices: tuple[int, ...], outer: str | None) -> list[str]:
-    """Device numbers count within what the surrounding environment leaves visible."""
-    given = [part.strip() for part in outer.split(",")] if outer else []
-    return [given[index] if index < len(given) else str(index) for index in devices]
+    """The devices as the surrounding environment, which may hide some, numbers them."""
+    visible = [part.strip() for part in outer.split(",")] if outer else []
+    return [visible[index] if index < len(visible) else str(index) for index in devices]
 
 
 def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress: Progress) -> None:
-    """Return when every server answers on its health path; raise with the log's tail when one dies or the time is over."""
+    """Return when every server is healthy.
+
+    Raises:
+        StartError: with the end of the log when one dies, or when the time is over.
+    """
     began = time.monotonic()
     told = began
-    asked = {process.name for process in plan.answering}
-    waiting = [server for server in current.servers if server.name in asked]
+    answering = {process.name for process in plan.answering}
+    waiting = [server for server in current.servers if server.name in answering]
     _settle(current)
     while waiting:
         for server in current.servers:
@@ -136,15 +138,15 @@ def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress
         if waiting and time.monotonic() - told >= PROGRESS_S:
             told = time.monotonic()
             last = tail(Path(waiting[0].log), 1) or "nothing logged yet"
-            progress.say(
-                f"waiting for {', '.join(server.name for server in waiting)}: {passed:.0f} s of {timeout_s:.0f}; {last[:100]}"
-            )
+            names = ", ".join(server.name for server in waiting)
+            spent = f"{passed:.0f} s of {timeout_s:.0f}"
+            progress.say(f"waiting for {names}: {spent}; {last[:100]}")
         if waiting:
             time.sleep(0.2)
 
 
 def _settle(current: State) -> None:
-    """A moment in which a wrong word or a missing module shows; workers have nothing else to be asked."""
+    """Wait a moment, in which a wrong flag or a missing module shows."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline and all(_runs(server) for server in current.servers):
         time.sleep(0.05)
@@ -156,29 +158,27 @@ def _runs(server: Server) -> bool:
 
 
 def lives(current: State) -> bool:
-    """True while any of the processes runs."""
-    alive = [
-        _runs(server) for server in current.servers
-    ]  # all of them: it collects those that ended
-    return any(alive)
+    """True while any of the processes runs; collects those that ended."""
+    # A list: each call collects a process that ended.
+    return any([_runs(server) for server in current.servers])  # noqa: C419
 
 
 def exit_codes(current: State) -> list[int]:
-    """Exit codes of those that ended and were this process's children."""
-    found = [procs.reap(server.pid) for server in current.servers]
-    return [code for code in found if code is not None]
+    """Exit codes of ended children of this process."""
+    codes = [procs.reap(server.pid) for server in current.servers]
+    return [code for code in codes if code is not None]
 
 
-def _died(server: Server, what: str) -> StartError:
+def _died(server: Server, event: str) -> StartError:
     return StartError(
-        f"{server.name} {what}.",
+        f"{server.name} {event}.",
         hint=f"The end of {server.log} follows.",
         detail=tail(Path(server.log)),
     )
 
 
 def _late(server: Server, timeout_s: float) -> StartError:
-    hint = f"Give it more with --timeout, or read {server.log}, whose end follows."
+    hint = f"Allow more with --timeout, or read {server.log}, whose end follows."
     return StartError(
         f"{server.name} was not ready after {timeout_s:.0f} s.",
         hint=hint,
@@ -199,7 +199,11 @@ def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
 
 
 def watch(current: State) -> NoReturn:
-    """Stay while all servers run; raise when one dies."""
+    """Stay while all servers run.
+
+    Raises:
+        StartError: when one dies.
+    """
     while True:
         for server in current.servers:
             if not _runs(server):
@@ -208,11 +212,11 @@ def watch(current: State) -> NoReturn:
 
 
 def stop(run: Path, current: State, *, progress: Progress, grace_s: float = GRACE_S) -> list[str]:
-    """Stop every server, newest first, and forget them; the names of those that were running."""
+    """Stop every server, newest first, and forget them; returns the names of running ones."""
     stopped = []
     same_boot = current.boot == state.boot_id()
     for server in reversed(current.servers):
-        # After a restart of the machine neither pid nor start tick means anything; nothing of ours can be running.
+        # After a restart of the machine, pids and start ticks mean nothing, and nothing runs.
         if same_boot and procs.terminate(server.identity, current.mark, grace_s=grace_s):
             stopped.append(server.name)
             progress.say(f"stopped {server.name}")

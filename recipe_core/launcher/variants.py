@@ -1,4 +1,4 @@
-"""What the recipe says about other machines than its own: which of its variants is for this one, and how its bundle is built."""
+"""The recipe's variants for other machines: which one fits this one, and how to build it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of device by its ``profile``, what its driver calls it, and where engines find it."""
+    """A kind of device: its ``profile``, and what its driver calls it."""
 
     profile: str
     runtime: str
     names: tuple[str, ...]
 
     def holds(self, machine: Machine) -> bool:
-        """Whether all devices of a machine are of it."""
+        """Whether all devices of a machine are of this kind."""
         if machine.runtime != self.runtime:
             return False
         known = {name.casefold() for name in self.names}
@@ -27,7 +27,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Machines for which the recipe says something else: so many devices of one of the ``kinds``."""
+    """Machines with a variant of the recipe: a number of devices of one of the ``kinds``."""
 
     name: str
     kinds: tuple[Kind, ...]
@@ -35,7 +35,7 @@ class Variant:
     at_most: int | None
 
     def hardware(self, machine: Machine, nodes: int) -> str | None:
-        """The machine as ``recipe resolve`` is told it (``mi300x:8``), None where the variant is for others."""
+        """The machine for ``recipe resolve`` (``mi300x:8``); None if the variant is for others."""
         count = max(len(machine.devices), 1) * nodes
         if count < self.at_least or (self.at_most is not None and count > self.at_most):
             return None
@@ -43,14 +43,14 @@ class Variant:
 
 
 def read_variants(fields: Fields) -> tuple[Variant, ...]:
-    """Those of ``launch.json``; bundles of older versions have none."""
+    """The variants of ``launch.json``; bundles of older versions have none."""
     return tuple(map(_variant, fields.children("variants"))) if fields.data.get("variants") else ()
 
 
 def _variant(fields: Fields) -> Variant:
     kinds = tuple(
-        Kind(each.text("profile"), each.text("runtime"), each.texts("names"))
-        for each in fields.children("kinds")
+        Kind(kind.text("profile"), kind.text("runtime"), kind.texts("names"))
+        for kind in fields.children("kinds")
     )
     return Variant(
         fields.text("name"),
@@ -63,19 +63,18 @@ def _variant(fields: Fields) -> Variant:
 def advice(
     variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path
 ) -> tuple[str, str] | None:
-    """For a machine that is not the recipe's: what it has for it, and what to do; None where it says nothing about others."""
+    """What the recipe has for a machine that is not its own, and what to do.
+
+    None where it has no variants.
+    """
     if not variants:
         return None
-    fitting = {
-        variant.name: found for variant in variants if (found := variant.hardware(machine, nodes))
-    }
+    hardware_of = {variant.name: variant.hardware(machine, nodes) for variant in variants}
+    fitting = {name: hardware for name, hardware in hardware_of.items() if hardware}
     if not fitting:
-        named = ", ".join(variant.name for variant in variants)
-        return (
-            f"none of the recipe's variants ({named}) is for this machine",
-            "Plan again for it: `recipe plan`.",
-        )
+        text = f"none of the recipe's variants ({', '.join(hardware_of)}) is for this machine"
+        return text, "Plan again for it: `recipe plan`."
     hardware = next(iter(fitting.values()))
-    few = "variant" if len(fitting) == 1 else "variants"
-    build = f"Build the bundle of it: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
-    return f"for {hardware} the recipe has the {few} {', '.join(fitting)}", build
+    noun = "variant" if len(fitting) == 1 else "variants"
+    build = f"Build its bundle: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
+    return f"for {hardware} the recipe has the {noun} {', '.join(fitting)}", build

@@ -1,4 +1,4 @@
-"""Measured runs as a table: the shipped ``published/runs.csv``, or a table of one's own with the same columns."""
+"""Measured serving runs: the shipped ``published/runs.csv``, or a table with its columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipe_core.base.types import Degree, KvDtype, Positive, Text, Tokens, Weig
 
 PUBLISHED = Path(__file__).with_name("published") / "runs.csv"
 MAX_TABLE_BYTES = 64 << 20
-SHOWN = 8
+SHOWN = 8  # errors listed; a wrong column would fill the screen
 
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
@@ -27,14 +27,16 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 class Run(BaseModel):
-    """One measured run; its fields are the columns of a table, and the empty cells of a table are fields left out.
+    """One measured run, a row of a table; an empty cell is a field left out.
 
-    Throughput is of the whole deployment, latency the mean of a request. ``load`` is the concurrency (closed), the batch (static), the
-    requests queued (offline) or those arriving per second (open). ``source`` says whose figures they are, ``version`` which engine
-    really ran.
+    Throughput is of the whole deployment, latency the mean of a request. ``load`` is the
+    concurrency (closed), the batch (static), the requests queued (offline) or those arriving per
+    second (open). ``source`` says whose figures they are, ``version`` which engine really ran.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, str_strip_whitespace=True
+    )
 
     id: Text
     model: Text
@@ -68,17 +70,17 @@ class Run(BaseModel):
             raise ValueError(f"nothing was measured: fill one of {', '.join(FIGURES)}")
         if self.mode != "open" and not self.load.is_integer():
             raise ValueError(
-                f"the load of mode {self.mode} is a whole number of requests (got {self.load})"
+                f"the load of mode {self.mode} must be a whole number of requests (got {self.load})"
             )
         return self
 
     @property
     def title(self) -> str:
-        """What ran where, in a few words."""
+        """The model, its devices and its engine."""
         return f"{self.model} on {self.nodes * self.per_node} × {self.device}, {self.engine}"
 
     def request(self) -> dict[str, Any]:
-        """The plain values of the request that asks for this run's estimate."""
+        """The request for an estimate of this run, as plain values."""
         load = self.load if self.mode == "open" else int(self.load)
         lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         names = ("engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype")
@@ -99,12 +101,11 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
     """The rows of a CSV table whose columns are the fields of ``kind``, ``id`` among them.
 
     Raises:
-        InputError: naming every line and column that is wrong (the first few), when the file cannot be read, columns are missing
-            or not known, or two rows have one id.
+        InputError: for a file that cannot be read, missing or unknown columns, repeated ids, and
+            wrong values; names the first lines and columns.
     """
-    rows = csv.DictReader(
-        io.StringIO(read_text(path, field="table", limit=MAX_TABLE_BYTES).removeprefix("\ufeff"))
-    )
+    text = read_text(path, field="table", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")
+    rows = csv.DictReader(io.StringIO(text))
     try:
         _check_columns(list(rows.fieldnames or []), kind)
         runs, wrong = _parsed_rows(rows, kind)
@@ -112,15 +113,11 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
         raise InputError(f"{path} is not CSV: {error}.", field="table") from None
     if wrong:
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        raise InputError(
-            "\n  ".join([f"{path} cannot be used:", *wrong[:SHOWN], *more]), field="table"
-        )
+        message = "\n  ".join([f"{path} cannot be used:", *wrong[:SHOWN], *more])
+        raise InputError(message, field="table")
     if not runs:
-        raise InputError(
-            f"{path} has no rows.",
-            field="table",
-            hint="Give one run a line below the names of the columns.",
-        )
+        hint = "Write one run per line below the names of the columns."
+        raise InputError(f"{path} has no rows.", field="table", hint=hint)
     return runs
 
 
@@ -135,56 +132,48 @@ def _check_columns(names: list[str], kind: type[BaseModel]) -> None:
     for name in names:
         if name not in known:
             message, hint = unknown("column", name, known)
-            raise InputError(
-                message, field="table", hint=f"{hint} Columns are separated by commas."
-            )
-    twice = [name for name, n in Counter(names).items() if n > 1]
-    needed = [name for name, field in kind.model_fields.items() if field.is_required()]
-    lacking = [name for name in needed if name not in names]
-    if twice or lacking:
-        what = (
-            f"the column {twice[0]!r} is there twice"
-            if twice
-            else f"columns are missing: {', '.join(lacking)}"
-        )
-        raise InputError(
-            f"{what}.", field="table", hint=f"Needed are {', '.join(needed)}, and a figure."
-        )
+            hint = f"{hint} Columns are separated by commas."
+            raise InputError(message, field="table", hint=hint)
+    repeated = [name for name, n in Counter(names).items() if n > 1]
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    lacking = [name for name in required if name not in names]
+    message = f"columns are missing: {', '.join(lacking)}." if lacking else ""
+    if repeated:
+        message = f"duplicate column {repeated[0]!r}."
+    if message:
+        hint = f"Required: {', '.join(required)}, and at least one measured column."
+        raise InputError(message, field="table", hint=hint)
 
 
 def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row], list[str]]:
-    """Runs, and a sentence on each thing that is wrong."""
+    """The runs, and a sentence on every error."""
     runs: list[Row] = []
     wrong: list[str] = []
     first: dict[str, int] = {}
     for row in rows:
-        where = f"line {rows.line_num}"
+        line = f"line {rows.line_num}"
         if None in row:
-            wrong.append(f"{where}: more values than columns.")
+            wrong.append(f"{line}: more values than columns.")
             continue
+        values = {name: value for name, value in row.items() if value and value.strip()}
         try:
-            run = kind.model_validate(
-                {name: value for name, value in row.items() if value and value.strip()}
-            )
+            run = kind.model_validate(values)
         except ValidationError as error:
-            wrong += [
-                f"{where}{_problem(dict(problem))}" for problem in error.errors(include_url=False)
-            ]
+            problems = error.errors(include_url=False)
+            wrong += [f"{line}{_problem(dict(problem))}" for problem in problems]
             continue
         name = str(row.get("id"))
         if name in first:
-            wrong.append(
-                f"{where}, column id: {name!r} is also the id of line {first[name]}; give each run its own."
-            )
+            wrong.append(f"{line}, column id: {name!r} is the id of line {first[name]} too.")
         first.setdefault(name, rows.line_num)
         runs.append(run)
     return runs, wrong
 
 
 def _problem(problem: dict[str, Any]) -> str:
-    where = "".join(f", column {name}" for name in problem["loc"])
+    columns = "".join(f", column {name}" for name in problem["loc"])
     if problem["type"] == "missing":
-        return f"{where}: is empty."
+        return f"{columns}: is empty."
     message = problem["msg"].removeprefix("Value error, ")
-    given = f" (got {problem['input']!r:.80})" if where else ""
-    return f"{where}: {message[0].lower() + message[1:]}{given}."
+    value = f" (got {problem['input']!r:.80})" if columns else ""
+    return f"{columns}: {message[0].lower() + message[1:]}{value}."

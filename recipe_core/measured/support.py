@@ -13,23 +13,26 @@ from recipe_core.hardware.profile import Device
 from recipe_core.measured.serving_runs import published_runs
 
 Level = Literal["measured", "calibrated", "computed", "unsupported"]
-SAID: dict[Level, str] = {
-    "measured": "Operator timings taken on this device were fitted, and published runs on it are held against the estimates.",
-    "calibrated": "Operator timings taken on this device were fitted; no published run of a whole engine is at hand.",
-    "computed": "No operator timings of this device are known: its rates count with usual efficiencies, so the bands are wider.",
-    "unsupported": "No engine here runs on this device: splits are listed and refused.",
+_SHIPPED: dict[Level, str] = {
+    "measured": "Fitted to operator timings on this device and compared with published runs on it.",
+    "calibrated": "Fitted to operator timings on this device; no published run of an engine on it.",
+    "computed": "No operator timings of this device: usual efficiencies apply, with wider bands.",
+    "unsupported": "No supported engine runs on this device: splits are listed and refused.",
 }
-OWN_SAID = SAID | {
-    "calibrated": "Your profile has operator figures that were fitted or measured; no published run is on exactly this device.",
-    "computed": "Your profile has no measured operator figures: its rates count with usual efficiencies, so the bands are wider.",
+_CUSTOM: dict[Level, str] = {
+    **_SHIPPED,
+    "calibrated": "Your profile has fitted or measured operator efficiencies; "
+    "no published run is on exactly this device.",
+    "computed": "Your profile has no measured operator efficiencies: usual ones apply, "
+    "with wider bands.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """``level`` with what it means; the engines that run on the device; how many published runs on it come with the package.
+    """What is known of a device: ``level`` in words, its engines, and the number of published runs.
 
-    A profile of one's own is calibrated at best: runs on the shipped device that it is based on say less of it.
+    A custom profile is calibrated at best: runs on its shipped base say less of it.
     """
 
     level: Level
@@ -44,17 +47,16 @@ def _runs() -> Counter[str]:
 
 
 def support(profile: Device) -> Support:
-    """What is known about a device."""
+    """What is known of a device."""
     engines = tuple(name for name in engine_names() if profile.runtime in engine(name).runtimes)
     fitted = roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
     runs = _runs()[profile.name]
-    level: Level = (
-        "unsupported"
-        if not engines
-        else "computed"
-        if not fitted
-        else "measured"
-        if runs
-        else "calibrated"
-    )
-    return Support(level, (OWN_SAID if is_own(profile) else SAID)[level], engines, runs)
+    level: Level = "calibrated"
+    if not engines:
+        level = "unsupported"
+    elif not fitted:
+        level = "computed"
+    elif runs:
+        level = "measured"
+    texts = _CUSTOM if is_own(profile) else _SHIPPED
+    return Support(level, texts[level], engines, runs)

@@ -1,4 +1,4 @@
-"""Measured training runs as a table: the shipped ``published/training.csv``, or a table of one's own with the same columns."""
+"""Measured training runs: the shipped ``published/training.csv``, or a table with its columns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,35 @@ from recipe_core.measured.serving_runs import PUBLISHED, Label, read_table
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
 TRAINING_FIGURES = ("step_s", "tokens_per_s_per_gpu", "peak_memory_gib")
+CANDIDATE = (
+    "engine",
+    "tp",
+    "pp",
+    "virtual_stages",
+    "cp",
+    "dp",
+    "shard",
+    "zero_stage",
+    "sequence_parallel",
+    "micro_batch",
+    "precision",
+)
+WORKLOAD = ("sequence_length", "global_batch", "fused_loss")
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
 
 
 class TrainingRun(BaseModel):
-    """One measured run of a dense decoder; its fields are the columns of a table, and empty cells are fields left out.
+    """One measured run of a dense decoder, a row of a table; an empty cell is a field left out.
 
-    The model is given by its dimensions, ``model`` is only its name; ``gated``: three matrices a feed-forward block, else two.
-    ``recompute`` left out: the source does not say, and none is assumed. ``memory_of``: which memory was read, the ``fullest`` rank's, that
-    of the ``first`` stage, or what the ``driver`` shows of the fullest, with what is outside the allocator.
+    Its dimensions define the model, ``model`` is only a name; ``gated``: three matrices per
+    feed-forward block, else two. Without ``recompute`` the source does not say, and none is
+    assumed. ``memory_of``: the memory that was read, of the ``fullest`` rank, of the ``first``
+    stage, or from the ``driver`` for the fullest, with what is outside the allocator.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, str_strip_whitespace=True
+    )
 
     id: Text
     model: Text
@@ -70,25 +87,21 @@ class TrainingRun(BaseModel):
 
     @property
     def title(self) -> str:
-        """What ran where, in a few words."""
+        """The model, its devices, its framework and its split."""
         split = f"tp {self.tp} × pp {self.pp} × cp {self.cp} × dp {self.dp}"
-        return (
-            f"{self.model} on {self.nodes * self.per_node} × {self.device}, {self.engine}, {split}"
-        )
+        devices = f"{self.nodes * self.per_node} × {self.device}"
+        return f"{self.model} on {devices}, {self.engine}, {split}"
 
     @property
     def measured_step_s(self) -> float | None:
-        """Seconds of a step, from whichever figure of time there is."""
+        """Seconds per step, measured or from tokens per second."""
         if self.step_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_s
-        return (
-            self.global_batch
-            * self.sequence_length
-            / (self.tokens_per_s_per_gpu * self.nodes * self.per_node)
-        )
+        tokens = self.global_batch * self.sequence_length
+        return tokens / (self.tokens_per_s_per_gpu * self.nodes * self.per_node)
 
     def request(self) -> dict[str, Any]:
-        """The plain values of the request that asks for this run's estimate."""
+        """The request for an estimate of this run, as plain values."""
         config = {
             "model_type": "llama" if self.gated else "nemotron",
             "hidden_size": self.hidden,
@@ -100,28 +113,13 @@ class TrainingRun(BaseModel):
             "max_position_embeddings": self.sequence_length,
             "tie_word_embeddings": self.tied,
         }
-        names = (
-            "engine",
-            "tp",
-            "pp",
-            "virtual_stages",
-            "cp",
-            "dp",
-            "shard",
-            "zero_stage",
-            "sequence_parallel",
-            "micro_batch",
-            "precision",
-        )
-        workload = {
-            name: getattr(self, name) for name in ("sequence_length", "global_batch", "fused_loss")
-        }
+        candidate = {name: getattr(self, name) for name in CANDIDATE}
+        workload = {name: getattr(self, name) for name in WORKLOAD}
         return {
             "model": config,
             "hardware": {"device": self.device, "per_node": self.per_node, "nodes": self.nodes},
-            "workload": {"kind": "training"} | workload,
-            "candidate": {name: getattr(self, name) for name in names}
-            | {"recompute": self.recompute or "none"},
+            "workload": {"kind": "training", **workload},
+            "candidate": {**candidate, "recompute": self.recompute or "none"},
         }
 
 

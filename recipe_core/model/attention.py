@@ -1,7 +1,7 @@
-"""What mixes tokens in a layer: attention over a cache, over latents, over a compressed past, or a recurrent state of fixed size.
+"""What mixes the tokens of a layer: attention over a cache, or a recurrent state of fixed size.
 
-All classes answer the same questions: heads and their widths, cached values per token (``kv_values_per_head``), values kept per sequence
-(``state_values``), and their tensors.
+All classes answer the same questions: heads and their widths, cached values per token
+(``kv_values_per_head``), values kept per sequence (``state_values``), and their tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from recipe_core.model.tensors import Matrix, Tensor, projections, tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
-    """Multi-head, grouped-query or multi-query attention; ``window`` bounds what a token sees (None: all).
+    """Multi-head, grouped-query or multi-query attention.
 
-    ``gate`` is the width of an output gate computed beside the queries (0: none). ``shared_kv`` layers project keys only and use them as
-    values too (both are cached). ``borrows_cache`` layers attend over an earlier layer's cache: no K/V projection, no cache of their own.
+    ``window`` bounds what a token sees (None: all).
+
+    ``gate`` is the width of an output gate computed beside the queries (0: none). ``shared_kv``
+    layers project keys only and use them as values too (both are cached). ``borrows_cache`` layers
+    attend over an earlier layer's cache: no K/V projection, no cache of their own.
     """
 
     heads: int
@@ -47,12 +50,8 @@ class GroupedAttention:
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """Projections of one layer; K and V are cut by KV heads."""
-        kv = (
-            0
-            if self.borrows_cache
-            else self.kv_heads
-            * (self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim)
-        )
+        width = self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim
+        kv = 0 if self.borrows_cache else self.kv_heads * width
         out = [
             projections(
                 "attention.q",
@@ -75,12 +74,15 @@ class GroupedAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434): one latent per token serves all heads.
+    """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434).
 
-    The cached latent (``kv_lora_rank + rope_head_dim`` values) has no heads, so every tensor-parallel rank holds all of it.
-    ``attends`` bounds how many tokens of its past a token attends to, the most telling ones (DeepSeek Sparse Attention; None: all); with
-    ``index_heads`` > 0 the layer has the indexer that chooses them and caches one more key per token, else it takes an earlier layer's
-    choice.
+    One latent per token serves all heads.
+
+    The cached latent (``kv_lora_rank + rope_head_dim`` values) has no heads, so every
+    tensor-parallel rank holds all of it. ``attends`` bounds how many tokens of its past a token
+    attends to, the highest-scoring ones (DeepSeek Sparse Attention; None: all). With
+    ``index_heads`` > 0 the layer has the indexer that chooses them and caches one more key per
+    token, else it takes an earlier layer's choice.
     """
 
     heads: int
@@ -111,7 +113,7 @@ class LatentAttention:
 
     @property
     def index_bytes_per_token(self) -> float:
-        """Bytes per token of the indexer's own cache: an fp8 key with one fp32 scale per 128 values (vLLM, DeepSeek-V3.2)."""
+        """Bytes per token of the indexer: an fp8 key, an fp32 scale per 128 values (vLLM)."""
         return self.index_head_dim * (1 + 4 / 128) if self.index_heads else 0.0
 
     @property
@@ -125,7 +127,7 @@ class LatentAttention:
         return None
 
     def tensors(self, hidden: int) -> list[Tensor]:
-        """Projections of one layer: the down-projections are replicated, the up-projections cut by heads."""
+        """Projections of one layer: down-projections replicated, up-projections cut by heads."""
         q, up = self.heads * self.head_dim, self.heads * (self.nope_head_dim + self.v_head_dim)
         out = [
             projections(
@@ -157,18 +159,22 @@ class LatentAttention:
         ]
 
     def _indexer(self, hidden: int) -> int:
-        """Queries from the query latent, one key, and a weight per head (transformers: ``deepseek_v32`` indexer)."""
+        """Queries from the query latent, one key, a weight per head (``deepseek_v32`` indexer)."""
         queries = (self.q_lora_rank or hidden) * self.index_heads * self.index_head_dim
         return queries + hidden * (self.index_head_dim + self.index_heads)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """A layer with a state of fixed size per sequence: gated delta net, Kimi delta, Mamba-1/2, lightning attention, short convolution.
+    """A layer with a state of fixed size per sequence.
 
-    ``heads`` value heads of ``v_head_dim`` and ``kv_heads`` key heads (or groups) of ``head_dim`` (the state size of Mamba); the
-    recurrent state is ``heads · head_dim · v_head_dim`` values. ``conv_channels`` of a causal convolution of ``conv_kernel`` keep
-    their last ``conv_kernel - 1`` inputs. ``in_columns`` is the width of all input projections, ``extra`` what else the layer holds.
+    Gated delta net, Kimi delta, Mamba-1/2, lightning attention or short convolution.
+
+    ``heads`` value heads of ``v_head_dim`` and ``kv_heads`` key heads (or groups) of ``head_dim``
+    (the state size of Mamba); the recurrent state is ``heads · head_dim · v_head_dim`` values.
+    ``conv_channels`` of a causal convolution of ``conv_kernel`` keep their last ``conv_kernel - 1``
+    inputs. ``in_columns`` is the width of all input projections, ``extra`` what else the layer
+    holds.
     """
 
     heads: int
@@ -180,11 +186,12 @@ class LinearAttention:
     in_columns: int
     extra: int = 0
     recurrent_bytes: float | None = None
-    """Bytes per value of the recurrent state where the config states its dtype; the convolution keeps the activation dtype."""
+    """Bytes per value of the recurrent state where the config states its dtype; the convolution
+    keeps the activation dtype."""
 
     @property
     def window(self) -> int | None:
-        """No window: there is no cache to bound."""
+        """No window, as there is no cache to bound."""
         return None
 
     @property
@@ -209,12 +216,11 @@ class LinearAttention:
 
     @property
     def state_bytes_per_value(self) -> float | None:
-        """Mean bytes per state value (None: the activation dtype): 16-bit convolution, recurrent state as the config says."""
+        """Mean bytes per state value (None: the activation dtype); the convolution is 16-bit."""
         if self.recurrent_bytes is None or not self.state_values:
             return None
-        return (
-            2 * self.conv_state_values + self.recurrent_bytes * self.recurrent_state_values
-        ) / self.state_values
+        recurrent = self.recurrent_bytes * self.recurrent_state_values
+        return (2 * self.conv_state_values + recurrent) / self.state_values
 
     def tensors(self, hidden: int) -> list[Tensor]:
         """Input and output projections, and the convolution with other small tensors."""

@@ -1,7 +1,7 @@
-"""Finding a model: by its Hugging Face id in the catalog, by a folder with a ``config.json``, or given inline.
+"""Finding a model: in the catalog, on the Hub, in a folder with a ``config.json``, or inline.
 
-The catalog is data: one file a model under ``model/catalog/`` named ``org--name.yaml``, holding the architecture fields of its
-``config.json``, the published parameter counts, and where each was read.
+The catalog is data: one file a model under ``model/catalog/`` named ``org--name.yaml``, holding the
+architecture fields of its ``config.json``, the published parameter counts, and where each was read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from recipe_core.model.revision import split_revision
 from recipe_core.model.spec import ModelSpec
 
 CHECKPOINT_TOLERANCE = 0.02
-"""Files that hold more or less than this share of what is counted are worth a word (a vision tower, draft heads, other formats)."""
+"""Files that deviate from the counted size by more than this share get a note: they hold a vision
+tower, draft heads or other formats."""
 
 FOLDER = Path(__file__).with_name("catalog")
 
 _ALIASES = re.compile(r"^aliases:\n((?:- .+\n)+)", re.MULTILINE)
 
 _LIKE_NOTHING = ("", "-hf", "-bf16")
-"""Endings that say nothing of a model, which names of its quantised copies leave out."""
+"""Endings without meaning, which names of quantised copies leave out."""
 
 
 class PublishedCount(BaseModel):
@@ -47,7 +48,8 @@ class PublishedCount(BaseModel):
     source: str
     note: str | None = None
     includes: dict[str, Annotated[int, Field(gt=0)]] = {}
-    """What the figure counts beyond the language model, by name: parameters worked out from the public shapes of those parts."""
+    """What the figure counts beyond the language model, by name: parameters worked out from the
+    public shapes of those parts."""
 
     @property
     def language_model(self) -> int:
@@ -56,7 +58,10 @@ class PublishedCount(BaseModel):
 
 
 class CatalogEntry(BaseModel):
-    """One file of the catalog; ``same_as`` borrows the architecture of another entry, ``aliases`` are other models that have all of it."""
+    """One file of the catalog.
+
+    ``same_as`` borrows the architecture of another entry; ``aliases`` are models that share it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     id: str
@@ -69,7 +74,7 @@ class CatalogEntry(BaseModel):
 
 @cache
 def _files() -> dict[str, Path]:
-    """Catalog files by casefolded model id (read off the file names, so that listing costs no parsing)."""
+    """Catalog files by casefolded model id, from the file names, so that listing parses nothing."""
     return {
         path.stem.replace("--", "/", 1).casefold(): path for path in sorted(FOLDER.glob("*.yaml"))
     }
@@ -87,12 +92,16 @@ def in_catalog(model_id: str) -> bool:
 
 @cache
 def catalog_entry(model_id: str) -> CatalogEntry:
-    """The catalog's file for an id (case does not matter); raises ModelError naming close ids when there is none."""
+    """The catalog's entry for an id, in any case.
+
+    Raises:
+        ModelError: names close ids when there is none.
+    """
     path = _files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
     if path is None:
         message, hint = unknown("model", model_id, catalog_ids())
         raise ModelError(
-            message, field="model", hint=f"{hint} Or give a folder with a config.json."
+            message, field="model", hint=f"{hint} Or set it to a folder with a config.json."
         )
     try:
         return CatalogEntry.model_validate(read_shipped(path))
@@ -104,21 +113,28 @@ def catalog_entry(model_id: str) -> CatalogEntry:
 
 @cache
 def _by_alias() -> dict[str, Path]:
-    """Catalog files by casefolded alias; only the lines of that list are read, for parsing every file takes a second."""
+    """Catalog files by casefolded alias.
+
+    Reads only the lines of that list: parsing every file takes a second.
+    """
     lists = (
         (path, _ALIASES.search(path.read_text(encoding="utf-8"))) for path in _files().values()
     )
     return {
         line.removeprefix("- ").casefold(): path
-        for path, found in lists
-        if found
-        for line in found[1].splitlines()
+        for path, match in lists
+        if match
+        for line in match[1].splitlines()
     }
 
 
 @cache
 def catalog_model(model_id: str) -> ModelSpec:
-    """A model of the catalog, under the id or alias that was asked for; raises ModelError when it is not there."""
+    """A model of the catalog, named by the id or alias that was requested.
+
+    Raises:
+        ModelError: when it is not in the catalog.
+    """
     entry = catalog_entry(model_id)
     name = next(
         name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold()
@@ -132,10 +148,10 @@ def _config(entry: CatalogEntry) -> dict[str, Any]:
 
 @lru_cache(256)  # bounded: anybody may ask for any name
 def derived_model(model_id: str) -> ModelSpec | None:
-    """A model that the catalog has under another owner, or in another format, as the name says; None where it says no such thing."""
+    """A model of the catalog under another owner or in another format, by its name; else None."""
     for name, convention in meanings(model_id):
         entries = next(
-            (found for ending in _LIKE_NOTHING if (found := _called(f"{name}{ending}"))), ()
+            (alike for ending in _LIKE_NOTHING if (alike := _called(f"{name}{ending}"))), ()
         )
         if len(entries) != 1:  # none, or models of two owners that are not the same
             continue
@@ -144,18 +160,21 @@ def derived_model(model_id: str) -> ModelSpec | None:
             config = convention.applied(config, experts=base.is_moe)
         model = read_config(config, model_id)
         stored = f" with weights in {model.weight_dtype}" if convention else ""
-        note = f"Not in the catalog: read by its name as {base.name}{stored}. Give its config.json to be certain."
+        note = (
+            f"Not in the catalog: its name is read as {base.name}{stored}. "
+            "Provide its config.json to be certain."
+        )
         return replace(model, notes=(*model.notes, note))
     return None
 
 
 def _called(name: str) -> tuple[CatalogEntry, ...]:
-    """Entries that an id or alias calls so, whoever the owner; one of those that share an architecture and a format."""
+    """Entries with this name under any owner; one of those that share architecture and format."""
     entries = map(catalog_entry, _by_name().get(name.casefold(), ()))
     return tuple(
         {
-            (each.same_as or each.id, str(each.config.get("quantization_config"))): each
-            for each in entries
+            (entry.same_as or entry.id, str(entry.config.get("quantization_config"))): entry
+            for entry in entries
         }.values()
     )
 
@@ -164,8 +183,8 @@ def _called(name: str) -> tuple[CatalogEntry, ...]:
 def _by_name() -> dict[str, list[str]]:
     """Ids and aliases, casefolded, by their names without owners."""
     out: dict[str, list[str]] = {}
-    for each in (*_files(), *_by_alias()):
-        out.setdefault(each.rpartition("/")[2], []).append(each)
+    for model_id in (*_files(), *_by_alias()):
+        out.setdefault(model_id.rpartition("/")[2], []).append(model_id)
     return out
 
 
@@ -173,9 +192,10 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     """The model a request names.
 
     Args:
-        model: a catalog id, an id on the Hugging Face Hub (either may name a revision: ``owner/name@revision``), a folder with a
-            ``config.json`` (or that file), the dimensions in short (``shape_config``), or the parsed config itself.
-        folders: whether paths may be read and the hub asked; a server that strangers can reach says no.
+        model: an id of the catalog or the Hugging Face Hub (``owner/name`` or
+            ``owner/name@revision``), a folder with a ``config.json`` (or that file), dimensions
+            (``shape_config``), or the parsed config.
+        folders: whether to read paths and ask the hub; public servers must not.
 
     Raises:
         ModelError: when it is unknown, unreadable or not a decoder-only language model.
@@ -191,7 +211,7 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
         return _named(model, online=folders)
     if not folders:
         raise ModelError(
-            f"{model!r} is a path; this server reads none.",
+            f"{model!r} is a path; this server does not read paths.",
             field="model",
             hint="Send the config.json inline.",
         )
@@ -199,21 +219,25 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
 
 
 def _path(text: str) -> Path:
-    """The path a text may be; raises ModelError for what no path can be."""
+    """The path of a text.
+
+    Raises:
+        ModelError: when it cannot be a path.
+    """
     try:
         path = Path(text).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(
-            f"{text[:80]!r} is no model: {error}.",
+            f"{text[:80]!r} is not a model: {error}.",
             field="model",
-            hint="Give a catalog id, a folder or a config.",
+            hint="Set `model` to a catalog id, a folder or a config.",
         ) from None
     return path
 
 
 def _named(model: str, *, online: bool) -> ModelSpec:
-    """A model of the catalog, else (for ``owner/name``) of the hub, else what its name says; the error says what was tried."""
+    """A model of the catalog, else of the hub (``owner/name``), else what its name says."""
     model, revision = split_revision(model)
     try:
         return catalog_model(model)
@@ -226,28 +250,30 @@ def _named(model: str, *, online: bool) -> ModelSpec:
                 return read_config(hub_config(model, revision), model)
             except ModelError as error:
                 tried = f" ({error.message})"
-        if (named := derived_model(model)) is not None:
-            return named
+        if (derived := derived_model(model)) is not None:
+            return derived
         raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint}{tried}") from None
 
 
 def read_folder(path: Path) -> ModelSpec:
-    """The model of a folder on disk, named by its absolute path; raises ModelError when there is no ``config.json``."""
+    """The model of a folder on disk, named by its absolute path.
+
+    Raises:
+        ModelError: when there is no ``config.json``.
+    """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ModelError(
-            f"there is no config.json in {str(path)!r}.",
+            f"no config.json in {str(path)!r}.",
             field="model",
-            hint="Give a folder that holds one, or a catalog id.",
+            hint="Set `model` to a folder with one, or to a catalog id.",
         )
     model = read_config(
         parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve())
     )
-    held = checkpoint_bytes(file.parent)
+    size = checkpoint_bytes(file.parent)
     notes = model.notes
-    if held is not None and abs(held / model.counted_bytes - 1) > CHECKPOINT_TOLERANCE:
-        notes = (
-            *notes,
-            f"The files on disk hold {gib(held)}; what is counted of them is {gib(model.counted_bytes)}.",
-        )
-    return replace(model, checkpoint_bytes=held, notes=notes)
+    if size is not None and abs(size / model.counted_bytes - 1) > CHECKPOINT_TOLERANCE:
+        counted = gib(model.counted_bytes)
+        notes = (*notes, f"The files on disk hold {gib(size)}; estimates count {counted}.")
+    return replace(model, checkpoint_bytes=size, notes=notes)

@@ -1,4 +1,4 @@
-"""What a checkpoint on disk really holds: bytes of its tensors, from the index or the headers of its safetensors files, and its digest."""
+"""Size and digest of a checkpoint on disk, from the headers of its safetensors files."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def checkpoint_bytes(folder: Path) -> int | None:
     """Bytes of all tensors in a model folder, or None when it holds no readable safetensors files.
 
-    The index's ``total_size`` when there is one, else the offsets in each file's header; no tensor is read.
+    The index's ``total_size`` when there is one, else the offsets in each file's header; no tensor
+    is read.
     """
     index = folder / "model.safetensors.index.json"
     try:
         if index.is_file() and index.stat().st_size <= MAX_HEADER_BYTES:
-            total = (
-                json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
-            )
+            metadata = json.loads(index.read_text(encoding="utf-8")).get("metadata", {})
+            total = metadata.get("total_size")
             if isinstance(total, int | float) and total > 0:
                 return int(total)
         files = sorted(folder.glob("*.safetensors"))
         return sum(map(_tensor_bytes, files)) if files else None
     except (OSError, ValueError, AttributeError, KeyError, TypeError, struct.error):
-        return None  # a damaged checkpoint is the engine's business; the architecture is known without it
+        # A damaged checkpoint is for the engine to report; planning does not need its size.
+        return None
 
 
 def _tensor_bytes(file: Path) -> int:
@@ -55,8 +56,9 @@ def _header(stream: BinaryIO) -> bytes:
 class Fingerprint:
     """What identifies the weights of a folder: ``sha256:…`` over ``files`` files.
 
-    ``of``: "content" (the hub's cache names files by the SHA-256 of what they hold, so nothing is read), or "headers" (name, size, and the
-    header of each safetensors file: every tensor's name, format, shape and place, but not its values).
+    ``of``: "content" (the hub's cache names files by the SHA-256 of what they hold, so nothing is
+    read), or "headers" (name, size, and the header of each safetensors file: every tensor's name,
+    format, shape and place, but not its values).
     """
 
     digest: str
@@ -65,15 +67,12 @@ class Fingerprint:
 
 
 def checkpoint_digest(folder: Path) -> Fingerprint | None:
-    """The fingerprint of a model folder's weights; None where it holds no readable safetensors files."""
+    """The fingerprint of a folder's weights; None without readable safetensors files."""
     try:
         files = sorted(folder.glob("*.safetensors"))
         blobs = {file.name: file.resolve().name for file in files if file.is_symlink()}
-        content = (
-            bool(files)
-            and len(blobs) == len(files)
-            and all(_SHA256.fullmatch(blob) for blob in blobs.values())
-        )
+        linked = bool(files) and len(blobs) == len(files)
+        content = linked and all(_SHA256.fullmatch(blob) for blob in blobs.values())
         rows = [
             [file.name, blobs[file.name]]
             if content
@@ -82,12 +81,10 @@ def checkpoint_digest(folder: Path) -> Fingerprint | None:
         ]
     except (OSError, ValueError, struct.error):
         return None
+    if not files:
+        return None
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    return (
-        Fingerprint(f"sha256:{digest}", "content" if content else "headers", len(files))
-        if files
-        else None
-    )
+    return Fingerprint(f"sha256:{digest}", "content" if content else "headers", len(files))
 
 
 def _header_digest(file: Path) -> str:

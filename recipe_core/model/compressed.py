@@ -1,4 +1,4 @@
-"""Attention over a compressed past (DeepSeek-V4, arXiv:2606.19348): a window of single tokens, and entries that stand for many."""
+"""Attention over a compressed past (DeepSeek-V4, arXiv:2606.19348)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from recipe_core.model.tensors import Matrix, Tensor, projections, tensor
 
 SCALED_VALUES = 64
-"""Values of an fp8 entry that share one scale byte; one byte more pads the scales (vLLM's ``fp8_ds_mla`` layout of this model)."""
+"""Values of an fp8 entry that share one scale byte; one byte more pads the scales (vLLM's
+``fp8_ds_mla`` layout of this model)."""
 
 STATE_VALUE_BYTES = 4
-"""The states of unfinished entries are kept in fp32 (vLLM: ``models/deepseek_v4/compressor.py``)."""
+"""The states of unfinished entries are kept in fp32 (vLLM:
+``models/deepseek_v4/compressor.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
-    """One layer of it. Key and value are one vector of ``head_dim`` that all heads share, so every tensor-parallel rank holds all of it.
+    """One layer with a window of single tokens and entries that stand for many.
 
-    A token attends to the last ``local`` tokens one by one and, where ``ratio`` > 0, to entries made of ``ratio`` tokens each: all of
-    them (heavily compressed), or with an indexer (``index_heads`` > 0) the ``attends`` most telling ones (compressed sparse). Entries
-    that are chosen from are made of two series of values, so that neighbours overlap; the indexer has smaller entries of its own.
-    Queries come from a latent, the output goes through ``o_groups`` products of their own into one shared product.
+    Key and value are one vector of ``head_dim`` that all heads share, so every tensor-parallel rank
+    holds all of it.
+
+    A token attends to the last ``local`` tokens one by one and, where ``ratio`` > 0, to entries
+    made of ``ratio`` tokens each: all of them (heavily compressed), or with an indexer
+    (``index_heads`` > 0) the ``attends`` highest-scoring ones (compressed sparse). Entries to
+    choose from are made of two series of values, so that neighbours overlap; the indexer has
+    smaller entries of its own. Queries come from a latent, the output goes through ``o_groups``
+    products of their own into one shared product.
     """
 
     heads: int
@@ -47,7 +54,7 @@ class CompressedAttention:
 
     @property
     def window(self) -> int | None:
-        """How many tokens the whole layer keeps: its window, where that is all it has."""
+        """Tokens that the layer keeps, where its window is all it has; else None."""
         return None if self.ratio else self.local
 
     @property
@@ -57,7 +64,7 @@ class CompressedAttention:
 
     @property
     def series(self) -> int:
-        """Vectors that a token gives to entries: to its own, and to the next where entries overlap."""
+        """Vectors that a token contributes: to its entry, and to the next if entries overlap."""
         return 2 if self.index_heads else 1
 
     @property
@@ -67,12 +74,12 @@ class CompressedAttention:
 
     @property
     def state_values_per_token(self) -> int:
-        """Values that such a token leaves for its entry: what is summed and how it is weighted, for each series."""
+        """Values that such a token leaves for its entry: summands and weights, for each series."""
         return 2 * self.series * self.head_dim
 
     @property
     def index_state_values_per_token(self) -> int:
-        """The same for the indexer's entries."""
+        """The same values for the indexer's entries."""
         return 2 * self.series * self.index_head_dim
 
     @property
@@ -82,37 +89,41 @@ class CompressedAttention:
 
     @property
     def state_bytes_per_value(self) -> float | None:
-        """Bytes of such a value."""
+        """Bytes of a value of that state."""
         return float(STATE_VALUE_BYTES)
 
     @property
     def index_entry_bytes(self) -> float:
-        """Bytes of the indexer's key of an entry: fp8 with one fp32 scale per 128 values, whatever the rest of the cache is in."""
+        """Bytes of the indexer's key of an entry: always fp8, one fp32 scale per 128 values."""
         return self.index_head_dim * (1 + 4 / 128)
 
     def entry_bytes(self, value_bytes: float) -> float:
-        """Bytes of a cached token or entry at ``value_bytes`` a value: the rotary part stays in 16 bit, one-byte values have scales."""
+        """Bytes of a cached token or entry at ``value_bytes`` per value.
+
+        The rotary part stays in 16 bits; one-byte values have scales.
+        """
         if value_bytes >= 2:
             return self.head_dim * value_bytes
         plain = self.head_dim - self.rope_head_dim
         return plain * value_bytes + 2 * self.rope_head_dim + -(-plain // SCALED_VALUES) + 1
 
     def token_bytes(self, value_bytes: float) -> float:
-        """Bytes by which a token makes the cache grow: its share of an entry and of the indexer's (a window alone: the token itself)."""
+        """Bytes that a token adds to the cache: its share of an entry and of the indexer's.
+
+        A layer with only a window caches the token itself.
+        """
         if not self.ratio:
             return self.entry_bytes(value_bytes)
         return (self.entry_bytes(value_bytes) + self.index_entry_bytes) / self.ratio
 
     def sequence_bytes(self, value_bytes: float) -> float:
-        """Bytes per sequence that do not grow with it: the window beside the entries, and the states of those to come."""
-        return (
-            self.local * self.entry_bytes(value_bytes) + self.state_values * STATE_VALUE_BYTES
-            if self.ratio
-            else 0.0
-        )
+        """Bytes per sequence of constant size: the window, and the states of unfinished entries."""
+        if not self.ratio:
+            return 0.0
+        return self.local * self.entry_bytes(value_bytes) + self.state_values * STATE_VALUE_BYTES
 
     def tensors(self, hidden: int) -> list[Tensor]:
-        """Projections of one layer: what has no heads is replicated, queries and the output's groups are cut.
+        """Projections of one layer; parts with heads or output groups are cut, others replicated.
 
         What makes entries and weighs index heads stays in 16 bit in quantised checkpoints.
         """
@@ -154,9 +165,6 @@ class CompressedAttention:
 
     def _small(self) -> int:
         """Norms, a sink a head, and for each place in an entry how its values are weighted."""
-        norms = (
-            self.q_lora_rank
-            + self.head_dim
-            + (self.head_dim + self.index_head_dim if self.ratio else 0)
-        )
-        return norms + self.heads + self.ratio * self.series * (self.head_dim + self.index_head_dim)
+        entry = self.head_dim + self.index_head_dim
+        norms = self.q_lora_rank + self.head_dim + (entry if self.ratio else 0)
+        return norms + self.heads + self.ratio * self.series * entry

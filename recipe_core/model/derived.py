@@ -1,7 +1,8 @@
-"""Checkpoints that the catalog does not have, read off their names: a model that it has, in the format that the name's ending says.
+"""Checkpoints that the catalog lacks, recognised by their names.
 
-``nvidia/Qwen3-14B-FP4`` is Qwen3-14B as NVIDIA quantises; ``unsloth/Llama-3.3-70B-Instruct`` is Llama-3.3-70B-Instruct. What is derived
-says so in its notes: only its own ``config.json`` is certain.
+``nvidia/Qwen3-14B-FP4`` is Qwen3-14B as NVIDIA quantises; ``unsloth/Llama-3.3-70B-Instruct`` is
+Llama-3.3-70B-Instruct. A derived model says so in its notes: only its own ``config.json`` is
+certain.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class Convention(BaseModel):
     experts: tuple[str, ...] = ()
 
     def base(self, owner: str, name: str) -> str | None:
-        """The name without the ending; None where it has none, or the convention is another publisher's."""
+        """The name without the ending; None without it, or under another publisher's convention."""
         if self.publishers and owner.casefold() not in map(str.casefold, self.publishers):
             return None
-        found = re.fullmatch(f"(.+?)(?:{self.ending})", name, re.IGNORECASE)
-        return found[1] if found else None
+        match = re.fullmatch(f"(.+?)(?:{self.ending})", name, re.IGNORECASE)
+        return match[1] if match else None
 
     def applied(self, config: Mapping[str, Any], *, experts: bool) -> dict[str, Any]:
         """The base's configuration with this quantisation in place of its own."""
@@ -43,7 +44,7 @@ class Convention(BaseModel):
         out = self.quantization
         if experts and self.experts:
             left_out = next(name for name in ("exclude_modules", "exclude") if name in out)
-            out = out | {left_out: [*out[left_out], *self.experts]}
+            out = {**out, left_out: [*out[left_out], *self.experts]}
         return {**config, "quantization_config": out}
 
 
@@ -54,13 +55,15 @@ def conventions() -> tuple[Convention, ...]:
 
 
 def meanings(model_id: str) -> list[tuple[str, Convention | None]]:
-    """Names of models that an id may stand for, most likely first, each with the convention that its ending follows (None: a copy).
+    """The models that an id may stand for, most likely first, with the convention it follows.
 
-    What its publisher's own conventions say comes first, then a copy of another owner's model, then what such endings mean elsewhere.
+    First what its publisher's conventions say, then a copy of another owner's model (None), then
+    what such endings mean elsewhere.
     """
     owner, _, name = model_id.partition("/")
-    found: list[tuple[str, Convention | None]] = [
-        (base, each) for each in conventions() if (base := each.base(owner, name))
-    ]
-    own = [each for each in found if each[1] and each[1].publishers]
-    return [*own, (name, None), *(each for each in found if each not in own)]
+    publishers: list[tuple[str, Convention | None]] = []
+    general: list[tuple[str, Convention | None]] = []
+    for convention in conventions():
+        if base := convention.base(owner, name):
+            (publishers if convention.publishers else general).append((base, convention))
+    return [*publishers, (name, None), *general]

@@ -1,4 +1,4 @@
-"""Number formats: what a stored weight or cached value costs, and in which format it is multiplied."""
+"""Number formats: bytes per stored value, and the format of a product."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def bytes_per_value(dtype: str, *, field: str | None = None) -> float:
 
 
 def compute_dtype(dtype: str, native: Collection[str]) -> str:
-    """The format a matrix product with weights in ``dtype`` runs in on a device with ``native`` rates.
+    """The format in which a product with weights in ``dtype`` runs, given the ``native`` ones.
 
-    Weight-only formats (int4 always; fp8, fp4, int8 where the device has no such units) are widened to 16 bit first,
-    as Marlin-like kernels do; one 4-bit float format stands in for the other.
+    Weight-only formats (int4 always; fp8, fp4, int8 where the device has no such units) are widened
+    to 16 bit first, as Marlin-like kernels do; one 4-bit float format stands in for the other.
     """
-    wanted = _COMPUTE.get(dtype, dtype)
-    if wanted in native:
-        return wanted
-    if wanted in ("mxfp4", "nvfp4"):
-        other = "nvfp4" if wanted == "mxfp4" else "mxfp4"
+    compute = _COMPUTE.get(dtype, dtype)
+    if compute in native:
+        return compute
+    if compute in ("mxfp4", "nvfp4"):
+        other = "nvfp4" if compute == "mxfp4" else "mxfp4"
         if other in native:
             return other
     return next(half for half in _HALF if half in native)

@@ -1,4 +1,4 @@
-"""Asking the Hugging Face Hub for a ``config.json``, when the machine is online and the user's settings allow it."""
+"""Fetching a ``config.json`` from the Hugging Face Hub, online and with the user's settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 from recipe_core.base.errors import ModelError
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # a hub that can be reached answers well within it
 
 
 @cache
 def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
-    """The configuration of a model on the hub, from the local cache or downloaded (a few kB, never weights or code).
+    """The configuration of a model on the hub, cached or downloaded (a few kB, never weights).
 
     Raises:
-        ModelError: when the hub cannot be reached, does not have it, or wants a licence to be accepted first.
+        ModelError: when the hub cannot be reached, does not have it, or wants a licence to be
+            accepted first.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
@@ -43,7 +44,7 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
             hint="Accept its licence on the hub and set HF_TOKEN.",
         ) from None
     except LocalEntryNotFoundError:
-        hint = "Go online, or give a folder with its config.json."
+        hint = "Go online, or set `model` to a folder with its config.json."
         raise ModelError(
             f"{model_id} is not in the catalog, and the hub cannot be reached.",
             field="model",
@@ -56,9 +57,8 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
         ValueError,
         OSError,
     ) as error:
-        why = type(error).__name__
         raise ModelError(
-            f"the hub has no config.json of {model_id} ({why}).",
+            f"the hub has no config.json for {model_id} ({type(error).__name__}).",
             field="model",
             hint="Check the id.",
         ) from None
@@ -70,7 +70,7 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
 
 @cache
 def _reachable() -> bool:
-    """Whether the hub answers at all: asked once, so that a file of unknown ids costs one wait and not thousands."""
+    """Whether the hub answers: asked once, so that many unknown ids cost a single wait."""
     import socket
     from urllib.parse import urlsplit
     from urllib.request import getproxies
@@ -80,7 +80,7 @@ def _reachable() -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     if getproxies().get("https"):
-        return True  # only the proxy can tell
+        return True  # only the proxy can resolve the hub
     address = urlsplit(constants.ENDPOINT)
     try:
         socket.create_connection(

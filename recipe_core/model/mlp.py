@@ -39,9 +39,10 @@ class DenseMlp:
 class MoeMlp:
     """Routed experts (``top_k`` of ``experts`` per token) plus a shared part that every token uses.
 
-    ``shared_intermediate`` is the width of all shared experts, or of a dense block beside the experts. ``latent`` > 0: routed experts
-    work in a space of that width, reached by one projection down and one up (Nemotron-3 latent MoE); the router and the shared part don't.
-    ``bias``: routed experts add a bias after each projection (gpt-oss).
+    ``shared_intermediate`` is the width of all shared experts, or of a dense block beside the
+    experts. ``latent`` > 0: routed experts work in a space of that width, reached by one projection
+    down and one up (Nemotron-3 latent MoE); the router and the shared part don't. ``bias``: routed
+    experts add a bias after each projection (gpt-oss).
     """
 
     experts: int
@@ -62,7 +63,7 @@ class MoeMlp:
         return self.latent or hidden
 
     def tensors(self, hidden: int) -> list[Tensor]:
-        """Router (replicated), routed experts, the shared part as one dense block, and the latent's projections."""
+        """Router (replicated), routed experts, the shared part and the latent's projections."""
         per_expert = self.matrices * self.expert_hidden(hidden) * self.intermediate
         out = [
             tensor("moe.router", hidden * self.experts, "router", "replicated"),

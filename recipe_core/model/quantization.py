@@ -10,12 +10,16 @@ from recipe_core.model.tensors import Role
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a quantised checkpoint stores: ``dtype`` for the tensors of ``roles``, the base dtype for the rest.
+    """What a quantised checkpoint stores.
 
-    ``block`` is the edge of square scale blocks (fp8 128 × 128) that a cut must respect, None when there is none. ``value_bytes`` is
-    what a weight costs with its scales where the config's group size says so (None: what ``dtype`` costs usually). ``others`` are roles
-    of ``roles`` that are stored in another format than ``dtype`` (mixed precision). ``scheme`` is who wrote the checkpoint and what one
-    scale covers ("fp8/tensor", "compressed-tensors/channel"): engines load the same format differently by it.
+    ``dtype`` for the tensors of ``roles``, the base dtype for the rest.
+
+    ``block`` is the edge of square scale blocks (fp8 128 × 128) that a cut must respect, None when
+    there is none. ``value_bytes`` is what a weight costs with its scales where the config's group
+    size says so (None: what ``dtype`` costs usually). ``others`` are roles of ``roles`` that are
+    stored in another format than ``dtype`` (mixed precision). ``scheme`` is who wrote the
+    checkpoint and what one scale covers ("fp8/tensor", "compressed-tensors/channel"): engines load
+    the same format differently by it.
     """
 
     dtype: str
@@ -32,8 +36,9 @@ class Quantization:
     def bytes_of(self, role: Role, base: str) -> float:
         """Stored bytes per value of a role, scales included."""
         dtype = self.dtype_of(role, base)
-        own = self.value_bytes if role in self.roles and dtype == self.dtype else None
-        return bytes_per_value(dtype) if own is None else own
+        if self.value_bytes is not None and role in self.roles and dtype == self.dtype:
+            return self.value_bytes
+        return bytes_per_value(dtype)
 
     @property
     def fingerprint(self) -> list[object]:

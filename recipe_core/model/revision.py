@@ -1,4 +1,4 @@
-"""Which revision of a model on the hub is meant: ``owner/name@revision``, or a snapshot folder of the hub's cache."""
+"""The revision of a model: ``owner/name@revision``, or a snapshot folder of the hub's cache."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Snapshot:
 
 
 def split_revision(model: str) -> tuple[str, str | None]:
-    """A model without its revision, and the revision: a commit, a tag or a branch; None where none is named."""
-    found = _REVISED.fullmatch(model)
-    return (found[1], found[2]) if found else (model, None)
+    """A model without its revision, and the revision (commit, tag or branch) or None."""
+    match = _REVISED.fullmatch(model)
+    return (match[1], match[2]) if match else (model, None)
 
 
 def snapshot_of(folder: str) -> Snapshot | None:
-    """What a folder of the hub's cache is a snapshot of; None for any other folder."""
-    found = _SNAPSHOT.search(folder)
-    return Snapshot(f"{found[1]}/{found[2]}", found[3]) if found else None
+    """The snapshot that a folder of the hub's cache is; None for any other folder."""
+    match = _SNAPSHOT.search(folder)
+    return Snapshot(f"{match[1]}/{match[2]}", match[3]) if match else None

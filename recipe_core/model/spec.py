@@ -1,6 +1,6 @@
-"""What is deployed: a decoder-only language model as a list of layers, and the table of its tensors.
+"""A decoder-only language model as a list of layers, and the table of its tensors.
 
-Everything the estimates need of a model is here; how a ``config.json`` says it is the business of ``config/``.
+Estimates need nothing else of a model; package `config` reads it from a ``config.json``.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ __all__ = [
 class Layer:
     """One decoder layer; a hybrid's layer may be only a mixer or only a feed-forward block.
 
-    ``unquantized`` names tensors that a quantised checkpoint leaves in the base dtype in this layer although it turns their kind
-    elsewhere. ``per_layer_input`` is the width of an embedding that is gated into this layer (Gemma 3n and 4 E-models; 0: none).
-    ``streams`` > 1: the residual is that many streams, which learned weights join before each half and part after it (hyper-connections,
+    ``unquantized`` names tensors that a quantised checkpoint leaves in the base dtype in this layer
+    although it turns their kind elsewhere. ``per_layer_input`` is the width of an embedding that is
+    gated into this layer (Gemma 3n and 4 E-models; 0: none). ``streams`` > 1: the residual is that
+    many streams, which learned weights join before each half and part after it (hyper-connections,
     arXiv:2409.19606, as DeepSeek-V4 has them).
     """
 
@@ -62,11 +63,11 @@ class Layer:
 
     @property
     def stream_weights(self) -> int:
-        """Numbers that a half's hyper-connection makes of a token: to join the streams, to part them, and to mix them."""
+        """Values per token of a half's hyper-connection: joining, parting and mixing streams."""
         return (2 + self.streams) * self.streams if self.streams > 1 else 0
 
     def tensors(self, hidden: int) -> list[Tensor]:
-        """Attention, feed-forward, the norm before each and what joins residual streams around them."""
+        """Attention, feed-forward, the norm before each, and what joins residual streams."""
         halves = [half for half in (self.attention, self.mlp) if half is not None]
         out = [item for half in halves for item in half.tensors(hidden)]
         if self.per_layer_input:
@@ -96,11 +97,12 @@ def layer_kinds(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only language model: its layers in order, embeddings, and how its checkpoint stores them.
+    """A decoder-only language model: layers in order, embeddings, and their stored formats.
 
-    ``kv_dtype`` is the cache format that the checkpoint asks for (None: the engine's choice). ``draft_layers`` (multi-token prediction)
-    are in the checkpoint but counted nowhere. ``extras`` are tensors outside the layers besides embedding and head.
-    ``checkpoint_bytes`` is what the files on disk hold, where they are at hand.
+    ``kv_dtype`` is the cache format that the checkpoint asks for (None: the engine's choice).
+    ``draft_layers`` (multi-token prediction) are in the checkpoint but counted nowhere. ``extras``
+    are tensors outside the layers besides embedding and head. ``checkpoint_bytes`` is what the
+    files on disk hold, where they are at hand.
     """
 
     name: str
@@ -171,7 +173,7 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """All parameters of the main model; draft (multi-token prediction) layers are not counted."""
+        """All parameters of the main model, without draft (multi-token prediction) layers."""
         return sum(self.parameters_by_part.values())
 
     @property
@@ -197,7 +199,7 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through, embedding and head included (the way model cards count)."""
+        """Parameters that one token uses, embedding and head included, as on model cards."""
         per_layer = sum(
             count * item.active
             for layer, count in self.kinds
@@ -223,7 +225,7 @@ class ModelSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of everything that shapes an estimate; equal for equal architectures, whatever their name."""
+        """Hash of everything that shapes an estimate; equal for equal architectures of any name."""
         kinds = [[type(kind.attention).__name__, asdict(kind)] for kind, _ in self.kinds]
         shape = [kinds[k] for k in self.order]
         quantization = None if self.quantization is None else self.quantization.fingerprint

@@ -1,4 +1,4 @@
-"""The rows of a model's tensor table: what a weight is, how a quantisation treats it, and how ranks share it."""
+"""Rows of a model's tensor table: what a weight is, how it is quantised and cut."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ Role = Literal[
 ]
 """What a tensor is to a quantisation.
 
-``attention``: projections of softmax attention. ``mixer``: projections of linear-attention and state-space layers. ``linear``: dense
-feed-forward. ``experts``: routed experts. ``shared``: shared experts and dense blocks beside experts. ``unquantized``: a matrix that this
-checkpoint leaves in the base dtype although others of its kind are quantised. ``router`` and ``norm`` always stay in the base dtype.
+``attention``: projections of softmax attention. ``mixer``: projections of linear-attention and
+state-space layers. ``linear``: dense feed-forward. ``experts``: routed experts. ``shared``: shared
+experts and dense blocks beside experts. ``unquantized``: a matrix that this checkpoint leaves in
+the base dtype although others of its kind are quantised. ``router`` and ``norm`` always stay in the
+base dtype.
 """
 
 MATRIX_ROLES: frozenset[Role] = frozenset({"attention", "mixer", "linear", "shared", "experts"})
-"""What a quantisation of "the weights" turns when nobody says otherwise: every matrix of the layers."""
+"""What quantising "the weights" covers by default: every matrix of the layers."""
 
 Shard = Literal["replicated", "tensor", "kv_heads", "experts", "vocabulary"]
-"""How a tensor is cut: over tensor-parallel ranks, by KV heads (replicated once there are more ranks than heads),
-over the ranks that share the experts, or by rows of the padded vocabulary."""
+"""How a tensor is cut: over tensor-parallel ranks, by KV heads (replicated once there are more
+ranks than heads), over the ranks that share the experts, or by rows of the padded vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Weights from ``inputs`` to ``outputs`` values; a row of it holds the inputs of one output.
 
-    Ranks that share it cut the outputs, or the inputs (``cuts_inputs``) where what comes in is cut already: attention output, feed-forward
-    down-projection.
+    Ranks that share it cut the outputs, or the inputs (``cuts_inputs``) where what comes in is cut
+    already: attention output, feed-forward down-projection.
     """
 
     outputs: int
@@ -47,7 +49,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """All weights of one kind in one layer (or in the model): ``numel`` elements, ``active`` of them used by a token.
+    """All weights of one kind in a layer or the model: ``numel``, of which a token uses ``active``.
 
     ``matrices`` it is made of, where an engine may store their rows padded.
     """

@@ -1,4 +1,4 @@
-"""A ``config.json`` that somebody pastes or uploads: read with suspicion, and reduced to what shapes an estimate."""
+"""An uploaded or pasted ``config.json``, which is untrusted, reduced to what shapes an estimate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from recipe_core.base.uploads import text_of
 from recipe_core.model.config.read import read_config
 
 MAX_BYTES = 1 << 20
-"""The largest file that is read; configs have a few thousand bytes, those that list quantised modules up to some hundred thousand."""
+"""The largest file that is read; configs have a few thousand bytes, those that list quantised
+modules up to some hundred thousand."""
 
 
 def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
-    """The config of a file as plain values, named ``name``, without what no estimate depends on.
+    """The config of a file as plain values, named ``name``, without fields that change nothing.
 
     Raises:
-        ModelError: when it is too large, not text, not a JSON object or not a language model that can be read; says which.
+        ModelError: when it is too large, not text, not a JSON object or not a readable model.
     """
     text = text_of(
         data,
@@ -33,12 +34,10 @@ def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
         raise ModelError(
             f"{name} holds {type(config).__name__}, not an object.",
             field="model",
-            hint="Give the model's config.json.",
+            hint="Upload the model's config.json.",
         )
-    return essential(
-        config,
-        str(config.get("_name_or_path") or name.rsplit("/", 1)[-1].removesuffix(".json"))[:100],
-    )
+    label = config.get("_name_or_path") or name.rsplit("/", 1)[-1].removesuffix(".json")
+    return essential(config, str(label)[:100])
 
 
 def essential(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -47,17 +46,15 @@ def essential(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         ModelError: when it cannot be read.
     """
-    kept = dict(config)
-    digest, notes = (spec := read_config(kept, name)).digest, spec.notes
+    fields = dict(config)
+    spec = read_config(fields, name)
     for field in sorted(set(config) - {"model_type"}):
-        rest = {key: value for key, value in kept.items() if key != field}
+        rest = {key: value for key, value in fields.items() if key != field}
         try:
             without = read_config(rest, name)
         except ModelError:
             continue
-        if (without.digest, without.notes) == (digest, notes):
-            kept = rest
-    return {
-        "_name_or_path": name,
-        **{key: value for key, value in kept.items() if key != "_name_or_path"},
-    }
+        if (without.digest, without.notes) == (spec.digest, spec.notes):
+            fields = rest
+    fields.pop("_name_or_path", None)
+    return {"_name_or_path": name, **fields}

@@ -6,25 +6,25 @@ from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model,
 
 
 def variants(model_id: str) -> dict[str, str]:
-    """Ids of the catalog that hold the same model, each with its weights' format; the unquantised one first, nothing for other models.
+    """Ids of the catalog that hold the same model, with the format of their weights.
 
-    The same model: the same architecture (``same_as``) and context, and a name that contains the shortest such name in it: an FP8 copy
-    does, a model distilled into the same architecture or made for longer texts does not.
+    The unquantised one first; empty for models outside the catalog.
+
+    The same model: the same architecture (``same_as``) and context, and a name that contains the
+    shortest such name in it: an FP8 copy does, a model distilled into the same architecture or made
+    for longer texts does not.
     """
     if not in_catalog(model_id):
         return {}
-    own, root, context = (
-        _tail(catalog_entry(model_id).id),
-        _root(model_id),
-        catalog_model(model_id).max_context,
-    )
+    tail, root = _tail(catalog_entry(model_id).id), _root(model_id)
+    context = catalog_model(model_id).max_context
 
     def alike(other: str) -> bool:
         return _root(other) == root and catalog_model(other).max_context == context
 
     # Names first: what they rule out is not read.
     base = min(
-        (_tail(other) for other in catalog_ids() if _tail(other) in own and alike(other)), key=len
+        (_tail(other) for other in catalog_ids() if _tail(other) in tail and alike(other)), key=len
     )
     same = [other for other in catalog_ids() if base in _tail(other) and alike(other)]
     return {

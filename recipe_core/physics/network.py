@@ -1,16 +1,18 @@
-"""Time of collectives: what it takes to start, plus bytes over achieved bandwidth (alpha–beta), in a node and across nodes.
+"""Time of collectives, in a node and across nodes: start-up plus bytes over achieved bandwidth.
 
-Two families of kernels. Those of the *library* (NCCL, RCCL, gloo) go round by round: ``passes`` rounds (1 to gather, scatter or
-exchange, 2 to reduce for all) of n - 1 steps,
+Two families of kernels. The *library's* (NCCL, RCCL, gloo) run ``passes`` rounds (1 to gather,
+scatter or exchange, 2 to all-reduce) of n - 1 steps (the alpha–beta model):
 
-    t = latency + passes · ((n - 1) · latency_per_rank + (n - 1)/n · bytes / (bandwidth · efficiency))
+    t = latency + passes · ((n-1) · latency_per_rank + (n-1)/n · bytes / (bandwidth · efficiency))
 
-*Direct* kernels read the memory of the other devices, within one domain. An all-reduce is then the quicker of one shot (every rank reads
-all others, (n - 1) · bytes) and two (each reduces its share, then reads the others', 2 (n - 1)/n · bytes, starting twice). Fitted to
-measured all-reduces of three engines this is 4–8 % off (median), one line for all sizes 8–11 %.
+*Direct* kernels read the memory of the other devices in one domain. An all-reduce then takes the
+faster of one shot (every rank reads all others, (n - 1) · bytes) and two (each reduces its share,
+then reads the others', 2 (n - 1)/n · bytes, with two starts). Fitted to measured all-reduces of
+three engines this is 4–8 % off (median), a single line for all sizes 8–11 %.
 
-Across nodes the library works in both networks at once: what starts adds up, of the bytes the slower network counts (large all-reduces of
-8 and 16 ranks a node reach that rate). Source of the factors: NCCL's performance notes (bus bandwidth). Left out: in-network reduction.
+Across nodes the library uses both networks at once: starts add up, and the slower network sets the
+transfer time (large all-reduces of 8 and 16 ranks a node reach that rate). Source of the factors:
+NCCL's performance notes (bus bandwidth). Left out: in-network reduction.
 """
 
 from __future__ import annotations
@@ -26,30 +28,31 @@ from recipe_core.space.serving import Cases
 from recipe_core.space.training import TrainingCases
 
 EXCHANGE_STARTS = 4.0
-"""Starts of a direct kernel that one low-latency exchange of tokens takes (count, send, signal, wait). DeepEP's take 3.8 (B200), 3.9
-(GB200) and 4.1 (H100) of what an all-reduce starts with."""
+"""Starts of a direct kernel in one low-latency token exchange (count, send, signal, wait). DeepEP
+takes 3.8 (B200), 3.9 (GB200) and 4.1 (H100) times the start of an all-reduce."""
 
 LAYOUT_STARTS = 3.0
-"""Starts of a library round that an exchange of tokens in bulk takes (layout, notify, send): 2.4 (B200) to 3 (H100, GB200) in DeepEP."""
+"""Starts of a library round in one bulk token exchange (layout, notify, send). DeepEP takes 2.4
+(B200) to 3 (H100, GB200)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks of a collective: ``local`` reach each other over the fabric, in ``remote`` such islands joined by the network."""
+    """Ranks of a collective: ``remote`` islands on the network, ``local`` ranks on each."""
 
     local: Float
     remote: Float
 
     @property
     def ranks(self) -> Float:
-        """All ranks."""
+        """All ranks of the group, one number per case."""
         return self.local * self.remote
 
 
 def rank_group(
     cluster: Cluster, cases: Cases | TrainingCases, ranks: Int | Float, stride: Int | int = 1
 ) -> Group:
-    """The group of ``ranks`` consecutive ranks (``stride`` apart): as many on one island as its devices allow."""
+    """The group of ``ranks`` ranks, ``stride`` apart: as many on one island as it has devices."""
     reach = (
         np.full(len(cases), float(cluster.fabric.domain or 1))
         if cluster.rack_scale
@@ -60,7 +63,7 @@ def rank_group(
 
 
 def _bandwidth(fabric: Fabric, ranks: Float) -> Float | float:
-    """Datasheet bytes per second and direction of one device; in a mesh only the links to members of the group count."""
+    """Datasheet bytes per second of one device, one way; a mesh counts links in the group only."""
     full = fabric.bandwidth_bytes_per_s.value
     if fabric.topology == "mesh" and fabric.domain:
         return full * np.clip((ranks - 1) / (fabric.domain - 1), 1 / (fabric.domain - 1), 1)
@@ -68,13 +71,13 @@ def _bandwidth(fabric: Fabric, ranks: Float) -> Float | float:
 
 
 def _start(links: Fabric | DirectLinks, ranks: Float, passes: float = 1.0) -> Float:
-    """Seconds before bytes count; none for a single rank."""
+    """Seconds before the first byte; none for a single rank."""
     per_rank = links.latency_per_rank_s.value if links.latency_per_rank_s else 0.0
     return np.where(ranks > 1, links.latency_s.value + passes * per_rank * (ranks - 1), 0.0)
 
 
 def _wide(cluster: Cluster, ranks: Float) -> Bool:
-    """Groups in a node that reach over the fabric's domain (bridged pairs): they go at the pace of what joins the domains."""
+    """Groups in a node that span fabric domains (bridged pairs): the link between them counts."""
     return (
         ranks > (cluster.fabric.domain or 1)
         if cluster.beyond
@@ -89,15 +92,15 @@ def _rounds(fabric: Fabric, ranks: Float, passes: float) -> tuple[Float, Float |
 
 def _inside(cluster: Cluster, ranks: Float, passes: float) -> tuple[Float, Float | float]:
     """Start and achieved bandwidth of library rounds in a node."""
-    near = _rounds(cluster.fabric, ranks, passes)
+    fabric = _rounds(cluster.fabric, ranks, passes)
     if cluster.beyond is None:
-        return near
-    wide, far = _wide(cluster, ranks), _rounds(cluster.beyond, ranks, passes)
-    return np.where(wide, far[0], near[0]), np.where(wide, far[1], near[1])
+        return fabric
+    wide, beyond = _wide(cluster, ranks), _rounds(cluster.beyond, ranks, passes)
+    return np.where(wide, beyond[0], fabric[0]), np.where(wide, beyond[1], fabric[1])
 
 
 def _library(cluster: Cluster, members: Group, data_bytes: Float, passes: float) -> Float:
-    """Rounds in which each rank moves (n - 1)/n of the data, each island sharing what crosses the network among its ranks."""
+    """Library rounds that move (n - 1)/n of the data; an island's ranks share its network part."""
     start_inside, rate_inside = _inside(cluster, members.local, passes)
     start_outside, rate_outside = _rounds(cluster.network, members.remote, passes)
     inside = (members.local - 1) / members.local / rate_inside
@@ -106,27 +109,26 @@ def _library(cluster: Cluster, members: Group, data_bytes: Float, passes: float)
 
 
 def all_reduce_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
-    """Seconds to sum ``data_bytes`` held by every rank; by direct kernels where one domain with such kernels holds the group."""
+    """Seconds to sum ``data_bytes`` over all ranks, by direct kernels where one domain has them."""
     library = _library(cluster, members, data_bytes, 2.0)
     direct, ranks = cluster.fabric.direct, members.local
     if direct is None:
         return library
     start = _start(direct, ranks)
-    one_s = (ranks - 1) / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
-    best = np.minimum(start + one_s * data_bytes, 2 * start + 2 / ranks * one_s * data_bytes)
+    shot_s = (ranks - 1) / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
+    best = np.minimum(start + shot_s * data_bytes, 2 * start + 2 / ranks * shot_s * data_bytes)
     largest = direct.largest_bytes.value if direct.largest_bytes else np.inf
-    return np.where(
-        (members.remote > 1) | _wide(cluster, ranks) | (data_bytes > largest), library, best
-    )
+    by_library = (members.remote > 1) | _wide(cluster, ranks) | (data_bytes > largest)
+    return np.where(by_library, library, best)
 
 
 def all_gather_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
-    """Seconds until every rank has the ``data_bytes`` that all hold together (a reduce-scatter takes the same)."""
+    """Seconds until every rank has all ``data_bytes``; a reduce-scatter takes the same."""
     return _library(cluster, members, data_bytes, 1.0)
 
 
 def all_to_all_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
-    """Seconds until every rank has handed an equal share of its own ``data_bytes`` to each other rank."""
+    """Seconds until every rank has sent an equal share of its ``data_bytes`` to each rank."""
     share = data_bytes / members.ranks
     return _exchange(
         cluster, members, (members.local - 1) * share, (members.ranks - members.local) * share
@@ -136,7 +138,7 @@ def all_to_all_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
 def _exchange(
     cluster: Cluster, members: Group, inside_bytes: Float, outside_bytes: Float, starts: float = 1.0
 ) -> Float:
-    """A library round in which each rank sends so many bytes to its own island and to others."""
+    """A library round in which each rank sends these bytes inside and outside its island."""
     start_inside, rate_inside = _inside(cluster, members.local, 1.0)
     start_outside, rate_outside = _rounds(cluster.network, members.remote, 1.0)
     return starts * (start_inside + start_outside) + np.maximum(
@@ -145,19 +147,20 @@ def _exchange(
 
 
 def _distinct(places: Float, draws: float) -> Float:
-    """How many of ``places`` other than one's own ``draws`` independent draws hit, on average."""
+    """Expected number of ``places``, other than one's own, hit by ``draws`` independent draws."""
     return (places - 1) * (1 - (1 - 1 / places) ** draws)
 
 
 def dispatch_s(
     cluster: Cluster, members: Group, tokens: Float, top_k: int, token_bytes: Float | float
 ) -> Float:
-    """Seconds until ``tokens`` of every rank, of ``token_bytes`` each, are where their ``top_k`` experts are (or their sums are back).
+    """Seconds to bring ``tokens`` of every rank to their ``top_k`` experts, or their sums back.
 
-    In bulk a token crosses to a node once and is handed on to each rank that wants it once; a low-latency exchange, where direct kernels
-    can make it, sends a copy for each expert. The quicker one counts, as engines pick by phase. Source: DeepEP's two modes; where both were
-    measured the quicker is met to 14–21 % (median) in a node, to 3 % on 16 to 64 H100. In bulk Blackwell may need twice what is said here
-    (DeepEP on 20 of its multiprocessors does, its second version does not).
+    A bulk exchange sends a token once to each node and there once to each rank that needs it; a
+    low-latency exchange (direct kernels only) sends one copy per expert. The faster one counts, as
+    engines pick by phase. Source: DeepEP's two modes. Where both were measured the faster one is
+    met to 14–21 % (median) in a node and to 3 % on 16 to 64 H100. On Blackwell a bulk exchange may
+    take twice as long (DeepEP on 20 multiprocessors does, its second version does not).
     """
     ranks, row = members.ranks, tokens * token_bytes
     bulk = _exchange(
@@ -167,36 +170,28 @@ def dispatch_s(
         row * _distinct(members.remote, top_k),
         LAYOUT_STARTS,
     )
-    near, far = cluster.fabric.direct, cluster.network.direct
-    if near is None:
+    direct, remote = cluster.fabric.direct, cluster.network.direct
+    if direct is None:
         return bulk
-    start, rate = (
-        _start(near, members.local),
-        _bandwidth(cluster.fabric, members.local) * near.efficiency.value,
-    )
+    start = _start(direct, members.local)
+    rate = _bandwidth(cluster.fabric, members.local) * direct.efficiency.value
     seconds = row * top_k * (members.local - 1) / ranks / rate
     possible = ~_wide(cluster, members.local)
-    if far is None:
+    if remote is None:
         possible &= members.remote == 1
     else:
-        start = start + _start(far, members.remote)
+        start = start + _start(remote, members.remote)
         outside = row * top_k * (ranks - members.local) / ranks
-        seconds = np.maximum(
-            seconds, outside / (_bandwidth(cluster.network, members.remote) * far.efficiency.value)
-        )
+        rate = _bandwidth(cluster.network, members.remote) * remote.efficiency.value
+        seconds = np.maximum(seconds, outside / rate)
     return np.where(possible, np.minimum(bulk, EXCHANGE_STARTS * start + seconds), bulk)
 
 
 def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:
-    """Seconds to hand ``data_bytes`` to the next stage, over the network where it sits in another node (or for a share of the stages)."""
+    """Seconds to send ``data_bytes`` to the next stage, a share ``across`` of it between nodes."""
     two = np.array([2.0])
-    (start_inside, rate_inside), (start_outside, rate_outside) = (
-        _inside(cluster, two, 1.0),
-        _rounds(cluster.network, two, 1.0),
-    )
-    near = 1.0 - across
-    return (
-        across * start_outside
-        + near * start_inside
-        + (across / rate_outside + near / rate_inside) * data_bytes
-    )
+    start_inside, rate_inside = _inside(cluster, two, 1.0)
+    start_outside, rate_outside = _rounds(cluster.network, two, 1.0)
+    within = 1.0 - across
+    start = across * start_outside + within * start_inside
+    return start + (across / rate_outside + within / rate_inside) * data_bytes

@@ -10,13 +10,15 @@ from recipe_core.hardware.profile import Device, Family, Roofline
 from recipe_core.model.dtypes import compute_dtype
 
 SIXTEEN_BIT = ("attention_decode", "mla_decode")
-"""Families whose ``stored_dtype`` is that of a cache, which is multiplied in 16 bit whatever it is stored in."""
+"""Families whose ``stored_dtype`` is that of a cache: values are widened to 16 bits before they are
+multiplied, whatever they are stored in."""
 
 _TINY = 1e-300
-"""In place of zero where one is divided by, or has its logarithm taken."""
+"""In place of zero in a denominator or a logarithm."""
 
 SORT_TOKENS = 64
-"""Tokens at which half of ``sort_s`` is reached; of 16, 32 and 64 the one that fits most measured layers best."""
+"""Tokens at which half of ``sort_s`` is reached. Of 16, 32 and 64 the value that fits the most
+measured layers best."""
 
 
 def operator_s(
@@ -27,12 +29,13 @@ def operator_s(
     moved_bytes: Float,
     kernels: float = 1.0,
 ) -> Float:
-    """Seconds of an operator of ``flops`` that moves ``moved_bytes`` through device memory in ``kernels`` launches.
+    """Seconds of an operator of ``flops`` that moves ``moved_bytes`` to or from device memory.
 
-    ``t = kernels · overhead + (t_compute^r + t_memory^r)^(1/r)``: a roofline with a rounded corner. The four numbers are the
-    device's own (fitted) or its runtime's prior; fits of this form are 4–7 % off (median) on measured 16-bit matrix products.
-    ``stored_dtype`` is that of the weights (for decode attention, of the cache): kernels differ by it. The peak is that of the
-    format the product runs in: 16 bit for weight-only formats and for attention over any cache.
+    ``t = kernels · overhead + (t_compute^r + t_memory^r)^(1/r)``: a roofline with a rounded corner.
+    Its four parameters are fitted to the device, or priors of its runtime; fits of this form are
+    4–7 % off (median) on measured 16-bit matrix products. ``stored_dtype`` is that of the weights
+    (in decode attention, of the cache): kernels differ by it. The peak is that of the format that
+    is multiplied: 16 bit for weight-only formats and for attention over any cache.
     """
     busy_s, shape = _busy(device, family, stored_dtype, flops, moved_bytes)
     return np.where(busy_s > 1e-30, kernels * shape.overhead_s + busy_s, 0.0)
@@ -46,11 +49,13 @@ def experts_s(
     row_bytes: Float,
     tokens: Float,
 ) -> Float:
-    """Seconds of the routed experts of a layer on one rank: sort ``tokens`` by expert, move rows there and back, multiply.
+    """Seconds of a layer's routed experts on one rank: sort tokens, move rows, multiply.
 
-    As `operator_s` for the products, plus what runs before, between and after them: ``row_bytes`` at a share of the bandwidth of their
-    own (``row_efficiency``), and ``sort_s · tokens / (tokens + SORT_TOKENS)``. Fits of this form are 4–13 % off (median) on the
-    measured layers they were made from; the four numbers alone 10–22 % on the same kernels.
+    As `operator_s` for the products, plus what surrounds them: ``row_bytes`` at their own share of
+    As `operator_s` for the products, plus what surrounds them: ``row_bytes`` at a share of the
+    bandwidth of their own (``row_efficiency``) and ``sort_s · tokens / (tokens + SORT_TOKENS)``.
+    Fits of this form are 4–13 % off (median) on the layers they were fitted to; without both 10–22
+    %.
     """
     busy_s, shape = _busy(device, "moe", stored_dtype, flops, weight_bytes)
     rows_s = row_bytes / (
@@ -63,18 +68,19 @@ def experts_s(
 def _busy(
     device: Device, family: Family, stored_dtype: str, flops: Float, moved_bytes: Float
 ) -> tuple[Float, Roofline]:
-    """Seconds from compute and memory by the rounded roofline, and the numbers it was drawn with."""
+    """Seconds of compute and memory by the rounded roofline, and the parameters used."""
     dtype = compute_dtype(
         "bf16" if family in SIXTEEN_BIT else stored_dtype, device.peak_flops_per_s
     )
     shape = roofline(device, family, stored_dtype, dtype)
+    # compute_dtype returns a key of the peaks, which its type does not say
     compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)  # type: ignore[index]
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
     if shape.smoothing == 1:
         return compute_s + memory_s, shape
     longer_s = np.maximum(compute_s, memory_s)
-    # longer · (1 + (shorter / longer)^r)^(1/r) in place and by binary logarithms, which take less time than powers do:
-    # this is where most of an estimate's time goes
+    # longer · (1 + (shorter / longer)^r)^(1/r), in place and by binary logarithms, which are faster
+    # than powers: most of an estimate's time is spent here
     corner = np.minimum(compute_s, memory_s)
     corner /= np.maximum(longer_s, _TINY)
     np.log2(np.maximum(corner, _TINY, out=corner), out=corner)

@@ -58,7 +58,7 @@ class Origin:
 
 
 def stated(candidate: CandidateRequest | None) -> str:
-    """What a request says of its split: ``tp 4, prompts on tp 2``; a part of one leaves the rest open."""
+    """What a request says of its split: ``tp 4, prefill on tp 2``; a part of one leaves the rest open."""
     said = candidate.model_dump(exclude_none=True) if candidate else {}
     whole = {"tp", "pp", "dp"} <= set(said)
     return (

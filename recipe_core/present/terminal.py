@@ -16,15 +16,14 @@ from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
 from recipe_core.base.units import duration, gib, rate, significant, usd
-from recipe_core.search.changes import advice
 from recipe_core.search.plan import Plan
-from recipe_core.search.sensitivity import Flip
 
 if TYPE_CHECKING:  # what only names types here would triple the time until a plan is printed
     from recipe_core.recipe import Recipe
     from recipe_core.recipe.convert import Conversion
     from recipe_core.recipe.lockcheck import Difference
     from recipe_core.recipe.resolve import Resolved
+    from recipe_core.search.sensitivity import Flip
 
 REFUSALS_SHOWN = 12
 _NUMBER = re.compile(r"\d[\d.,]*")
@@ -61,6 +60,8 @@ def _nearest(plan: Plan) -> list[str]:
     row = plan.nearest_row()
     if row is None:
         return []
+    from recipe_core.search.changes import advice
+
     changes = plan.changes()
     reasons = [*plan.reasons(row)]
     if changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core import __version__
@@ -46,9 +46,25 @@ def make_recipe(
         InputError: for a request or an addition that cannot be read.
         NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
     """
-    additions = additions or Additions()
     request = whole_profiles(request)
-    decision = decide(request, folders=folders)
+    return recipe_of(decide(request, folders=folders), request, additions, folders=folders)
+
+
+def recipe_of(
+    decision: Decision,
+    request: PlanRequest,
+    additions: Additions | None = None,
+    *,
+    folders: bool = True,
+) -> Recipe:
+    """The recipe of a decision; ``request`` is what was asked before the split was chosen.
+
+    Raises:
+        InputError: for an addition that cannot be read.
+        NoAnswer: when the split cannot be started on its engine.
+    """
+    additions = additions or Additions()
+    decision = replace(decision, request=whole_profiles(decision.request))
     started = decision.started()
     recipe = Recipe(
         kind=started.kind,
@@ -103,7 +119,7 @@ def _refuse_secrets(recipe: Recipe) -> None:
     others = {
         name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")
     }
-    refuse_secrets(named | others, named=tuple(named))
+    refuse_secrets(named | others, by_name=tuple(named))
 
 
 def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Recipe:

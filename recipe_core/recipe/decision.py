@@ -18,7 +18,7 @@ from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.changes import advice
-from recipe_core.search.plan import Plan
+from recipe_core.search.plan import Plan, Split
 from recipe_core.search.plans import plan_candidate
 from recipe_core.search.serving_candidates import served_context
 from recipe_core.search.serving_plan import ServingPlan
@@ -70,8 +70,20 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
     return decision_of(plan, _startable(plan, row))
 
 
+def decide_split(split: Split) -> Decision:
+    """A split of a plan, of which nothing is searched again.
+
+    Raises:
+        NoAnswer: when it is refused; the message has the reasons.
+    """
+    if not split.feasible:
+        reasons = "; ".join(split.reasons)
+        raise NoAnswer(f"the split {split} cannot run: {reasons}.", field="candidate")
+    return decision_of(split.plan, split.row)
+
+
 def decision_of(plan: Plan, row: int) -> Decision:
-    """What a recipe is made from, for a feasible row of a plan; nothing is searched again."""
+    """What a recipe is made from, for a feasible row of a plan."""
     return _DECISIONS[plan.kind](plan, row, plan.request_of(row))
 
 

@@ -7,12 +7,13 @@ smallest change of plans to the largest; of each kind the best by the request's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import Cluster, device, device_names
@@ -24,7 +25,10 @@ from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest, ServingWorkload
 from recipe_core.search.plan import Plan
-from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.plans import plan_candidate
+from recipe_core.search.problem import ServingProblem, resolve
+from recipe_core.search.serving_candidates import settings
+from recipe_core.search.serving_plan import ServingPlan
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
 NARROWEST = 1024
@@ -50,22 +54,60 @@ def fallbacks(
     return tuple(found)
 
 
-# Serving: every fallback is the best row of a plan
+# Serving: every fallback is the best row of one plan over all that may be changed
 
 
 def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    request = decision.request.model_copy(
-        update={
-            "candidate": None,
-            "options": decision.request.options.model_copy(update={"engines": (decision.engine,)}),
-        }
+    fixed = decision.request.options.model_copy(update={"engines": (decision.engine,)})
+    request = decision.request.model_copy(update={"candidate": None, "options": fixed})
+    shorter = _half_the_context(request, decision)
+    weights, caches = _other_formats(decision)
+    formats = {
+        "options.weight_dtypes": [*request.options.weight_dtypes, "auto", *weights],
+        "options.kv_dtypes": [*request.options.kv_dtypes, "auto", *caches],
+    }
+    stated, here, half, others = (
+        _problem(changed, folders)
+        for changed in (
+            request,
+            change(request, formats),
+            change(request, shorter) if shorter else None,
+            _on_other_devices(decision, asked),
+        )
     )
-    alternatives = plan(request, folders=folders)
-    yield from _other_splits(decision, alternatives)
-    yield from _fewer(decision, alternatives)
-    yield from _narrower(decision, request, folders)
-    yield from _shorter(decision, request, folders)
-    yield from _elsewhere(decision, asked, folders)
+    problems = [problem for problem in (here, half, others) if problem is not None]
+    plan = ServingPlan.together(problems)
+    source = {
+        id(problem): plan.order[plan.sources[plan.order] == k] for k, problem in enumerate(problems)
+    }
+    rows = source[id(here)]
+    split = {name: column[rows] for name, column in plan.split_columns().items()}
+    pair = list(zip(split["weight_dtype"], split["kv_dtype"], strict=True))
+    stated_formats = {(s.weight_dtype, s.kv_dtype) for s in settings(stated)} if stated else set()
+    same = rows[[formats in stated_formats for formats in pair]]
+    yield from _other_splits(decision, plan, same)
+    yield from _fewer(decision, plan, same)
+    own = decision.candidate["weight_dtype"], decision.candidate["kv_dtype"]
+    narrower = (
+        [weight in weights and cache == own[1] for weight, cache in pair],
+        [weight == own[0] and cache in caches for weight, cache in pair],
+    )
+    for fits in narrower:
+        for row in islice(_starting(plan, rows[fits]), 1):
+            yield _fallback("other-precision", plan, row, {})
+    if half is not None:
+        for row in islice(_starting(plan, source[id(half)]), 1):
+            yield _fallback("lower-context", plan, row, shorter)
+    if others is not None:
+        yield from _elsewhere(plan, source[id(others)], bool(asked.options.hardware))
+
+
+def _problem(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
+    """The request looked up; None where there is none, or its devices do not go with the engine or the links."""
+    try:
+        return None if request is None else resolve(request, folders=folders)
+    except RecipeError:
+        return None
 
 
 def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
@@ -88,115 +130,91 @@ def _known(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _other_splits(decision: Decision, plan: Plan) -> Iterator[Fallback]:
-    others = (row for row in plan.order if plan.candidate(int(row)) != decision.candidate)
+def _other_splits(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
+    others = (row for row in rows if plan.candidate(int(row)) != decision.candidate)
     for row in islice(_starting(plan, others), OTHER_SPLITS):
         yield _fallback("other-split", plan, row, {})
 
 
-def _fewer(decision: Decision, plan: Plan) -> Iterator[Fallback]:
+def _fewer(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
     """The best on half of the devices or fewer, else on any fewer."""
-    gpus = plan.columns["gpus"][plan.order]
-    for most in (decision.gpus // 2, decision.gpus - 1):
-        for row in _starting(plan, plan.order[gpus <= most]):
+    gpus = plan.columns["gpus"][rows]
+    for limit in (decision.gpus // 2, decision.gpus - 1):
+        for row in _starting(plan, rows[gpus <= limit]):
             yield _fallback("fewer-gpus", plan, row, {})
             return
 
 
-def _narrower(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """The best with other weights that the engine makes at load, and the best with another cache."""
-    spec, here = engine(decision.engine), decision.cluster.device
+def _other_formats(decision: Decision) -> tuple[Sequence[str], Sequence[str]]:
+    """Weights that the engine makes at load, and caches, that the device has and the decision has not."""
+    spec, device_here = engine(decision.engine), decision.cluster.device
     weights = [
-        each
-        for each in spec.online_weight_dtypes
-        if each in here.weight_dtypes and each != decision.candidate["weight_dtype"]
+        dtype
+        for dtype in spec.online_weight_dtypes
+        if dtype in device_here.weight_dtypes and dtype != decision.candidate["weight_dtype"]
     ]
     caches = [
-        each
-        for each in spec.kv_dtypes
-        if each in here.kv_dtypes and each != decision.candidate["kv_dtype"]
+        dtype
+        for dtype in spec.kv_dtypes
+        if dtype in device_here.kv_dtypes and dtype != decision.candidate["kv_dtype"]
     ]
-    asked = {"options.weight_dtypes": ["auto", *weights], "options.kv_dtypes": ["auto", *caches]}
-    alternatives = plan(change(request, asked), folders=folders)
-    same = ("weight_dtype", "kv_dtype")
-    for changing in same:
-        kept = next(name for name in same if name != changing)
-        narrow = weights if changing == "weight_dtype" else caches
-        settings = ((row, alternatives.setting(int(row))) for row in alternatives.order)
-        rows = (
-            row
-            for row, s in settings
-            if getattr(s, changing) in narrow and getattr(s, kept) == decision.candidate[kept]
-        )
-        for row in islice(_starting(alternatives, rows), 1):
-            yield _fallback("other-precision", alternatives, row, {})
+    return weights, caches
 
 
-def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """Half the context, with lengths halved where they would not fit into it."""
-    workload = request.workload
-    if (
-        not isinstance(workload, ServingWorkload)
-        or decision.max_context is None
-        or decision.max_context < 2 * NARROWEST
-    ):
-        return
-    half = decision.max_context // 2
-    changes: dict[str, Any] = {"workload.max_context": half}
-    if workload.longest_tokens > half:
-        lengths = {
-            "input_tokens": max(workload.input_tokens // 2, 1),
-            "output_tokens": max(workload.output_tokens // 2, 1),
-        }
-        longest = workload.model_copy(update=lengths).longest_tokens
-        changes = {f"workload.{name}": value for name, value in lengths.items()} | {
-            "workload.max_context": max(half, longest)
-        }
-    alternatives = plan(change(request, changes), folders=folders)
-    for row in islice(_starting(alternatives, alternatives.order), 1):
-        yield _fallback("lower-context", alternatives, row, changes)
+def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any]:
+    """Half the context, with lengths halved where they would not fit into it; nothing where that is too short."""
+    workload, longest = request.workload, decision.max_context
+    if not isinstance(workload, ServingWorkload) or longest is None or longest < 2 * NARROWEST:
+        return {}
+    half = longest // 2
+    if workload.longest_tokens <= half:
+        return {"workload.max_context": half}
+    lengths = {
+        name: max(getattr(workload, name) // 2, 1) for name in ("input_tokens", "output_tokens")
+    }
+    halved = workload.model_copy(update=lengths).longest_tokens
+    return {
+        **{f"workload.{name}": tokens for name, tokens in lengths.items()},
+        "workload.max_context": max(half, halved),
+    }
 
 
-def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """The best on each other device of the request, else on the likeliest devices of each vendor, one a vendor."""
+def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | None:
+    """The request on its other devices, else on the likeliest devices of each vendor; None where there are none."""
     named = [
-        each for each in asked.options.hardware if device(each.device) != decision.cluster.device
+        hardware
+        for hardware in asked.options.hardware
+        if device(hardware.device) != decision.cluster.device
     ]
-    hardware = named or [
-        hardware_of(other, decision.gpus) for other in likely_devices(decision.cluster.device)
-    ]
-    if not hardware:
-        return
-    first, *rest = hardware
-    stated = {
+    likely = likely_devices(decision.cluster.device)
+    places = named or [hardware_of(other, decision.gpus) for other in likely]
+    if not places:
+        return None
+    first, *rest = places
+    engines = asked.options.engines
+    if asked.candidate and asked.candidate.engine:
+        engines = (asked.candidate.engine,)
+    fields = {
         "hardware": _plain(first),
-        "options.hardware": [_plain(each) for each in rest],
+        "options.hardware": [_plain(hardware) for hardware in rest],
+        "options.engines": list(engines),
         "candidate": None,
     }
-    engines = (
-        [asked.candidate.engine]
-        if asked.candidate and asked.candidate.engine
-        else list(asked.options.engines)
-    )
-    request = change(decision.request, stated | {"options.engines": engines})
-    try:
-        alternatives = plan(request, folders=folders)
-    except RecipeError:  # a device that the engine or the links do not fit
-        return
+    return change(decision.request, fields)
+
+
+def _elsewhere(plan: Plan, rows: Int, named: bool) -> Iterator[Fallback]:
+    """The best on each of the devices that the request names, else one a vendor."""
     seen: set[str] = set()
 
-    def key(row: Any) -> str:
-        there = alternatives.setting(int(row)).cluster.device
-        return str(there.digest if named else there.vendor)
+    def place(row: int) -> str:
+        other = plan.setting(row).cluster.device
+        return str(other.digest if named else other.vendor)
 
-    for row in _starting(alternatives, (row for row in alternatives.order if key(row) not in seen)):
-        seen.add(key(row))
-        yield _fallback(
-            "other-device",
-            alternatives,
-            row,
-            {"hardware": _plain(alternatives.setting(row).cluster.asked)},
-        )
+    for row in _starting(plan, (row for row in rows if place(int(row)) not in seen)):
+        seen.add(place(row))
+        hardware = {"hardware": _plain(plan.setting(row).cluster.asked)}
+        yield _fallback("other-device", plan, row, hardware)
 
 
 def _plain(hardware: HardwareRequest | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _CLEARED = ("max_context", "input_spread", "output_spread")
 class Preset(BaseModel):
     """A workload with a name; ``workload`` are fields of it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     help: str
     workload: dict[str, float | int | str]
@@ -28,7 +28,7 @@ class Preset(BaseModel):
 class PresetFile(BaseModel):
     """``presets.yaml``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     status: Literal["assumed"]
     source: str
@@ -79,7 +79,7 @@ def preset_of(request: PlanRequest) -> str | None:
 class Aim(BaseModel):
     """What counts most: an orientation, or one goal."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     help: str
     optimize: Goal = "throughput"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from recipe_core.base.described import DESCRIBED, field_of, models_in, prose
+from recipe_core.base.described import DESCRIBED, description_of, field_of, models_in
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import (
     Count,
@@ -577,7 +577,7 @@ def describe_field(path: str) -> str:
     Raises:
         LookupError: for a name that no request has.
     """
-    return prose(field_of(PlanRequest, path).description)
+    return description_of(PlanRequest, path)
 
 
 def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:

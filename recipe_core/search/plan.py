@@ -11,15 +11,18 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.request.schema import CandidateRequest, PlanRequest
-from recipe_core.search.changes import Change, helpful_changes
 from recipe_core.search.problem import Problem, resolve
 from recipe_core.search.rows import PlanRows
-from recipe_core.search.sensitivity import Flip, flips
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from recipe_core.physics.results import Estimate
+    from recipe_core.search.changes import Change
+    from recipe_core.search.sensitivity import Flip
+
+PRICE, LENGTH, LOAD = 0.2, 0.5, 2.0
+"""How far a price per device and hour, mean lengths (as shares) and the load (as a factor) are moved."""
 
 LISTED, REFUSED_LISTED = 1000, 5000
 """Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how many there are."""
@@ -39,9 +42,20 @@ class Plan(PlanRows):
         """The plan over every case of a problem that agrees with what ``candidate`` states."""
 
     @classmethod
-    @abstractmethod
     def stated(cls, problem: Problem[Any], candidate: CandidateRequest) -> Self | None:
         """The plan of the one split that a candidate states in full, None where it leaves something open."""
+        pair = cls.one_case(problem, candidate)
+        return None if pair is None else cls.of(problem, *pair)
+
+    @staticmethod
+    @abstractmethod
+    def one_case(problem: Any, candidate: CandidateRequest) -> tuple[Any, Any] | None:
+        """Setting and case of a candidate that states its split in full, else None."""
+
+    @staticmethod
+    @abstractmethod
+    def stack(parts: Sequence[Any]) -> Any:
+        """Cases of one setting, one after another."""
 
     @classmethod
     @abstractmethod
@@ -109,10 +123,14 @@ class Plan(PlanRows):
 
     def changes(self) -> list[Change]:
         """Where nothing is feasible: a few changes to the request after which something is, each really planned."""
+        from recipe_core.search.changes import helpful_changes
+
         return helpful_changes(self)
 
     def sensitivity(self) -> list[Flip]:
         """What would flip the decision: the request planned again with price, lengths and load moved."""
+        from recipe_core.search.sensitivity import flips
+
         return flips(self)
 
     # whole plans
@@ -124,15 +142,15 @@ class Plan(PlanRows):
         rank = pd.array([None] * len(self), dtype="Int64")
         rank[self.order] = np.arange(1, len(self.order) + 1)
         reasons = ["; ".join(sentences) for sentences in self.every_sentence()]
-        split = self._split_columns()
+        split = self.split_columns()
         rest = {name: column for name, column in self.columns.items() if name not in split}
         return pd.DataFrame({**split, **rest}).assign(
             rank=rank, pareto=self.frontier, reasons=reasons
         )
 
     @abstractmethod
-    def _split_columns(self) -> Mapping[str, Any]:
-        """What tells rows apart beside ``columns``, one value per row."""
+    def split_columns(self) -> Mapping[str, Any]:
+        """What tells rows apart beside ``columns``: engine, formats …, one value per row."""
 
     def to_json(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
         """The plan as the contract writes it: the first ``top`` ranked, the first ``refused`` with their reasons.

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import Cluster, is_own
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search import serving_candidates, training_candidates
 from recipe_core.search.plan import Plan
 from recipe_core.search.problem import Problem, resolve
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.search.training_plan import TrainingPlan
-from recipe_core.space import serving, training
 
-PLANS: dict[str, type[Plan]] = {"serving": ServingPlan, "training": TrainingPlan}
-"""The plan of each kind of workload."""
+
+@cache
+def plan_type(kind: str) -> type[Plan]:
+    """The class of plans of a kind of workload. Only that kind's physics is imported."""
+    if kind == "training":
+        from recipe_core.search.training_plan import TrainingPlan
+
+        return TrainingPlan
+    from recipe_core.search.serving_plan import ServingPlan
+
+    return ServingPlan
 
 
 def plan(request: PlanRequest, *, folders: bool = True) -> Plan:
@@ -32,7 +38,7 @@ def plan(request: PlanRequest, *, folders: bool = True) -> Plan:
         RecipeError: when there is no split at all.
     """
     problem = resolve(request, folders=folders)
-    return _some(PLANS[request.workload.kind].search(problem))
+    return _some(plan_type(request.workload.kind).search(problem))
 
 
 def plan_candidate(request: PlanRequest, *, folders: bool = True) -> tuple[Plan, int]:
@@ -42,7 +48,7 @@ def plan_candidate(request: PlanRequest, *, folders: bool = True) -> tuple[Plan,
         InputError: as ``plan``.
         RecipeError: when no split agrees with the candidate.
     """
-    problem, kind = resolve(request, folders=folders), PLANS[request.workload.kind]
+    problem, kind = resolve(request, folders=folders), plan_type(request.workload.kind)
     stated = kind.stated(problem, problem.candidate)
     if stated is not None:
         return stated, 0
@@ -78,7 +84,7 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
                 raise value
             request = PlanRequest.parse(value)
             problem = resolve(request)
-            pair = _MODULES[request.workload.kind].one_case(problem, problem.candidate)
+            pair = plan_type(request.workload.kind).one_case(problem, problem.candidate)
             if pair is None:
                 narrowed, row = plan_candidate(request)
                 answers[n] = narrowed.estimate(row).to_json()
@@ -88,15 +94,10 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
             answers[n] = error.to_json()
     for members in groups.values():
         _, problem, setting, _ = members[0]
-        kind = problem.request.workload.kind
-        together = _STACK[kind]([cases for _, _, _, cases in members])
-        judged = PLANS[kind].of(problem, setting, together)
+        kind = plan_type(problem.request.workload.kind)
+        judged = kind.of(problem, setting, kind.stack([cases for _, _, _, cases in members]))
         answers |= {n: judged.estimate(row).to_json() for row, (n, _, _, _) in enumerate(members)}
     return [answers[n] for n in sorted(answers)]
-
-
-_MODULES: dict[str, Any] = {"serving": serving_candidates, "training": training_candidates}
-_STACK: dict[str, Any] = {"serving": serving.stack, "training": training.stack_cases}
 
 
 def shared_key(problem: Problem[Any], setting: Any) -> str:

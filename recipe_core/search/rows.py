@@ -14,7 +14,6 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.labels import REFUSALS
 from recipe_core.base.units import band, rounded
-from recipe_core.measured.support import support
 from recipe_core.request.schema import Goal, PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
@@ -118,6 +117,8 @@ class PlanRows(ABC):
     @property
     def basis(self) -> str:
         """What the figures of the request's device rest on."""
+        from recipe_core.measured.support import support
+
         return support(self.problem.cluster.device).level
 
     def setting(self, row: int) -> Any:

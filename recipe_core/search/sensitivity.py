@@ -12,9 +12,6 @@ from recipe_core.request.edit import change
 if TYPE_CHECKING:
     from recipe_core.search.plan import Plan
 
-PRICE, LENGTH, LOAD = 0.2, 0.5, 2.0
-"""How far a price per device and hour, mean lengths (as shares) and the load (as a factor) are moved."""
-
 
 @dataclass(frozen=True, slots=True)
 class Flip:

@@ -15,8 +15,9 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
 from recipe_core.request.schema import LOADS, CandidateRequest, ServingWorkload, Speculative
 from recipe_core.search.problem import ServingProblem, check_candidate
+from recipe_core.space.rules import refusals, search_rules, start_rules
 from recipe_core.space.serving import WIDE, Cases, Setting, cases
-from recipe_core.space.splits import enumerate_splits, refusals, search_rules, start_rules
+from recipe_core.space.splits import enumerate_splits
 
 CONTEXT_STEP = 1024
 DEGREES = ("tp", "pp", "dp", "ep", "cp")

@@ -23,9 +23,8 @@ from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, s
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import limited, mean_excess, time_bounds, unsimulated
 from recipe_core.search.measures import SERVING
-from recipe_core.search.plan import Plan
+from recipe_core.search.plan import LENGTH, LOAD, PRICE, Plan
 from recipe_core.search.problem import ServingProblem
-from recipe_core.search.sensitivity import LENGTH, LOAD, PRICE
 from recipe_core.search.serving_candidates import (
     describe,
     engine_of,
@@ -35,8 +34,8 @@ from recipe_core.search.serving_candidates import (
     settings,
     spread_of,
 )
-from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import load_rules, place_rules, refusals, search_rules, start_rules
+from recipe_core.space.rules import load_rules, place_rules, refusals, search_rules, start_rules
+from recipe_core.space.serving import Cases, Setting, stack
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
@@ -99,6 +98,7 @@ class ServingPlan(Plan):
     """Serving splits of a request, judged and ranked."""
 
     problem: ServingProblem
+    sources: Int
     kind: Literal["serving", "training"] = "serving"
     measures = SERVING
     axes = ("tpot", "per_gpu")
@@ -129,19 +129,29 @@ class ServingPlan(Plan):
         """The plan over every case of a problem that agrees with what ``candidate`` states."""
         if candidate is not None:
             problem = _narrowed(problem, candidate)
+        return cls(problem, cls._searched(problem, candidate))
+
+    @classmethod
+    def together(cls, problems: Sequence[ServingProblem]) -> Self:
+        """One plan over every case of several problems with one objective; ``sources`` tells their rows apart."""
+        blocks = [cls._searched(problem, None) for problem in problems]
+        plan = cls(problems[0], [block for several in blocks for block in several])
+        sizes = [sum(map(len, several)) for several in blocks]
+        plan.sources = np.repeat(np.arange(len(problems)), sizes)
+        return plan
+
+    @classmethod
+    def _searched(cls, problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
         pairs = [(shared, every_case(problem, shared, candidate)) for shared in settings(problem)]
         if problem.request.options.disaggregated and candidate is None:
             pairs += [
                 (shared, every_pair_of_pools(problem, shared)) for shared in settings(problem)
             ]
         pairs = [(shared, cases) for shared, cases in pairs if len(cases)]
-        return cls(problem, _judged(cls, problem, pairs, at_most=SIMULATED))
+        return _judged(cls, problem, pairs, at_most=SIMULATED)
 
-    @classmethod
-    def stated(cls, problem: ServingProblem, candidate: CandidateRequest) -> Self | None:
-        """The plan of the one split that a candidate states in full, None where it leaves something open."""
-        pair = one_case(problem, candidate)
-        return None if pair is None else cls.of(problem, *pair)
+    one_case = staticmethod(one_case)
+    stack = staticmethod(stack)
 
     @classmethod
     def of(cls, problem: ServingProblem, setting: Setting, cases: Cases) -> Self:
@@ -192,7 +202,7 @@ class ServingPlan(Plan):
         }
         return frozenset(name for name, several in values.items() if len(several) > 1)
 
-    def _split_columns(self) -> Mapping[str, Any]:
+    def split_columns(self) -> Mapping[str, Any]:
         sizes = [len(block) for block in self.blocks]
         shared = [block.setting for block in self.blocks]
         names = {

@@ -20,7 +20,7 @@ from recipe_core.space.training import (
     Failures,
     TrainingCases,
     TrainingSetting,
-    figures,
+    calibration,
     stack_cases,
     training_cases,
 )
@@ -73,7 +73,7 @@ def setting(problem: TrainingProblem, name: str | None, precision: str | None) -
         fused_loss=workload.fused_loss,
         lora_rank=workload.lora_rank,
         lora_alpha=workload.lora_alpha or 2.0 * workload.lora_rank,
-        figures=figures(),
+        calibration=calibration(),
         failures=failures_of(workload),
         document_tokens=workload.document_tokens,
         packed=workload.packed,

@@ -18,11 +18,10 @@ from recipe_core.request.split_key import TRAINING_FIELDS, split_key, split_of
 from recipe_core.search.evaluated import Physics, evaluate
 from recipe_core.search.limits import limited
 from recipe_core.search.measures import TRAINING
-from recipe_core.search.plan import Plan
+from recipe_core.search.plan import LENGTH, LOAD, Plan
 from recipe_core.search.problem import MAX_DEVICES, TrainingProblem
-from recipe_core.search.sensitivity import LENGTH, LOAD
 from recipe_core.search.training_candidates import describe, every_case, one_case, settings
-from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
+from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, stack_cases
 from recipe_core.space.training_rules import rules
 
 MORE_NODES = (2, 4, 8, 16)
@@ -116,11 +115,8 @@ class TrainingPlan(Plan):
         blocks = [evaluate(PHYSICS, *pair, searching=True) for pair in pairs if len(pair[1])]
         return cls(problem, [limited(block, limits) for block in blocks])
 
-    @classmethod
-    def stated(cls, problem: TrainingProblem, candidate: CandidateRequest) -> Self | None:
-        """The plan of the one split that a candidate states in full, None where it leaves something open."""
-        pair = one_case(problem, candidate)
-        return None if pair is None else cls.of(problem, *pair)
+    one_case = staticmethod(one_case)
+    stack = staticmethod(stack_cases)
 
     @classmethod
     def of(cls, problem: TrainingProblem, setting: TrainingSetting, cases: TrainingCases) -> Self:
@@ -144,7 +140,7 @@ class TrainingPlan(Plan):
     def _engines(self) -> set[str]:
         return {block.setting.engine for block in self.blocks}
 
-    def _split_columns(self) -> Mapping[str, Any]:
+    def split_columns(self) -> Mapping[str, Any]:
         splits = self.candidates(range(len(self)))
         names = dict.fromkeys(name for split in splits for name in split)
         return {name: [split.get(name) for split in splits] for name in names}

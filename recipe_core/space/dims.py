@@ -1,4 +1,4 @@
-"""The invariant of a training run, in one place: who works on what, and how a global batch comes out even.
+"""The two products that a training run must satisfy.
 
 devices      = tp × pp × cp × dp
 global_batch = micro_batch × accumulation × dp
@@ -13,9 +13,10 @@ from recipe_core.base.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ParallelDims:
-    """Degrees of a run and its batch, in sequences. ``shard``: ranks over which states are divided (None: all of dp × cp).
+    """Degrees of a run and its batch, in sequences.
 
-    Nothing is checked when one is made, so that a split that cannot run can still say why; `check` raises.
+    ``shard``: ranks over which states are divided (None: all of dp × cp). Construction checks
+    nothing, so that a split that cannot run can still say why; `check` raises.
     """
 
     tp: int
@@ -58,34 +59,39 @@ class ParallelDims:
 
     @property
     def nearest_batches(self) -> tuple[int, ...]:
-        """Global batches next to the one asked for that come out even: the one below (if there is one) and the one above."""
+        """The closest multiples of `sequences`: the one below (if positive) and the one above."""
         below = self.global_batch // self.sequences * self.sequences
         return tuple(batch for batch in (below, below + self.sequences) if batch)
 
-    def device_terms(self, there: int) -> str:
-        """``tp 2 × pp 4 × cp 1 × dp 8 = 64 devices; there are 32``."""
-        return f"tp {self.tp} × pp {self.pp} × cp {self.cp} × dp {self.dp} = {self.devices:,} devices; there are {there:,}"
+    def device_terms(self, available: int) -> str:
+        """``tp 2 × pp 4 × cp 1 × dp 8 = 64 devices; only 32 available``."""
+        terms = f"tp {self.tp} × pp {self.pp} × cp {self.cp} × dp {self.dp}"
+        only = "only " if self.devices > available else ""
+        return f"{terms} = {self.devices:,} devices; {only}{available:,} available"
 
     def batch_terms(self) -> str:
-        """Every term of the global batch, and the batches near it that come out even."""
-        near = " or ".join(f"{batch:,}" for batch in self.nearest_batches)
+        """Every term of the global batch, and the closest batches that are divisible."""
+        batches = " or ".join(f"{batch:,}" for batch in self.nearest_batches)
         terms = f"dp {self.dp} × micro_batch {self.micro_batch} = {self.sequences:,}"
-        return f"global_batch {self.global_batch:,} is not divisible by {terms}; the nearest that is: {near}"
+        return f"global_batch {self.global_batch:,} is not divisible by {terms}; nearest: {batches}"
 
     def shard_terms(self) -> str:
-        """The replicas that a shard has to divide."""
-        return f"dp {self.dp} × cp {self.cp} = {self.replicas} replicas are not divisible by shard {self.shard}"
+        """``dp 4 × cp 2 = 8 replicas are not divisible by shard 3``."""
+        replicas = f"dp {self.dp} × cp {self.cp} = {self.replicas} replicas"
+        return f"{replicas} are not divisible by shard {self.shard}"
 
     def check(self, devices: int) -> None:
-        """Raises InputError with every term of the first product that does not come out: devices, batch, shards."""
-        least = min(
-            self.tp, self.pp, self.cp, self.dp, self.micro_batch, self.global_batch, self.shard or 1
-        )
-        if least < 1:
+        """Check both products and the shards.
+
+        Raises:
+            InputError: with every term of the first product that is violated.
+        """
+        degrees = (self.tp, self.pp, self.cp, self.dp, self.shard or 1)
+        if min(*degrees, self.micro_batch, self.global_batch) < 1:
             raise InputError(
                 f"{self} has a degree below 1.",
                 field="candidate",
-                hint="Degrees and batches are 1 or more.",
+                hint="Degrees and batches must be 1 or more.",
             )
         if self.devices != devices:
             raise InputError(
@@ -103,5 +109,5 @@ class ParallelDims:
             raise InputError(
                 f"{self.shard_terms()}.",
                 field="candidate.shard",
-                hint="Leave it out to divide over all replicas.",
+                hint="Leave it out to shard over all replicas.",
             )

@@ -1,4 +1,4 @@
-"""Why a candidate is refused, as data."""
+"""Why a case cannot run, as data rather than as an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from recipe_core.base.arrays import Bool
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One rule over many cases: where it is ``broken``, and the sentence (with this case's numbers) that says so."""
+    """One rule over many cases.
+
+    ``broken`` has one entry per case; ``say(i)`` is the sentence for case ``i``, with its numbers.
+    """
 
     code: str
     broken: Bool

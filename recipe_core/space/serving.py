@@ -1,4 +1,4 @@
-"""What is estimated: many splits and loads of one model on one kind of device, as columns."""
+"""Many serving splits and loads of one model on one kind of device, as columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role
 
 WIDE = frozenset({"bf16", "fp16", "fp32"})
-"""Formats that load into one another."""
+"""Formats that an engine casts into one another while loading."""
 
 Mode = Literal["closed", "open", "static", "offline"]
 
@@ -34,8 +34,8 @@ class Setting:
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.
 
-        A checkpoint's own quantisation says it for each role; one that the engine makes turns every matrix of the layers;
-        embeddings, head, router and norms stay as they are.
+        A checkpoint's own quantisation says it for each role; one that the engine makes turns every
+        matrix of the layers; embeddings, head, router and norms stay as they are.
         """
         quantization = self.model.quantization
         if quantization is not None and self.weight_dtype == quantization.dtype:
@@ -53,11 +53,11 @@ class Setting:
 
     @property
     def needs_other_checkpoint(self) -> bool:
-        """Whether the weights are neither what the checkpoint stores nor what the engine makes of it while loading."""
-        stored, wanted = self.model.weight_dtype, self.weight_dtype
-        if wanted == stored or {wanted, stored} <= WIDE:
+        """Whether the weights are neither stored in the checkpoint nor quantised while loading."""
+        stored, loaded = self.model.weight_dtype, self.weight_dtype
+        if loaded == stored or {loaded, stored} <= WIDE:
             return False
-        return not (stored in WIDE and wanted in self.engine.online_weight_dtypes)
+        return not (stored in WIDE and loaded in self.engine.online_weight_dtypes)
 
     @property
     def activation_dtype(self) -> str:
@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def cache_can_be_had(self) -> bool:
-        """Whether the engine can be asked for the cache format beside these activations."""
+        """Whether the engine has a flag for the cache format with these activations."""
         return self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
 
     @property
@@ -76,13 +76,16 @@ class Setting:
 
 
 def no_such_cache(setting: Setting) -> str:
-    """That a cache format cannot be asked for beside these activations, and which can."""
-    kept = ", ".join(dict.fromkeys((setting.activation_dtype, *setting.engine.free_kv_dtypes)))
-    return f"{setting.engine.title} keeps no {setting.kv_dtype} cache beside {setting.activation_dtype} activations; it keeps {kept}"
+    """The sentence that no flag gives this cache format with these activations, and what does."""
+    dtypes = ", ".join(dict.fromkeys((setting.activation_dtype, *setting.engine.free_kv_dtypes)))
+    return (
+        f"{setting.engine.title} does not support {setting.kv_dtype} KV caches with "
+        f"{setting.activation_dtype} activations; supported: {dtypes}"
+    )
 
 
 POOL = ("tp", "pp", "dp", "ep", "copies")
-"""What makes a pool of devices."""
+"""The columns that describe one pool of devices."""
 
 OPTIONAL = ("draft_tokens", "acceptance", "draft_layers", *(f"prefill_{name}" for name in POOL))
 
@@ -91,14 +94,16 @@ OPTIONAL = ("draft_tokens", "acceptance", "draft_layers", *(f"prefill_{name}" fo
 class Cases:
     """One row a case; all columns have the same length.
 
-    tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV head. per_node: devices in a node.
-    input_tokens, output_tokens: mean lengths. max_context: longest request the engine must accept. load: requests in flight, arrivals per
-    second, batch or queued requests, by the mode.
-    prefix_hit: share of the prompt found in the cache. Then the engine's own limits.
+    tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV
+    head. per_node: devices in a node. input_tokens, output_tokens: mean lengths. max_context:
+    longest request the engine must accept. load: requests in flight, arrivals per second, batch or
+    queued requests, by the mode. prefix_hit: share of the prompt found in the cache. Then the
+    engine's own limits.
 
-    draft_tokens: drafted a step, each accepted with probability acceptance when those before it were; draft_layers: what drafts them (0
-    looks them up). prefill_*: the pool that computes prompts (tp 0: there is none), besides which the degrees above are the pool that
-    decodes. copies: how often the whole split is there, each with its own scheduler.
+    draft_tokens: drafted a step, each accepted with probability acceptance when those before it
+    were; draft_layers: what drafts them (0 looks them up). prefill_*: the pool that computes
+    prompts (tp 0: there is none), besides which the degrees above are the pool that decodes.
+    copies: how often the whole split is there, each with its own scheduler.
     """
 
     tp: Int
@@ -146,7 +151,7 @@ class Cases:
 
     @property
     def replicas(self) -> Int:
-        """Independent schedulers: replicas of the whole model, or data-parallel attention ranks where experts are shared."""
+        """Independent schedulers: replicas, or data-parallel attention ranks (shared experts)."""
         return self.dp * self.copies
 
     @property
@@ -173,9 +178,10 @@ COLUMNS = tuple(column.name for column in fields(Cases))
 def cases(n: int, **columns: Any) -> Cases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
 
-    Left out, ``copies`` and ``cp`` are 1 and what concerns drafts and the prefill pool 0: there are none.
+    Left out, ``copies`` and ``cp`` are 1 and what concerns drafts and the prefill pool 0: there are
+    none.
     """
-    columns = dict.fromkeys(OPTIONAL, 0) | {"copies": 1, "cp": 1} | columns
+    columns = {**dict.fromkeys(OPTIONAL, 0), "copies": 1, "cp": 1, **columns}
     out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64
@@ -184,7 +190,7 @@ def cases(n: int, **columns: Any) -> Cases:
 
 
 def stack(parts: Sequence[Cases]) -> Cases:
-    """Cases one after another."""
+    """Cases one after another, as one."""
     return Cases(
         **{
             column.name: np.concatenate([getattr(part, column.name) for part in parts])

@@ -1,4 +1,4 @@
-"""What is estimated: many splits of training runs of one model on one kind of device, as columns."""
+"""Many training splits of one model on one kind of device, as columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from recipe_core.space.dims import ParallelDims
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v")
-"""Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk on the first stage."""
+"""Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk
+on the first stage."""
 
 OFFLOADS = ("none", "optimizer", "optimizer-nvme")
 """Where optimizer states live: on the device, in host memory, on the host's disks."""
@@ -59,7 +60,7 @@ class TrainingSetting:
     fused_loss: bool | None
     lora_rank: int
     lora_alpha: float
-    figures: Calibration
+    calibration: Calibration
     failures: Failures
     document_tokens: int | None = None
     packed: bool = True
@@ -78,9 +79,9 @@ class TrainingSetting:
 
     @property
     def states(self) -> States:
-        """Bytes a parameter at the setting's precision and dtype of gradients (those of 16 bits are added in place)."""
-        own = {"fp16": self.framework.states_fp16, "fp8": self.framework.states_fp8}
-        usual = own.get(self.precision) or self.framework.states
+        """Bytes per parameter, with the gradients' dtype (16-bit gradients are added in place)."""
+        by_precision = {"fp16": self.framework.states_fp16, "fp8": self.framework.states_fp8}
+        usual = by_precision.get(self.precision) or self.framework.states
         if self.gradient_dtype is None:
             return usual
         wide = 4.0 if self.gradient_dtype == "fp32" else 2.0
@@ -108,20 +109,22 @@ class TrainingSetting:
         )
 
     def pace(self, dtype: str) -> float:
-        """Rate of products in training, of what the device's roofline says of the same products alone."""
-        return self.figures.pace(self.cluster.device, dtype)
+        """Rate of matrix products in training, relative to the roofline of the products alone."""
+        return self.calibration.pace(self.cluster.device, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCases:
     """One row a case; all columns have the same length.
 
-    tp, pp, cp, dp: degrees; their product is the devices. virtual_stages: chunks of layers a stage holds. ep: ranks that share the experts,
-    within tp × cp × dp. shard: ranks over which states are divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master,
-    2 gradients too, 3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload: positions in `RECOMPUTE`,
-    `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that are recomputed (0: all). sync_step: 1 where replicas exchange
-    gradients once a step. fused_loss: 1 where logits are made piece by piece. token_budget: tokens of the
-    whole run, NaN where none is stated.
+    tp, pp, cp, dp: degrees; their product is the devices. virtual_stages: chunks of layers a stage
+    holds. ep: ranks that share the experts, within tp × cp × dp. shard: ranks over which states are
+    divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master, 2 gradients too,
+    3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload:
+    positions in `RECOMPUTE`, `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that
+    are recomputed (0: all). sync_step: 1 where replicas exchange gradients once a step. fused_loss:
+    1 where logits are made piece by piece. token_budget: tokens of the whole run, NaN where none is
+    stated.
     """
 
     tp: Int
@@ -150,7 +153,7 @@ class TrainingCases:
         return len(self.tp)
 
     def take(self, rows: Any) -> TrainingCases:
-        """The chosen rows, in that order."""
+        """These rows, in that order."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     @property
@@ -160,7 +163,7 @@ class TrainingCases:
 
     @property
     def replicas(self) -> Int:
-        """Ranks that hold the same tensor-parallel share of a stage, over which states can be divided."""
+        """Ranks that hold the same part of the model, over which states can be divided."""
         return self.dp * self.cp
 
     @property
@@ -175,13 +178,13 @@ class TrainingCases:
 
     @property
     def micro_batches(self) -> Int:
-        """Micro-batches of a step on one replica: gradient accumulation, or what fills a pipeline."""
+        """Micro-batches of a step on one replica (gradient accumulation, or a pipeline's fill)."""
         batches: Int = np.maximum(self.global_batch // np.maximum(self.dp * self.micro_batch, 1), 1)
         return batches
 
     @property
     def norm_share(self) -> Float:
-        """Into how many ranks sequence parallelism cuts what tensor parallelism leaves whole."""
+        """Ranks among which sequence parallelism cuts what tensor parallelism does not."""
         return np.where(self.sequence_parallel > 0, self.tp, 1).astype(np.float64)
 
     @property
@@ -195,15 +198,15 @@ class TrainingCases:
         return ParallelDims(**{name: int(getattr(self, name)[i]) for name in names})
 
     def has(self, schedule: str) -> Bool:
-        """Where a schedule is used."""
+        """Where this schedule is used, one per case."""
         return np.asarray(self.schedule == SCHEDULES.index(schedule))
 
 
 def training_cases(n: int, **columns: Any) -> TrainingCases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows.
 
-    Left out, degrees are 1, there is no recomputation, tensor-parallel ranks cut sequences too, states are divided over all replicas, and
-    the schedule is the one that ``virtual_stages`` needs.
+    Left out, degrees are 1, there is no recomputation, tensor-parallel ranks cut sequences too,
+    states are divided over all replicas, and the schedule is the one that ``virtual_stages`` needs.
     """
     defaults: dict[str, Any] = dict.fromkeys(
         ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "micro_batch", "sequence_parallel"), 1
@@ -211,23 +214,21 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
     nothing = dict.fromkeys(
         ("zero_stage", "recompute", "recompute_layers", "offload", "sync_step", "fused_loss"), 0
     )
-    given = defaults | nothing | columns
-    given.setdefault(
-        "schedule",
-        np.where(np.asarray(given["virtual_stages"]) > 1, SCHEDULES.index("interleaved"), 0),
-    )
-    given.setdefault("shard", np.asarray(given["dp"]) * np.asarray(given["cp"]))
-    given.setdefault("token_budget", np.nan)
+    values = {**defaults, **nothing, **columns}
+    chunked = np.asarray(values["virtual_stages"]) > 1
+    values.setdefault("schedule", np.where(chunked, SCHEDULES.index("interleaved"), 0))
+    values.setdefault("shard", np.asarray(values["dp"]) * np.asarray(values["cp"]))
+    values.setdefault("token_budget", np.nan)
     stretched: dict[str, Any] = {}
-    for column in fields(TrainingCases):
-        dtype = np.float64 if column.name == "token_budget" else np.int64
-        values = np.broadcast_to(np.asarray(given[column.name], dtype=dtype), n)
-        stretched[column.name] = np.ascontiguousarray(values)
+    for f in fields(TrainingCases):
+        dtype = np.float64 if f.name == "token_budget" else np.int64
+        column = np.broadcast_to(np.asarray(values[f.name], dtype=dtype), n)
+        stretched[f.name] = np.ascontiguousarray(column)
     return TrainingCases(**stretched)
 
 
 def stack_cases(parts: Sequence[TrainingCases]) -> TrainingCases:
-    """Cases one after another."""
+    """Cases one after another, as one."""
     return TrainingCases(
         **{
             f.name: np.concatenate([getattr(part, f.name) for part in parts])
@@ -236,6 +237,6 @@ def stack_cases(parts: Sequence[TrainingCases]) -> TrainingCases:
     )
 
 
-def figures() -> Calibration:
-    """The fitted numbers this version ships."""
+def calibration() -> Calibration:
+    """The fitted and assumed constants that this version ships."""
     return training_data().figures

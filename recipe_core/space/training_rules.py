@@ -12,7 +12,7 @@ from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting
 
 
 def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
-    """Rules that can be looked at before memory is."""
+    """Every rule that a split can break before memory is estimated."""
     return [
         *_device_rules(setting, cases),
         *_model_rules(setting, cases),
@@ -22,22 +22,19 @@ def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
 
 
 def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
-    there = cases.per_node * cases.nodes
+    available = cases.per_node * cases.nodes
     yield Refusal(
         "devices",
-        cases.devices > there,
-        lambda i: cases.dims(i).device_terms(int(there[i])),
+        cases.devices > available,
+        lambda i: cases.dims(i).device_terms(int(available[i])),
     )
-    device, missing = (
-        setting.cluster.device,
-        setting.precision not in setting.cluster.device.peak_flops_per_s,
-    )
+    device = setting.cluster.device
+    missing = setting.precision not in device.peak_flops_per_s
+    supported = ", ".join(device.peak_flops_per_s)
     yield Refusal(
         "precision",
         np.full(len(cases), missing and setting.precision != "bf16"),
-        lambda i: (
-            f"{device.title} does not multiply {setting.precision}; it multiplies {', '.join(device.peak_flops_per_s)}"
-        ),
+        lambda i: f"{device.title} has no {setting.precision} matrix units; supported: {supported}",
     )
 
 
@@ -77,7 +74,8 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         "layers",
         chunks > layers,
         lambda i: (
-            f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks are more than the {layers} layers"
+            f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks "
+            f"exceed the model's {layers} layers"
         ),
     )
     moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
@@ -85,7 +83,7 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         yield Refusal(
             "no-experts",
             cases.ep > 1,
-            lambda i: f"ep {cases.ep[i]}: {model.name} has no experts; leave ep out",
+            lambda i: f"ep is {cases.ep[i]}, but {model.name} has no experts; leave ep out",
         )
         return
     ranks = cases.tp * cases.cp * cases.dp
@@ -102,16 +100,17 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
 
 
 def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
-    each = np.maximum(cases.dp * cases.micro_batch, 1)
+    sequences = np.maximum(cases.dp * cases.micro_batch, 1)
     yield Refusal(
-        "global-batch", cases.global_batch % each != 0, lambda i: cases.dims(i).batch_terms()
+        "global-batch", cases.global_batch % sequences != 0, lambda i: cases.dims(i).batch_terms()
     )
     pieces = 2 * cases.cp
     yield Refusal(
         "sequence",
         (cases.cp > 1) & (cases.sequence_length % pieces != 0),
         lambda i: (
-            f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × cp {cases.cp[i]} (each rank takes two pieces)"
+            f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × cp "
+            f"{cases.cp[i]} (each rank takes two pieces)"
         ),
     )
 
@@ -121,14 +120,14 @@ def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
     yield Refusal(
         "virtual-stages",
         several & (cases.pp == 1),
-        lambda i: f"virtual_stages {cases.virtual_stages[i]} need a pipeline; pp is 1",
+        lambda i: f"virtual_stages {cases.virtual_stages[i]} needs a pipeline, but pp is 1",
     )
-    names = " or ".join(("interleaved", "zb-v"))
     yield Refusal(
         "schedule",
         several & (cases.pp > 1) & ~(cases.has("interleaved") | cases.has("zb-v")),
         lambda i: (
-            f"schedule {SCHEDULES[cases.schedule[i]]} has one chunk a stage; virtual_stages {cases.virtual_stages[i]} need {names}"
+            f"schedule {SCHEDULES[cases.schedule[i]]} has one chunk per stage; "
+            f"virtual_stages {cases.virtual_stages[i]} needs interleaved or zb-v"
         ),
     )
     replicas = cases.replicas

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from recipe_core.base.described import prose
+from recipe_core.base.described import description_of
 from recipe_core.recipe.place import Parameters
 from recipe_core.targets.context import Context
 
@@ -24,7 +24,7 @@ class Asked:
     @property
     def help(self) -> str:
         """What it is for, as its field says."""
-        return prose(Parameters.model_fields[self.name].description)
+        return description_of(Parameters, self.name)
 
 
 EVERYWHERE: tuple[Asked, ...] = (

@@ -1,4 +1,4 @@
-"""Texts to token files to packed sequences, in an order that depends on nothing but the seed and the step."""
+"""Texts to token files to packed sequences, in an order set by the seed and the step alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import torch
 from .errors import TrainError
 
 _PIECE = 1 << 20
-"""Characters that are given to the tokenizer at once."""
+"""Characters that the tokenizer gets at once."""
 
 
 def documents(path: Path) -> Iterator[Iterator[str]]:
-    """Documents of a file, each as pieces of text: a line of ``.jsonl`` (its ``text``) or a whole text file.
+    """Documents of a file, as pieces of text.
+
+    A document is a line of ``.jsonl`` (its ``text``) or a whole text file.
 
     Raises:
         TrainError: when the file cannot be read, or a line has no text.
@@ -32,35 +34,37 @@ def documents(path: Path) -> Iterator[Iterator[str]]:
                 yield _pieces(file)
     except (OSError, UnicodeDecodeError) as error:
         raise TrainError(
-            f"cannot read {path}: {error}.", hint="Give UTF-8 text or .jsonl: --data FILE."
+            f"cannot read {path}: {error}.", hint="Use UTF-8 text or .jsonl: --data FILE."
         ) from None
 
 
-def _text(line: str, where: str) -> str:
+def _text(line: str, place: str) -> str:
     try:
         return str(json.loads(line)["text"])
     except (ValueError, KeyError, TypeError):
-        raise TrainError(f"{where} is no JSON object with a text.") from None
+        raise TrainError(f"{place} is not a JSON object with a text.") from None
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Lines put together, a piece ending with a line."""
-    held: list[str] = []
+    """Join lines to pieces that end with a line."""
+    piece: list[str] = []
     size = 0
     for line in lines:
-        held.append(line)
+        piece.append(line)
         size += len(line)
         if size >= _PIECE:
-            yield "".join(held)
-            held, size = [], 0
-    if held:
-        yield "".join(held)
+            yield "".join(piece)
+            piece, size = [], 0
+    if piece:
+        yield "".join(piece)
 
 
 def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
-    """All documents as one file of 32-bit tokens, an end-of-text token after each; made once for these texts and this tokenizer.
+    """All documents as one file of 32-bit tokens, each followed by an end-of-text token.
 
-    Nodes that share the folder may do it side by side: each writes a file of its own and moves it into place.
+    It is written once for these texts and this tokenizer.
+
+    Nodes that share the folder may write it side by side: each moves a file of its own into place.
     """
     digest = hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     for path in paths:
@@ -70,7 +74,8 @@ def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
                     digest.update(piece)
         except OSError as error:
             raise TrainError(
-                f"cannot read {path}: {error.strerror}.", hint="Say where the text is: --data FILE."
+                f"cannot read {path}: {error.strerror}.",
+                hint="Set the path of the text: --data FILE.",
             ) from None
     target = folder / f"tokens-{digest.hexdigest()[:16]}.bin"
     if not target.exists():
@@ -93,10 +98,10 @@ def _encoded(document: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
 
 
 class Sequences:
-    """Windows of ``length`` tokens (and the one after each) over a token file, shuffled anew each time around.
+    """Windows of ``length`` tokens, and the next one, over a token file; shuffled every epoch.
 
-    Which sequences a step has depends on seed and step alone; ranks take consecutive shares of them. So a run goes on exactly where it
-    stopped, also with another number of replicas.
+    The sequences of a step depend on the seed and the step alone; ranks take consecutive shares of
+    them. So a run resumes exactly where it stopped, also with another number of replicas.
     """
 
     def __init__(self, path: Path, length: int, global_batch: int, seed: int) -> None:
@@ -105,8 +110,8 @@ class Sequences:
         self.count = (size - 1) // length
         if self.count < 1:
             raise TrainError(
-                f"the texts have {size} tokens; a sequence takes {length} + 1.",
-                hint="Give more text or a shorter sequence_length.",
+                f"the texts have {size} tokens; a sequence needs {length} + 1.",
+                hint="Use more text or a shorter sequence_length.",
             )
         self.tokens = torch.from_file(str(path), size=size, dtype=torch.int32)
         self._order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
@@ -115,20 +120,16 @@ class Sequences:
         self, step: int, dp_rank: int, dp: int, micro_batches: int
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """A replica's micro-batches of a step, as inputs and targets (sequences × length)."""
-        mine = self.global_batch // dp
-        start = step * self.global_batch + dp_rank * mine
-        windows = torch.stack([self.sequence(sequence) for sequence in range(start, start + mine)])
+        share = self.global_batch // dp
+        start = step * self.global_batch + dp_rank * share
+        windows = torch.stack([self.sequence(sequence) for sequence in range(start, start + share)])
         return [(piece[:, :-1], piece[:, 1:]) for piece in windows.chunk(micro_batches)]
 
     def sequence(self, number: int) -> torch.Tensor:
-        """The tokens of a sequence, counted over the whole run, and the one after them."""
-        around, place = divmod(number, self.count)
-        if self._order[0] != around:
-            self._order = (
-                around,
-                torch.randperm(
-                    self.count, generator=torch.Generator().manual_seed(self.seed + around)
-                ),
-            )
+        """The tokens of a sequence, numbered over the whole run, and the one after them."""
+        epoch, place = divmod(number, self.count)
+        if self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            self._order = (epoch, torch.randperm(self.count, generator=generator))
         start = int(self._order[1][place]) * self.length
         return self.tokens[start : start + self.length + 1].long()

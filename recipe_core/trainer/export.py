@@ -1,4 +1,4 @@
-"""A checkpoint as a model folder: safetensors, config and tokenizer, what an inference engine serves."""
+"""A checkpoint as a model folder (safetensors, config, tokenizer) for inference engines."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .model import stored_tensors
 from .settings import Lora
 
 ADAPTER = "adapter"
-"""Folder of the adapters alone, beside the model's."""
-_AT_ONCE = 1 << 30
+"""The folder of the adapters alone, next to the model's."""
+_AT_ONCE = 1 << 30  # bytes in fp32 beside the converted ones
 
 
 def export(
     checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype
 ) -> None:
-    """Write ``target`` whole or not at all; reads any checkpoint, whatever it was trained on. One copy in ``dtype`` is held in memory."""
+    """Write ``target`` atomically from a checkpoint of any split; holds one copy in memory."""
     weights: dict[str, torch.Tensor] = {}
     pending: dict[str, torch.Tensor] = {}
     for name, parameter in reference.named_parameters():
         pending[name] = torch.empty(parameter.shape, dtype=parameter.dtype)
-        if sum(each.nbytes for each in pending.values()) > _AT_ONCE:
+        if sum(tensor.nbytes for tensor in pending.values()) > _AT_ONCE:
             weights |= _read(checkpoint, pending, dtype)
             pending = {}
     weights |= _read(checkpoint, pending, dtype)
@@ -46,8 +46,8 @@ def export_adapters(
     lora: Lora,
     base: str,
 ) -> None:
-    """Write the adapters alone, as peft has them, and ``target``: the weights of ``base`` with what was learnt added."""
-    adapters = Adapters(reference, lora, lambda wanted: _read(checkpoint, wanted, torch.float32))
+    """Write the adapters alone, in peft's format, and ``target``: ``base`` with them merged."""
+    adapters = Adapters(reference, lora, lambda tensors: _read(checkpoint, tensors, torch.float32))
     _replaced(target.with_name(ADAPTER), lambda part: adapters.save(part, base))
     names = {name for name, _ in reference.named_parameters()}
     _write(adapters.merged(stored_tensors(base, names), dtype), reference, tokenizer, target, dtype)
@@ -60,14 +60,13 @@ def _write(
     target: Path,
     dtype: torch.dtype,
 ) -> None:
-    if not all(bool(torch.isfinite(each).all()) for each in weights.values()):
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
         raise TrainError(
             "the trained weights are not finite; no model was exported.",
             hint="Train with a lower learning rate.",
         )
-    config: Any = reference.to(
-        dtype
-    ).config  # the stored configuration says the format of the model's parameters
+    # The stored configuration states the dtype of the model's parameters.
+    config: Any = reference.to(dtype).config
     config.use_cache = True
     config.bos_token_id, config.eos_token_id, config.pad_token_id = (
         getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
@@ -82,7 +81,7 @@ def _write(
 
 
 def _replaced(target: Path, write: Callable[[Path], None]) -> None:
-    """Exchange a folder for a new one, or leave it as it is where writing fails."""
+    """Replace a folder, or leave it unchanged where writing fails."""
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         write(part)
@@ -94,10 +93,10 @@ def _replaced(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def _read(
-    checkpoint: Path, wanted: dict[str, torch.Tensor], dtype: torch.dtype
+    checkpoint: Path, empty: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    whole = {f"model.{name}": each for name, each in wanted.items()}
-    with warnings.catch_warnings():  # that it reads alone is what is meant
+    tensors = {f"model.{name}": tensor for name, tensor in empty.items()}
+    with warnings.catch_warnings():  # torch warns that a single process reads, as is meant
         warnings.simplefilter("ignore", UserWarning)
-        load(whole, checkpoint_id=checkpoint, no_dist=True)
-    return {name.removeprefix("model."): each.to(dtype) for name, each in whole.items()}
+        load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    return {name.removeprefix("model."): tensor.to(dtype) for name, tensor in tensors.items()}

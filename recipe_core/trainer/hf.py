@@ -1,4 +1,4 @@
-"""The same run by transformers' trainer, for DeepSpeed and Accelerate, which divide it as their own files say."""
+"""The same run with transformers' trainer, for DeepSpeed and Accelerate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Sequences in the order of the run, each once; the trainer deals them out to the replicas."""
+    """Sequences in the order of the run, each once; the trainer distributes them to replicas."""
 
     def __init__(self, sequences: Sequences, count: int) -> None:
         self.sequences, self.count = sequences, count
@@ -40,7 +40,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 class InOrder(Trainer):
-    """The sequences are shuffled already."""
+    """A trainer without shuffling: the sequences are shuffled already."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         rows: Any = train_dataset if train_dataset is not None else self.train_dataset
@@ -48,7 +48,7 @@ class InOrder(Trainer):
 
 
 class Figures(TrainerCallback):
-    """The files of figures that the launcher reads."""
+    """Writes the metrics files that the launcher reads."""
 
     def __init__(self, settings: Settings, run: Path) -> None:
         self.settings, self.run = settings, run
@@ -61,29 +61,31 @@ class Figures(TrainerCallback):
             self.metrics = Metrics(self.run, self.settings.name, state.global_step)
         self.began = time.perf_counter()
 
-    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
-        """A row for the step; the summary at the end has no rate."""
-        logs: dict[str, float] = given["logs"]
+    def on_log(self, args: Any, state: Any, control: Any, **values: Any) -> None:  # noqa: ARG002
+        """Write a row for the step; the summary at the end has no rate."""
+        logs: dict[str, float] = values["logs"]
         if self.metrics is None or "learning_rate" not in logs or "loss" not in logs:
             return
         s, seconds = self.settings, time.perf_counter() - self.began
         rate = s.batch.global_batch * s.batch.sequence_length / seconds
-        each = rate / args.world_size
-        known = s.figures.flops_per_token and s.figures.peak_flops_per_s
-        mfu = each * s.figures.flops_per_token / s.figures.peak_flops_per_s if known else None
-        tokens = state.global_step * s.batch.global_batch * s.batch.sequence_length
-        values = (
+        per_device = rate / args.world_size
+        mfu = None
+        if s.figures.flops_per_token and s.figures.peak_flops_per_s:
+            mfu = per_device * s.figures.flops_per_token / s.figures.peak_flops_per_s
+        row = Row(
+            state.global_step,
             logs["loss"],
             logs["learning_rate"],
             float(logs.get("grad_norm", 0.0)),
             seconds,
             rate,
-            each,
+            per_device,
             mfu,
+            peak_memory_bytes(args.device),
+            state.global_step * s.batch.global_batch * s.batch.sequence_length,
+            1.0,
         )
-        self.metrics.write(
-            Row(state.global_step, *values, peak_memory_bytes(args.device), tokens, 1.0)
-        )
+        self.metrics.write(row)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(settings: Settings, options: argparse.Namespace) -> None:
-    """Build, train from the last checkpoint on, save a model folder."""
+    """Build the model, train from the last checkpoint, save a model folder."""
     root = options.config.resolve().parent
     run = (options.out or root / "run").resolve()
     data = data_paths(options.data, settings.data, root)
@@ -111,19 +113,18 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         config.vocab_size,
         config.max_position_embeddings,
     )
-    arguments = _arguments(
-        settings, options.deepspeed, run
-    )  # before the model: ZeRO-3 divides it while it is made
+    # Before the model, which ZeRO-3 divides while it is built.
+    arguments = _arguments(settings, options.deepspeed, run)
     with arguments.main_process_first(desc="tokens"):
         path = token_file(data, tokenizer, run / "data")
     sequences = Sequences(
         path, settings.batch.sequence_length, settings.batch.global_batch, settings.seed
     )
-    chosen = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
+    kwargs = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
     if settings.model.weights == "pretrained":
-        model: Any = AutoModelForCausalLM.from_pretrained(options.model, **chosen)
+        model: Any = AutoModelForCausalLM.from_pretrained(options.model, **kwargs)
     else:
-        model = AutoModelForCausalLM.from_config(config, **chosen)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, **kwargs)  # type: ignore[no-untyped-call]
     rows = Rows(sequences, settings.steps * settings.batch.global_batch)
     trainer = InOrder(
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
@@ -134,9 +135,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     trainer.save_model(str(run / "model"))
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(run / "model")
-        (run / "model" / "training_args.bin").unlink(
-            missing_ok=True
-        )  # a pickle, and nothing that serves needs it
+        # A pickle, which nothing that serves needs.
+        (run / "model" / "training_args.bin").unlink(missing_ok=True)
 
 
 def _checkpoints(folder: Path) -> Iterator[Path]:
@@ -148,16 +148,17 @@ def _checkpoints(folder: Path) -> Iterator[Path]:
 def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
     o, batch = settings.optimizer, settings.batch
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    each = world * batch.micro_batch
-    if batch.global_batch % each:
-        terms = f"global_batch({batch.global_batch}) is not divisible by processes({world}) × micro_batch({batch.micro_batch}) = {each}"
-        raise TrainError(f"{terms}.", hint="Start as many processes as were planned.")
+    sequences = world * batch.micro_batch
+    if batch.global_batch % sequences:
+        terms = f"processes({world}) × micro_batch({batch.micro_batch}) = {sequences}"
+        message = f"global_batch({batch.global_batch}) is not divisible by {terms}."
+        raise TrainError(message, hint="Start as many processes as planned.")
     by_fsdp = os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"
     return TrainingArguments(
         output_dir=str(run / "checkpoints"),
         max_steps=settings.steps,
         per_device_train_batch_size=batch.micro_batch,
-        gradient_accumulation_steps=batch.global_batch // each,
+        gradient_accumulation_steps=batch.global_batch // sequences,
         bf16=settings.precision == "bf16",
         fp16=settings.precision == "fp16",
         gradient_checkpointing=settings.recompute == "full" and not by_fsdp,
@@ -213,7 +214,6 @@ def _parser() -> argparse.ArgumentParser:
         help="texts (.txt, .jsonl) instead of the bundle's",
     )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
-    parser.add_argument(
-        "--local_rank", type=int, help=argparse.SUPPRESS
-    )  # DeepSpeed's launcher says it
+    # DeepSpeed's launcher passes it.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser

@@ -28,12 +28,15 @@ from .steps import Passes
 from .tokenizer import get_tokenizer
 
 STOP_FILE = "stop"
-"""In the run folder: who writes it asks for a clean end after the step."""
+"""A file in the run folder that requests a clean end after the current step."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where things are: the bundle, its run folder, the model's folder or id (None: train.json has it all), the texts."""
+    """The bundle, its run folder, the model's folder or id, and the texts.
+
+    ``model`` is None where train.json describes it completely.
+    """
 
     root: Path
     run: Path
@@ -42,7 +45,7 @@ class Paths:
 
 
 def train(settings: Settings, paths: Paths, resume: str) -> None:
-    """All of it, on this rank.
+    """Run the whole training on this rank.
 
     Raises:
         TrainError: for what a person has to change.
@@ -55,32 +58,31 @@ def train(settings: Settings, paths: Paths, resume: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line on standard error, from the first rank."""
+    """Print one line on standard error, from the first rank."""
     if dist.get_rank() == 0:
         print(text, file=sys.stderr, flush=True)
 
 
 class Run:
-    """What a run holds from step to step."""
+    """What a run keeps from step to step."""
 
     def __init__(self, settings: Settings, paths: Paths, world: World) -> None:
         self.settings, self.paths, self.world = settings, paths, world
         config = read_config(settings, paths.model)
         if settings.lora and (settings.model.weights != "pretrained" or paths.model is None):
             raise TrainError(
-                "adapters are trained beside weights, and there are none.",
-                hint="Give a folder with them: --model FOLDER.",
+                "adapters need the weights of a model, and there are none.",
+                hint="Set a folder with them: --model FOLDER.",
             )
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
-            raise TrainError(
-                f"sequence_length is {length}; the model has {config.max_position_embeddings} positions."
-            )
+            limit = config.max_position_embeddings
+            raise TrainError(f"sequence_length {length} exceeds the model's {limit} positions.")
         positions = config.max_position_embeddings
         self.tokenizer = get_tokenizer(
             settings.model.tokenizer, paths.model, paths.data, config.vocab_size, positions
         )
-        if int(os.environ["LOCAL_RANK"]) == 0:  # once a node; the others find the file
+        if int(os.environ["LOCAL_RANK"]) == 0:  # once per node; the others read the file
             token_file(paths.data, self.tokenizer, paths.run / "data")
         dist.barrier()
         tokens = token_file(paths.data, self.tokenizer, paths.run / "data")
@@ -94,15 +96,14 @@ class Run:
         self.checkpoints = Checkpointer(
             folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name
         )
-        self.asked_to_stop = False
+        self.stop_signalled = False
 
     def _part(self, chunk: int) -> Part:
         settings, world = self.settings, self.world
         chunks = settings.split.pp * settings.split.virtual_stages
-        whole = build(self.reference.config, settings)
-        part = lay_out(
-            Part(whole, chunk * settings.split.pp + world.pp_rank, chunks), settings, world
-        )
+        model = build(self.reference.config, settings)
+        part = Part(model, chunk * settings.split.pp + world.pp_rank, chunks)
+        part = lay_out(part, settings, world)
         part.to_empty(device=world.device)
         part.train()
         if settings.model.weights == "pretrained" and self.paths.model is not None:
@@ -114,12 +115,15 @@ class Run:
         return part
 
     def go(self, resume: str) -> None:
-        """Train to the last step, or until someone asks for an end; leave a checkpoint, and after the last step a model."""
+        """Train to the last step, or until a stop is requested.
+
+        Leaves a checkpoint, and after the last step a model.
+        """
         step = self.checkpoints.resume(resume, self.scale)
         self._tell(step)
-        metrics = (
-            Metrics(self.paths.run, self.settings.name, step) if self.world.rank == 0 else None
-        )
+        metrics = None
+        if self.world.rank == 0:
+            metrics = Metrics(self.paths.run, self.settings.name, step)
         before = signal.signal(signal.SIGTERM, self._on_signal)
         try:
             while step < self.settings.steps:
@@ -127,14 +131,10 @@ class Run:
                 step += 1
                 if metrics:
                     metrics.write(row)
-                say(
-                    f"step {step} of {self.settings.steps}: loss {row.loss:.4f}, {row.tokens_per_s:,.0f} tokens/s"
-                )
-                if (
-                    stop
-                    or step == self.settings.steps
-                    or step % self.settings.checkpoints.every_steps == 0
-                ):
+                rate = f"{row.tokens_per_s:,.0f} tokens/s"
+                say(f"step {step} of {self.settings.steps}: loss {row.loss:.4f}, {rate}")
+                due = step % self.settings.checkpoints.every_steps == 0
+                if stop or due or step == self.settings.steps:
                     self.checkpoints.save(step, self.scale)
                 if stop:
                     break
@@ -144,7 +144,7 @@ class Run:
         self._finish(step)
 
     def _step(self, step: int) -> tuple[Row, bool]:
-        """One optimizer step: its figures, and whether any rank was asked to stop."""
+        """One optimizer step: its row, and whether any rank was asked to stop."""
         settings, degrees = self.settings, self.world.degrees
         began = time.perf_counter()
         batch = self.sequences.batch(step, self.world.dp_rank, degrees.dp, degrees.micro_batches)
@@ -154,22 +154,18 @@ class Run:
         norm, _ = update(
             self.optimizers, settings.optimizer, rate, self.scale, self.world.mesh["pp"]
         )
-        # Ranks of one tensor-parallel group report the same loss; of a pipeline only the last stage has one.
-        shared = torch.stack(
-            [
-                loss / (degrees.dp * degrees.tp),
-                torch.tensor(float(self._stop_wanted()), device=loss.device),
-            ]
-        )
+        # Every rank of a tensor-parallel group has the loss, of a pipeline only the last stage.
+        stop_requested = torch.tensor(float(self._stop_requested()), device=loss.device)
+        shared = torch.stack([loss / (degrees.dp * degrees.tp), stop_requested])
         dist.all_reduce(shared)
         memory = torch.tensor(
             float(peak_memory_bytes(self.world.device)), device=loss.device, dtype=torch.float64
         )
         dist.all_reduce(memory, op=dist.ReduceOp.MAX)
         total, stop = shared.tolist()
-        return self._row(
-            step + 1, total, rate, norm, time.perf_counter() - began, int(memory), scale
-        ), stop > 0
+        seconds = time.perf_counter() - began
+        row = self._row(step + 1, total, rate, norm, seconds, int(memory), scale)
+        return row, stop > 0
 
     def _row(
         self,
@@ -182,62 +178,58 @@ class Run:
         scale: float,
     ) -> Row:
         batch, figures = self.settings.batch, self.settings.figures
-        each = batch.global_batch * batch.sequence_length
-        per_device = each / step_s / dist.get_world_size()
-        known = figures.flops_per_token and figures.peak_flops_per_s
-        mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s if known else None  # type: ignore[operator]
+        tokens = batch.global_batch * batch.sequence_length
+        per_device = tokens / step_s / dist.get_world_size()
+        mfu = None
+        if figures.flops_per_token and figures.peak_flops_per_s:
+            mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s
         return Row(
             step,
             loss,
             rate,
             norm,
             step_s,
-            each / step_s,
+            tokens / step_s,
             per_device,
             mfu,
             memory,
-            each * step,
+            tokens * step,
             scale,
         )
 
-    def _stop_wanted(self) -> bool:
-        return self.asked_to_stop or (
-            self.world.rank == 0 and (self.paths.run / STOP_FILE).exists()
-        )
+    def _stop_requested(self) -> bool:
+        if self.stop_signalled:
+            return True
+        return self.world.rank == 0 and (self.paths.run / STOP_FILE).exists()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked_to_stop = True
+        self.stop_signalled = True
 
     def _tell(self, step: int) -> None:
         d, batch = self.world.degrees, self.settings.batch
         parameters = sum(parameter.numel() for parameter in self.reference.parameters())
-        terms = f"pp {d.pp} × replicate {d.replicate} × shard {d.shard} × tp {d.tp} = {dist.get_world_size()} processes"
-        taken = f"{batch.global_batch} sequences of {batch.sequence_length} a step, {d.micro_batches} micro-batches of {batch.micro_batch}"
-        say(
-            f"{parameters:,} parameters; {terms}; {taken}; {'starting' if step == 0 else f'going on after step {step}'}"
-        )
+        terms = f"pp {d.pp} × replicate {d.replicate} × shard {d.shard} × tp {d.tp}"
+        work = f"{batch.global_batch} sequences of {batch.sequence_length} per step"
+        pieces = f"{d.micro_batches} micro-batches of {batch.micro_batch}"
+        begin = "starting" if step == 0 else f"resuming after step {step}"
+        processes = f"{terms} = {dist.get_world_size()} processes"
+        say(f"{parameters:,} parameters; {processes}; {work}, {pieces}; {begin}")
 
     def _finish(self, step: int) -> None:
         if self.world.rank == 0:
             (self.paths.run / STOP_FILE).unlink(missing_ok=True)
             if step >= self.settings.steps:
-                where, target = self.checkpoints.folder / f"step-{step}", self.paths.run / "model"
-                dtype = HALF.get(self.settings.precision, torch.float32)
-                if self.settings.lora:
-                    export_adapters(
-                        where,
-                        self.reference,
-                        self.tokenizer,
-                        target,
-                        dtype,
-                        self.settings.lora,
-                        str(self.paths.model),
-                    )
-                else:
-                    export(where, self.reference, self.tokenizer, target, dtype)
-                say(f"done: {target} can be served")
+                self._export(step)
             else:
-                say(
-                    f"stopped after step {step} of {self.settings.steps}; started again it goes on from there"
-                )
+                say(f"stopped after step {step} of {self.settings.steps}; the next start resumes")
         dist.barrier()
+
+    def _export(self, step: int) -> None:
+        checkpoint, target = self.checkpoints.folder / f"step-{step}", self.paths.run / "model"
+        dtype, lora = HALF.get(self.settings.precision, torch.float32), self.settings.lora
+        model = (checkpoint, self.reference, self.tokenizer, target, dtype)
+        if lora:
+            export_adapters(*model, lora, str(self.paths.model))
+        else:
+            export(*model)
+        say(f"done: {target} can be served")

@@ -1,7 +1,8 @@
-"""Low-rank adapters (Hu et al., arXiv:2106.09685): weights that stay as they are, and two thin matrices beside each that learn.
+"""Low-rank adapters (Hu et al., arXiv:2106.09685): frozen weights, two thin matrices that learn.
 
-Beside every linear layer of every block, as is estimated: ``y = W x + alpha / rank · B (A x)``. Where tensor parallelism cuts W along its
-outputs B is cut with it, along its inputs A is; the other one is whole on every rank.
+For every linear layer of every block, as estimated: ``y = W x + alpha / rank · B (A x)``. Where
+tensor parallelism cuts W along its outputs, B is cut with it; along its inputs, A is. The other one
+is complete on every rank.
 """
 
 from __future__ import annotations
@@ -27,30 +28,29 @@ NAMES = ("lora_A", "lora_B")
 
 
 class Adapted(nn.Linear):
-    """A frozen matrix, and the product of two thin ones."""
+    """A frozen matrix plus the product of two thin ones."""
 
     lora_A: nn.Parameter  # noqa: N815 - peft's names
     lora_B: nn.Parameter  # noqa: N815
     scale: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Both together."""
-        out: torch.Tensor = super().forward(x) + self.scale * linear(
-            linear(x, self.lora_A), self.lora_B
-        )
+        """``W x + scale · B (A x)``."""
+        change = linear(linear(x, self.lora_A), self.lora_B)
+        out: torch.Tensor = super().forward(x) + self.scale * change
         return out
 
 
 def narrow(part: Part, dtype: torch.dtype | None) -> None:
-    """Weights in 16 bits where the run computes so: what no optimizer changes needs no more."""
+    """Store frozen weights in the 16-bit format of the run: no optimizer changes them."""
     for parameter in part.parameters():
         parameter.data = parameter.data.to(dtype or parameter.dtype)
 
 
 def adapt(part: Part, lora: Lora) -> None:
-    """Freeze a part and put adapters beside its linear layers, on the meta device.
+    """Freeze a part, and add adapters to its linear layers on the meta device.
 
-    After tensor parallelism: adapters follow its cuts, and what it cuts it makes learn.
+    After tensor parallelism: adapters follow its cuts, and it would make parameters trainable.
     """
     part.requires_grad_(False)
     for layer in part.layers:
@@ -60,17 +60,14 @@ def adapt(part: Part, lora: Lora) -> None:
             for name, shape in zip(NAMES, _shapes(module, lora), strict=True):
                 value: torch.Tensor = torch.empty(shape, device="meta")
                 if isinstance(module.weight, DTensor):
-                    value = distribute_tensor(
-                        value,
-                        module.weight.device_mesh,
-                        [_beside(name, module.weight.placements[0])],
-                    )
+                    cut = [_beside(name, module.weight.placements[0])]
+                    value = distribute_tensor(value, module.weight.device_mesh, cut)
                 module.register_parameter(name, nn.Parameter(value))
 
 
 def linears(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Linear layers by name."""
-    return ((name, each) for name, each in module.named_modules() if isinstance(each, nn.Linear))
+    """The linear layers by name."""
+    return ((name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear))
 
 
 def _shapes(module: Any, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -78,42 +75,38 @@ def _shapes(module: Any, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _beside(name: str, cut: Placement) -> Placement:
-    """How an adapter is cut beside a weight: B along outputs, A along inputs."""
+    """How an adapter is cut next to its weight: B along outputs, A along inputs."""
     return cut if isinstance(cut, Shard) and cut.dim == 1 - NAMES.index(name) else Replicate()
 
 
 def fill_adapters(part: Part, seed: int, device: torch.device) -> None:
-    """A as peft draws it (uniform within 1/sqrt of the inputs), B zero: the model starts as it was, on any number of devices."""
+    """A as peft draws it (uniform within 1/sqrt of the inputs), B zero.
+
+    The model starts unchanged, on any number of devices.
+    """
     for name, module in part.inner.named_modules():
         if isinstance(module, Adapted):
             torch.manual_seed(seed + zlib.crc32(f"{name}.lora_A".encode()))
             bound = 1 / math.sqrt(module.in_features)
             first = torch.empty(module.lora_A.shape, device=device).uniform_(-bound, bound)
-            put(
-                part,
-                {
-                    f"{name}.lora_A": first,
-                    f"{name}.lora_B": torch.zeros(module.lora_B.shape, device=device),
-                },
-            )
+            second = torch.zeros(module.lora_B.shape, device=device)
+            put(part, {f"{name}.lora_A": first, f"{name}.lora_B": second})
 
 
 class Adapters:
-    """The trained adapters of a whole model by the names of their layers, read from a checkpoint by ``read`` (which fills tensors)."""
+    """The trained adapters of a model by layer; ``read`` fills tensors from a checkpoint."""
 
     def __init__(self, reference: Any, lora: Lora, read: Any) -> None:
         self.lora = lora
         layers = reference.model.layers
         self.layers = [f"model.layers.{name}" for name, _ in linears(layers)]
-        wanted = {
-            f"{layer}.{name}": torch.empty(shape)
-            for layer in self.layers
-            for name, shape in zip(
-                NAMES, _shapes(reference.get_submodule(layer), lora), strict=True
-            )
-        }
-        self.tensors: dict[str, torch.Tensor] = read(wanted)
-        if not all(bool(torch.isfinite(each).all()) for each in self.tensors.values()):
+        empty = {}
+        for layer in self.layers:
+            shapes = _shapes(reference.get_submodule(layer), lora)
+            for name, shape in zip(NAMES, shapes, strict=True):
+                empty[f"{layer}.{name}"] = torch.empty(shape)
+        self.tensors: dict[str, torch.Tensor] = read(empty)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()):
             raise TrainError(
                 "the adapters are not finite; nothing was exported.",
                 hint="Train with a lower learning rate.",
@@ -122,25 +115,25 @@ class Adapters:
     def merged(
         self, stored: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """Weights with what was learnt added, in ``dtype``."""
+        """The weights with the adapters merged, in ``dtype``."""
         scale, known = self.lora.alpha / self.lora.rank, set(self.layers)
         out: dict[str, torch.Tensor] = {}
         for name, weight in stored:
             layer, _, last = name.rpartition(".")
             if layer in known and last == "weight":
-                first, second = (self.tensors[f"{layer}.{each}"] for each in NAMES)
+                first, second = (self.tensors[f"{layer}.{adapter}"] for adapter in NAMES)
                 weight = weight.float() + scale * (second @ first)
             out[name] = weight.to(dtype)
         return out
 
     def save(self, folder: Path, base: str) -> None:
-        """What peft and inference engines read as a LoRA adapter of ``base``."""
+        """Write what peft and inference engines read as a LoRA adapter of ``base``."""
         folder.mkdir(parents=True)
-        named = {
-            f"base_model.model.{name}.weight": each.contiguous()
-            for name, each in self.tensors.items()
+        tensors = {
+            f"base_model.model.{name}.weight": tensor.contiguous()
+            for name, tensor in self.tensors.items()
         }
-        save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

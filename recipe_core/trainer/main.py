@@ -14,9 +14,8 @@ from .errors import TrainError
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 trained, or stopped as asked; 2 something a person has to change."""
     options = _parser().parse_args(argv)
-    os.environ.setdefault(
-        "TOKENIZERS_PARALLELISM", "false"
-    )  # forking after threads is what it warns about otherwise
+    # Otherwise tokenizers warns about forking after threads.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         from .settings import data_paths, load_settings
 
@@ -28,11 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         root = options.config.resolve().parent
         data = data_paths(options.data, settings.data, root)
-        train(
-            settings,
-            Paths(root, (options.out or root / "run").resolve(), options.model, data),
-            options.resume,
-        )
+        run = (options.out or root / "run").resolve()
+        train(settings, Paths(root, run, options.model, data), options.resume)
     except TrainError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)
         return 2
@@ -68,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_resume,
         default="auto",
         metavar="auto|never|STEP",
-        help="which checkpoint to go on from",
+        help="checkpoint to resume from",
     )
     return parser
 

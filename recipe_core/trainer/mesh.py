@@ -1,4 +1,4 @@
-"""Which rank does what: the one owner of the parallel degrees and of the batch that they divide."""
+"""Which rank does what: owns the parallel degrees and the batch they divide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from .settings import Batch, Settings, Split
 
 @dataclass(frozen=True)
 class Degrees:
-    """pp × replicate × shard × tp = devices, outermost first; ``micro_batches`` of a step on one replica."""
+    """pp × replicate × shard × tp = devices, outermost first.
+
+    ``micro_batches``: those of a step on one replica.
+    """
 
     pp: int
     replicate: int
@@ -26,7 +29,7 @@ class Degrees:
 
     @property
     def dp(self) -> int:
-        """Replicas of the model, whole or divided."""
+        """Replicas of the model, sharded or not."""
         return self.replicate * self.shard
 
 
@@ -34,29 +37,28 @@ def degrees(split: Split, batch: Batch, world: int, *, elastic: bool) -> Degrees
     """Degrees for ``world`` devices: as planned, or, elastic, with as many replicas as fit.
 
     Raises:
-        TrainError: when the devices or the global batch do not come out even; every term is in the message.
+        TrainError: when devices or global batch are not divisible; the message has every term.
     """
     model = split.tp * split.pp
     planned = model * split.dp
     if world != planned and (not elastic or world % model):
         terms = f"tp({split.tp}) × pp({split.pp}) × dp({split.dp}) = {planned} ≠ {world} processes"
-        hint = (
-            f"An elastic run takes multiples of tp × pp = {model}."
-            if elastic
-            else f"Start {planned} processes."
-        )
+        hint = f"Start {planned} processes."
+        if elastic:
+            hint = f"An elastic run needs a multiple of tp × pp = {model}."
         raise TrainError(f"{terms}.", hint=hint)
     dp = world // model
-    each = dp * batch.micro_batch
-    if batch.global_batch % each:
-        terms = f"global_batch({batch.global_batch}) is not divisible by dp({dp}) × micro_batch({batch.micro_batch}) = {each}"
-        raise TrainError(f"{terms}.", hint="Use another number of devices, or plan again.")
+    sequences = dp * batch.micro_batch
+    if batch.global_batch % sequences:
+        terms = f"dp({dp}) × micro_batch({batch.micro_batch}) = {sequences}"
+        message = f"global_batch({batch.global_batch}) is not divisible by {terms}."
+        raise TrainError(message, hint="Use another number of devices, or plan again.")
     shard = _shard(split, dp)
-    return Degrees(split.pp, dp // shard, shard, split.tp, batch.global_batch // each)
+    return Degrees(split.pp, dp // shard, shard, split.tp, batch.global_batch // sequences)
 
 
 def _shard(split: Split, dp: int) -> int:
-    """Ranks that divide states: as planned where that divides the replicas there are, else all of them."""
+    """Ranks that divide states: as planned where that divides the replicas, else all."""
     if split.zero_stage == 0:
         return 1
     return split.shard if split.shard < split.dp and dp % split.shard == 0 else dp
@@ -64,7 +66,7 @@ def _shard(split: Split, dp: int) -> int:
 
 @dataclass(frozen=True)
 class World:
-    """A process among all: its device, the mesh, and its places in it."""
+    """One process: its device, the mesh, and its place in it."""
 
     device: torch.device
     mesh: DeviceMesh
@@ -72,48 +74,39 @@ class World:
 
     @property
     def rank(self) -> int:
-        """Number of this process."""
+        """The number of this process."""
         return dist.get_rank()
 
     @property
     def dp_rank(self) -> int:
-        """Which replica this process belongs to."""
-        return self.mesh.get_local_rank(
-            "replicate"
-        ) * self.degrees.shard + self.mesh.get_local_rank("shard")
+        """The replica that this process belongs to."""
+        replicate = self.mesh.get_local_rank("replicate")
+        return replicate * self.degrees.shard + self.mesh.get_local_rank("shard")
 
     @property
     def pp_rank(self) -> int:
-        """Which place in the pipeline this process has."""
+        """The place of this process in the pipeline."""
         return self.mesh.get_local_rank("pp")
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The mesh that FSDP divides and copies over; one dimension where nothing is copied."""
-        return (
-            self.mesh["shard"] if self.degrees.replicate == 1 else self.mesh["replicate", "shard"]
-        )
+        """The mesh of FSDP; one dimension where nothing is replicated."""
+        names = "shard" if self.degrees.replicate == 1 else ("replicate", "shard")
+        return self.mesh[names]
 
 
 def join(settings: Settings) -> World:
-    """Meet the other processes.
+    """Join the other processes.
 
     Raises:
-        TrainError: when this was not started by torchrun, or there are too few or too many processes.
+        TrainError: when torchrun did not start this, or the number of processes is wrong.
     """
-    missing = [
-        name
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
-        if name not in os.environ
-    ]
-    if missing:
-        raise TrainError(
-            f"{missing[0]} is not set.",
-            hint="Start it with torchrun, or with `python launch.py up`.",
-        )
-    found = degrees(
-        settings.split, settings.batch, int(os.environ["WORLD_SIZE"]), elastic=settings.elastic
-    )
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+    if missing := [name for name in names if name not in os.environ]:
+        hint = "Start it with torchrun, or with `python launch.py up`."
+        raise TrainError(f"{missing[0]} is not set.", hint=hint)
+    processes = int(os.environ["WORLD_SIZE"])
+    run = degrees(settings.split, settings.batch, processes, elastic=settings.elastic)
     if torch.cuda.is_available():  # ROCm builds of torch say cuda too, and their nccl is RCCL
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -121,9 +114,6 @@ def join(settings: Settings) -> World:
     else:
         device = torch.device("cpu")
         dist.init_process_group("gloo", timeout=timedelta(minutes=30))
-    shape = (found.pp, found.replicate, found.shard, found.tp)
-    return World(
-        device,
-        init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "tp")),
-        found,
-    )
+    shape = (run.pp, run.replicate, run.shard, run.tp)
+    axes = ("pp", "replicate", "shard", "tp")
+    return World(device, init_device_mesh(device.type, shape, mesh_dim_names=axes), run)

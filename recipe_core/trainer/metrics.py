@@ -1,4 +1,4 @@
-"""Loss, speed and memory of every step: a CSV file that goes on over restarts, and the newest values as Prometheus reads them."""
+"""Loss, speed and memory of every step, as a CSV file and for Prometheus."""
 
 from __future__ import annotations
 
@@ -34,29 +34,32 @@ _HELP = {
     "gradient_norm": "Norm of the gradient before clipping.",
     "step_s": "Seconds of the step.",
     "tokens_per_s": "Tokens trained per second, all devices.",
-    "tokens_per_s_per_gpu": "Tokens trained per second and device.",
+    "tokens_per_s_per_gpu": "Tokens trained per second per device.",
     "mfu": "Model flops utilisation, of the device's peak.",
-    "peak_memory_bytes": "Most memory of a device so far.",
+    "peak_memory_bytes": "Peak memory of a device so far.",
     "tokens": "Tokens trained so far.",
     "loss_scale": "Scale of the loss under fp16.",
 }
 
 
 class Metrics:
-    """Writes ``metrics.csv`` and ``metrics.prom`` in ``folder``; rows of steps from ``start`` on are of a run that will be repeated."""
+    """Writes ``metrics.csv`` and ``metrics.prom`` in ``folder``.
+
+    Rows after step ``start`` are dropped: a resumed run repeats those steps.
+    """
 
     def __init__(self, folder: Path, name: str, start: int) -> None:
         self.csv, self.prom, self.name = folder / "metrics.csv", folder / "metrics.prom", name
         folder.mkdir(parents=True, exist_ok=True)
         names = [field.name for field in fields(Row)]
-        kept = [row for row in read_rows(self.csv) if int(row["step"]) <= start]
+        earlier = [row for row in read_rows(self.csv) if int(row["step"]) <= start]
         with self.csv.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
-            writer.writerows(kept)
+            writer.writerows(earlier)
 
     def write(self, row: Row) -> None:
-        """Append the row; replace what Prometheus' textfile collector reads, whole or not at all."""
+        """Append the row to the CSV, and replace the file of Prometheus' textfile collector."""
         values = asdict(row)
         with self.csv.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(["" if value is None else value for value in values.values()])
@@ -66,7 +69,7 @@ class Metrics:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Complete rows of a metrics file, none when there is no file; a row cut short by a crash is left out."""
+    """Complete rows of a metrics file, without one that a crash cut short."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -78,7 +81,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def prometheus(values: dict[str, float | None], name: str) -> str:
-    """The exposition format's text."""
+    """The values in Prometheus' exposition format."""
     run = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     lines = []
     for key, value in values.items():
@@ -94,7 +97,7 @@ def prometheus(values: dict[str, float | None], name: str) -> str:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory so far: what the allocator took of a device, or the process's resident memory on a CPU."""
+    """Peak memory: of the allocator on a device, of the process on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""The model: built without memory, cut into stages, filled piece by piece with the same weights whatever the split."""
+"""The model: built without memory, cut into stages, filled with weights that no split changes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from .errors import TrainError
 from .settings import Settings
 
-_AT_ONCE_BYTES = 1 << 30
+_AT_ONCE_BYTES = 1 << 30  # of complete tensors beside the shares of a rank
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
 
 
 class Part(nn.Module):
-    """One chunk of the model: token ids in (hidden states after the first chunk), logits out (hidden states before the last).
+    """One chunk of the model: token ids or hidden states in, hidden states or logits out.
 
-    Layers of other chunks are passed over rather than removed, so every layer keeps its number and every tensor its name.
+    Layers of other chunks are passed over, not removed, so that all keep their numbers and names.
     """
 
     inner: Any
@@ -33,9 +33,9 @@ class Part(nn.Module):
         self.inner = inner
         self.first, self.last = chunk == 0, chunk == chunks - 1
         body = self.body
-        mine = chunk_layers(len(body.layers), chunk, chunks)
+        indexes = chunk_layers(len(body.layers), chunk, chunks)
         for index in range(len(body.layers)):
-            if index not in mine:
+            if index not in indexes:
                 body.layers[index] = _Pass()
         if not self.first:
             body.embed_tokens = None
@@ -53,19 +53,19 @@ class Part(nn.Module):
         return [layer for layer in self.body.layers if not isinstance(layer, _Pass)]
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters by the names they have in a checkpoint."""
+        """The parameters by their names in a checkpoint."""
         return (
             (name.removeprefix("inner."), parameter) for name, parameter in self.named_parameters()
         )
 
     def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those that a step changes."""
+        """The trainable parameters by name."""
         return ((name, parameter) for name, parameter in self.named() if parameter.requires_grad)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states or logits of ``x``."""
-        given = {"input_ids": x} if self.first else {"inputs_embeds": x}
-        logits: torch.Tensor = self.inner(**given, use_cache=False).logits
+        """The hidden states or logits of ``x``."""
+        inputs = {"input_ids": x} if self.first else {"inputs_embeds": x}
+        logits: torch.Tensor = self.inner(**inputs, use_cache=False).logits
         return logits
 
 
@@ -75,10 +75,10 @@ class _Pass(nn.Module):
 
 
 def chunk_layers(layers: int, chunk: int, chunks: int) -> range:
-    """Layers of a chunk: equally many, the first ones one more where that does not come out even."""
-    each, more = divmod(layers, chunks)
-    start = chunk * each + min(chunk, more)
-    return range(start, start + each + (chunk < more))
+    """The layers of a chunk: equally many, the first chunks one more where needed."""
+    size, rest = divmod(layers, chunks)
+    start = chunk * size + min(chunk, rest)
+    return range(start, start + size + (chunk < rest))
 
 
 def read_config(settings: Settings, folder: str | None) -> PreTrainedConfig:
@@ -87,46 +87,42 @@ def read_config(settings: Settings, folder: str | None) -> PreTrainedConfig:
     try:
         if values is None:
             if folder is None:
-                raise TrainError(
-                    "neither train.json nor --model says what the model is.",
-                    hint="Give a folder: --model FOLDER.",
-                )
+                message = "neither train.json nor --model describes the model."
+                raise TrainError(message, hint="Set a folder: --model FOLDER.")
             config = AutoConfig.from_pretrained(folder)
         else:
             config = AutoConfig.for_model(**values)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainError(
-            f"the model's configuration cannot be read: {str(error).splitlines()[0]}"
-        ) from None
+        reason = str(error).splitlines()[0]
+        raise TrainError(f"the model's configuration cannot be read: {reason}") from None
     config.use_cache = False
     read: PreTrainedConfig = config
     return read
 
 
 def build(config: PreTrainedConfig, settings: Settings) -> Any:
-    """The whole model in fp32 on the meta device: names and shapes, no memory."""
+    """The complete model in fp32 on the meta device: names and shapes, no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation=_ATTENTION[settings.attention]
         )
     body = getattr(model, "model", None)
-    if not all(hasattr(body, name) for name in ("embed_tokens", "layers", "norm")) or not hasattr(
-        model, "lm_head"
-    ):
-        hint = "Models with embed_tokens, layers, norm and lm_head are."
-        raise TrainError(f"{config.model_type} models are not trained by this version.", hint=hint)
+    complete = all(hasattr(body, name) for name in ("embed_tokens", "layers", "norm"))
+    if not complete or not hasattr(model, "lm_head"):
+        hint = "Supported: models with embed_tokens, layers, norm and lm_head."
+        raise TrainError(f"this version cannot train {config.model_type} models.", hint=hint)
     return model
 
 
 def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> None:
-    """Give every module the weights that its own model's rules draw.
+    """Draw the weights of every module by the rules of its model.
 
-    Each module has its own seed and is drawn whole, then cut; so a run starts from the same weights on any number of devices.
+    Every module has its own seed and is drawn complete, then cut, so that a run starts from the
+    same weights on any number of devices.
     """
     drawn: dict[str, torch.Tensor] = {}
     for name, module in part.inner.named_modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        if not own:
+        if not [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             continue
         fresh = copy.deepcopy(reference.get_submodule(name)).to_empty(device=device, recurse=False)
         torch.manual_seed(seed + zlib.crc32(name.encode()))
@@ -134,52 +130,49 @@ def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> 
             reference._init_weights(fresh)
             for key, buffer in fresh.named_buffers(recurse=False):
                 module.get_buffer(key).copy_(buffer)
-        drawn |= {
-            f"{name}.{key}": parameter.detach()
-            for key, parameter in fresh.named_parameters(recurse=False)
-        }
-        if sum(each.nbytes for each in drawn.values()) > _AT_ONCE_BYTES:
+        for key, parameter in fresh.named_parameters(recurse=False):
+            drawn[f"{name}.{key}"] = parameter.detach()
+        if sum(tensor.nbytes for tensor in drawn.values()) > _AT_ONCE_BYTES:
             put(part, drawn)
             drawn = {}
     put(part, drawn)
 
 
 def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.device) -> None:
-    """Weights from the folder's safetensors; buffers as after a random start.
+    """Load weights from the folder's safetensors; buffers are as after a random start.
 
     Raises:
-        TrainError: when a file is missing or names tensors otherwise than the model does.
+        TrainError: when a tensor of the model is missing.
     """
     fill_random(part, reference, 0, device)
-    named = {name for name, _ in reference.named_parameters()}
-    for name, tensor in stored_tensors(folder, {name for name, _ in part.named()} & named):
+    names = {name for name, _ in reference.named_parameters()}
+    for name, tensor in stored_tensors(folder, {name for name, _ in part.named()} & names):
         put(part, {name: tensor.to(device, torch.float32)})
 
 
 def stored_tensors(folder: str, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the folder's safetensors, in one order on every rank (some distribute together).
+    """Yield tensors of the folder's safetensors, in the same order on every rank.
 
     Raises:
-        TrainError: when some are not there.
+        TrainError: when some are missing.
     """
     from safetensors import safe_open
 
-    wanted = set(names)
+    missing = set(names)
     for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
-            for name in sorted(wanted & set(stored.keys())):
+            for name in sorted(missing & set(stored.keys())):
                 yield name, stored.get_tensor(name)
-                wanted.discard(name)
-    if wanted:
+                missing.discard(name)
+    if missing:
         raise TrainError(
-            f"{folder} holds no tensor {min(wanted)} ({len(wanted)} are missing).",
-            hint="Give a folder with this model's weights.",
+            f"{folder} lacks the tensor {min(missing)} ({len(missing)} are missing).",
+            hint="Set --model to a folder with this model's weights.",
         )
 
 
-def put(part: Part, whole: dict[str, torch.Tensor]) -> None:
-    """Copy the share of each rank of tensors that every rank has whole."""
-    if whole:
-        set_model_state_dict(
-            part.inner, dict(whole), options=StateDictOptions(full_state_dict=True, strict=False)
-        )
+def put(part: Part, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy each rank's share of complete tensors."""
+    if tensors:
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        set_model_state_dict(part.inner, dict(tensors), options=options)

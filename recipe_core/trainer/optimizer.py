@@ -16,75 +16,76 @@ from .model import Part
 from .settings import Optimizer
 
 _GROWTH_STEPS = 1000
-_FIRST_SCALE = 2.0**16
+_FIRST_SCALE = 2.0**16  # where torch's GradScaler starts
 STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What an optimizer keeps for a parameter, by torch's names."""
+"""The states that an optimizer keeps per parameter, by torch's names."""
 
 
 def learning_rate(o: Optimizer, step: int, steps: int) -> float:
-    """Rate of a step, counted from 0: linear warm-up, then a cosine down to its least share."""
+    """The rate of a step, counted from 0: linear warm-up, then a cosine to its least share."""
     if step < o.warmup_steps:
         return o.learning_rate * (step + 1) / o.warmup_steps
     progress = (step - o.warmup_steps) / max(steps - o.warmup_steps, 1)
-    return o.learning_rate * (
-        o.least_rate_share
-        + (1 - o.least_rate_share) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    )
+    cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    return o.learning_rate * (o.least_rate_share + (1 - o.least_rate_share) * cosine)
 
 
 def make_optimizer(o: Optimizer, part: Part) -> torch.optim.Optimizer:
-    """Matrices decay, norms and biases do not. The states are there from the start, so that a checkpoint can be read into them."""
+    """An optimizer under which matrices decay, norms and biases do not.
+
+    Its states exist from the start, so that a checkpoint can be read into them.
+    """
     parameters = [parameter for _, parameter in part.learning()]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": o.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    made: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     if o.name == "sgd":
-        made = torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.beta1)
+        optimizer = torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.beta1)
     else:
-        made = torch.optim.AdamW(
-            groups, lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.epsilon
-        )
+        betas = (o.beta1, o.beta2)
+        optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=betas, eps=o.epsilon)
     for parameter in parameters:
         for name in STATES[o.name]:
-            made.state[parameter][name] = (
-                torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
-            )
-    return made
+            zero = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
+            optimizer.state[parameter][name] = zero
+    return optimizer
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], pipeline: DeviceMesh) -> torch.Tensor:
     """Euclidean norm of all gradients of the model, on every rank.
 
-    Squares are summed over the dimensions of the mesh that a gradient is divided over (copies count once), then over pipeline stages.
+    Squares are summed over the mesh dimensions that divide a gradient (copies count once), then
+    over pipeline stages.
     """
     groups: dict[tuple[DeviceMesh, tuple[int, ...]] | None, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            divided = tuple(
-                dim
-                for dim, placement in enumerate(gradient.placements)
-                if not placement.is_replicate()
-            )
+            placements = enumerate(gradient.placements)
+            divided = tuple(dim for dim, placement in placements if not placement.is_replicate())
             groups[gradient.device_mesh, divided].append(gradient.to_local())
         elif gradient is not None:
             groups[None].append(gradient)
     total = torch.zeros((), device=parameters[0].device)
-    for where, gradients in groups.items():
+    for cut, gradients in groups.items():
         square = torch.stack(torch._foreach_norm(gradients)).square().sum()
-        if where is not None:
-            for dim in where[1]:
-                dist.all_reduce(square, group=where[0].get_group(dim))
+        if cut is not None:
+            mesh, dims = cut
+            for dim in dims:
+                dist.all_reduce(square, group=mesh.get_group(dim))
         total += square
     dist.all_reduce(total, group=pipeline.get_group())
     return total.sqrt()
 
 
 class LossScale:
-    """Fp16 loses small gradients, so the loss is scaled up: halved after an overflow, doubled after many steps without one."""
+    """A scale for the loss, as fp16 loses small gradients.
+
+    Halved after an overflow, doubled after many steps without one.
+    """
 
     def __init__(self, *, used: bool) -> None:
         self.used = used
@@ -92,7 +93,7 @@ class LossScale:
         self.good = 0
 
     def update(self, *, finite: bool) -> None:
-        """After a step."""
+        """Adapt the scale after a step."""
         if not self.used:
             return
         self.good = self.good + 1 if finite else 0
@@ -109,25 +110,24 @@ def update(
     scale: LossScale,
     pipeline: DeviceMesh,
 ) -> tuple[float, bool]:
-    """One step of all optimizers: the gradients' norm, and whether they were finite (otherwise nothing is changed)."""
-    parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    """One step of all optimizers: the gradients' norm, and whether they were finite.
+
+    Nothing changes where they are not.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [p for group in groups for p in group["params"]]
     norm = gradient_norm(parameters, pipeline) / scale.value
     finite = bool(torch.isfinite(norm))
     if finite:
         factor = min(1.0, o.clip_norm / (float(norm) + 1e-6)) / scale.value
-        torch._foreach_mul_(
-            [
-                p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-                for p in parameters
-                if p.grad is not None
-            ],
-            factor,
-        )
-        for each in optimizers:
-            for group in each.param_groups:
-                group["lr"] = rate
-            each.step()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        torch._foreach_mul_(local, factor)
+        for group in groups:
+            group["lr"] = rate
+        for optimizer in optimizers:
+            optimizer.step()
     scale.update(finite=finite)
-    for each in optimizers:
-        each.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
     return float(norm), finite

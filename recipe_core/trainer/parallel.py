@@ -1,4 +1,4 @@
-"""Tensor parallelism, recomputation and FSDP laid over one part of the model, in the order in which they nest."""
+"""Tensor parallelism, recomputation and FSDP on a part of the model, as they nest."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .settings import Settings
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _HEADS = 2
-"""Dimension of the heads in what query and key norms take: batch, sequence, heads, values."""
+"""The dimension of the heads at query and key norms: batch, sequence, heads, values."""
 
 
 def lay_out(part: Part, settings: Settings, world: World) -> Part:
-    """Everything the settings ask for; the parameters stay on the meta device."""
+    """Apply everything in the settings; the parameters stay on the meta device."""
     half = HALF.get(settings.precision)
     if settings.lora:
         narrow(part, half)
@@ -55,9 +55,12 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
 
 
 def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Module], bool]]:
-    """What is gathered at once, and whether it is let go after its forward pass: embedding, each layer, last norm and head (torchtitan's).
+    """What FSDP gathers at once, and whether it frees it after the forward pass.
 
-    The head's unit stays whole for the backward pass that follows at once. Embedding and head that are one table are in one unit.
+    Embedding, each layer, last norm and head, as in torchtitan.
+
+    The head's unit stays gathered, as its backward pass follows at once. A table that is embedding
+    and head is one unit.
     """
     embedding = [part.body.embed_tokens] if part.first else []
     head = [part.body.norm, part.inner.lm_head] if part.last else []
@@ -69,7 +72,7 @@ def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Modul
 
 
 def micro_batch_mode(part: Part, settings: Settings, *, last: bool) -> None:
-    """Before a backward pass: whether gradients are exchanged after it, or add up whole until the last."""
+    """Set whether gradients are exchanged after this backward pass, or accumulated for now."""
     assert isinstance(part, FSDPModule)  # noqa: S101 - lay_out made it one
     part.set_requires_gradient_sync(last or settings.split.gradient_sync == "micro-batch")
     part.set_reshard_after_backward(last or settings.split.zero_stage > 0)
@@ -77,13 +80,15 @@ def micro_batch_mode(part: Part, settings: Settings, *, last: bool) -> None:
 
 
 def _tensor_parallel(part: Part, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """The model's own plan for its layers; embedding and head by vocabulary, logits left cut for the loss."""
+    """Follow the model's plan for its layers; embedding and head are cut by vocabulary.
+
+    Logits stay cut for the loss.
+    """
     config = part.inner.config
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     if not plan:
-        raise TrainError(
-            f"{config.model_type} models have no plan for tensor parallelism.", hint="Use tp: 1."
-        )
+        message = f"{config.model_type} models have no plan for tensor parallelism."
+        raise TrainError(message, hint="Set tp: 1.")
     for index, layer in enumerate(part.body.layers):
         if layer in part.layers:
             _parallel_layer(layer, f"layers.{index}.", plan, mesh, sequence=sequence)
@@ -105,30 +110,29 @@ def _tensor_parallel(part: Part, mesh: DeviceMesh, *, sequence: bool) -> None:
 def _parallel_layer(
     layer: nn.Module, prefix: str, plan: dict[str, str], mesh: DeviceMesh, *, sequence: bool
 ) -> None:
-    """Projections as the plan says; what enters a block is one tensor for all of them, so that its gradient is summed once.
+    """Cut projections as the plan says.
 
-    With ``sequence``, between blocks each rank keeps its piece of the sequence: norms work on pieces, blocks gather them before and
-    scatter their sums after (Korthikanti et al., arXiv:2205.05198).
+    What enters a block is one tensor for all projections, so that its gradient is summed once.
+
+    With ``sequence``, each rank keeps its piece of the sequence between blocks: norms work on
+    pieces, blocks gather them before and scatter sums after (Korthikanti et al., arXiv:2205.05198).
     """
     styles: dict[str, ParallelStyle] = {}
     for name, _ in layer.named_modules():
-        word = next(
-            (style for pattern, style in plan.items() if fnmatchcase(prefix + name, pattern)), None
-        )
-        if word is not None:
+        words = (style for pattern, style in plan.items() if fnmatchcase(prefix + name, pattern))
+        if (word := next(words, None)) is not None:
             styles[name] = _style(word, sequence=sequence)
     for name, child in layer.named_children():
         if "norm" not in name:
-            child.register_forward_pre_hook(
-                partial(_gather, mesh, Shard(1) if sequence else Replicate()), with_kwargs=True
-            )
+            layout = Shard(1) if sequence else Replicate()
+            child.register_forward_pre_hook(partial(_gather, mesh, layout), with_kwargs=True)
         elif sequence:
             styles[name] = SequenceParallel(use_local_output=True)
     parallelize_module(layer, mesh, styles)
 
 
 def _style(word: str, *, sequence: bool) -> ParallelStyle:
-    """A word of the model's plan as torch's style."""
+    """The style of torch for a word of the model's plan."""
     if word == "replicated_with_grad_allreduce":  # a norm over each head: every rank has some heads
         return SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
     if word == "colwise":
@@ -136,29 +140,28 @@ def _style(word: str, *, sequence: bool) -> ParallelStyle:
     if word == "rowwise":
         return RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
     raise TrainError(
-        f"the model's plan for tensor parallelism asks for {word}, which this version cannot do.",
-        hint="Use tp: 1.",
+        f"the model's plan for tensor parallelism needs {word}, which this version lacks.",
+        hint="Set tp: 1.",
     )
 
 
 def _gather(
     mesh: DeviceMesh, layout: Placement, _: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Before a block: its hidden states, whole on every rank."""
+    """Before a block: gather its hidden states on every rank."""
     if "hidden_states" in kwargs:
-        return args, kwargs | {
-            "hidden_states": _spread(kwargs["hidden_states"], mesh, layout, Replicate())
-        }
+        hidden = _spread(kwargs["hidden_states"], mesh, layout, Replicate())
+        return args, {**kwargs, "hidden_states": hidden}
     return (_spread(args[0], mesh, layout, Replicate()), *args[1:]), kwargs
 
 
 def _cut(mesh: DeviceMesh, _: nn.Module, args: Any) -> Any:
-    """Before the first layer: this rank's piece of the sequence."""
+    """Before the first layer: keep this rank's piece of the sequence."""
     return (_spread(args[0], mesh, Replicate(), Shard(1)).to_local(), *args[1:])
 
 
 def _join(mesh: DeviceMesh, _: nn.Module, __: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """After the last layer: the whole sequence again."""
+    """After the last layer: gather the whole sequence."""
     return _spread(hidden, mesh, Shard(1), Replicate()).to_local()
 
 
@@ -174,7 +177,7 @@ _ATTENTION = tuple(
 
 
 def _recompute(part: Part, policy: str) -> None:
-    """Full: a layer keeps its input only. Selective: it also keeps attention and every second product, the dear ones."""
+    """Full keeps only the input of a layer; selective also attention and every second product."""
     if policy == "none":
         return
     more = {"context_fn": _selective} if policy == "selective" else {}
@@ -184,20 +187,14 @@ def _recompute(part: Part, policy: str) -> None:
 
 
 def _selective() -> Any:
-    seen: dict[bool, int] = {False: 0, True: 0}
+    # The first pass and its recomputation count products apart, so that they decide alike.
+    products: dict[bool, int] = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        save = operator in _ATTENTION
         if operator is _PRODUCT:
-            seen[context.is_recompute] += 1
-            return (
-                CheckpointPolicy.MUST_SAVE
-                if seen[context.is_recompute] % 2
-                else CheckpointPolicy.PREFER_RECOMPUTE
-            )
-        return (
-            CheckpointPolicy.MUST_SAVE
-            if operator in _ATTENTION
-            else CheckpointPolicy.PREFER_RECOMPUTE
-        )
+            products[context.is_recompute] += 1
+            save = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""``train.json`` as typed objects; what is wrong in it is one error that names the field."""
+"""``train.json`` as typed objects; errors name the field."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ DATA = "RECIPE_DATA"
 
 @dataclass(frozen=True)
 class Model:
-    """``config`` as ``config.json`` has it (None: the model folder's own). ``weights``: start from the folder's weights, or at random.
+    """The model: ``config`` as in ``config.json`` (None: the model folder's own).
 
-    ``tokenizer``: the model folder's, or one made from the data (for a model that has none yet).
+    ``weights``: start from the folder's weights, or at random.
+
+    ``tokenizer``: the model folder's, or one trained on the data (for a model without one).
     """
 
     config: dict[str, Any] | None = None
@@ -30,11 +32,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Split:
-    """Degrees. ``dp`` is the planned number of replicas; an elastic run takes as many as there are devices for.
+    """Degrees; ``dp`` is the planned number of replicas, which an elastic run adapts.
 
-    ``shard``: ranks over which states are divided; the rest of ``dp`` holds copies (HSDP). ``zero_stage``: 0 copies everywhere; 2 divides
-    states and keeps parameters gathered from a forward pass to its backward pass, 3 gathers them for each. ``gradient_sync``: replicas
-    exchange gradients after every micro-batch, or once a step, until which they are whole (pipelines always do).
+    ``shard``: ranks over which states are divided; the rest of ``dp`` are copies (HSDP).
+    ``zero_stage``: 0 copies everywhere; 2 divides states but keeps parameters gathered between a
+    forward pass and its backward pass; 3 gathers them for each. ``gradient_sync``: replicas
+    exchange gradients after every micro-batch, or once per step (pipelines always do).
     """
 
     tp: int = 1
@@ -50,7 +53,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences: their length in tokens, how many a step and how many at once on a replica."""
+    """Sequences: length in tokens, number per step, and number at once on a replica."""
 
     sequence_length: int
     global_batch: int
@@ -59,7 +62,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) or SGD with momentum ``beta1``; linear warm-up, then a cosine to the least rate."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), or SGD with momentum ``beta1``.
+
+    Linear warm-up, then a cosine to the least rate.
+    """
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 3e-4
@@ -74,7 +80,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters beside frozen weights: their rank, and ``alpha`` (alpha / rank times what they give is added)."""
+    """Adapters of frozen weights: ``alpha / rank`` times their product is added."""
 
     rank: int
     alpha: float
@@ -82,7 +88,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Every so many steps, keeping the newest."""
+    """Checkpoints every so many steps, keeping the newest."""
 
     every_steps: int = 1000
     keep: int = 2
@@ -90,7 +96,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Figures:
-    """What model flop utilisation is counted with: flops of a token, and a device's peak."""
+    """What model flops utilisation is computed from: flops per token, and a device's peak."""
 
     flops_per_token: float | None = None
     peak_flops_per_s: float | None = None
@@ -98,7 +104,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of ``train.json``. ``data``: texts, relative to the bundle. ``elastic``: other numbers of devices are fine."""
+    """All of ``train.json``; ``data`` are texts, relative to the bundle.
+
+    ``elastic``: the run adapts to other numbers of devices.
+    """
 
     schema_version: Literal[1]
     name: str
@@ -122,13 +131,13 @@ def load_settings(path: Path) -> Settings:
     """Read ``path``.
 
     Raises:
-        TrainError: when the file is no JSON object, or a field is unknown, missing or of another type.
+        TrainError: when it is not a JSON object, or a field is unknown, missing or mistyped.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TrainError(
-            f"cannot read {path}: {error.strerror}.", hint="Say where it is with --config FILE."
+            f"cannot read {path}: {error.strerror}.", hint="Set its path with --config FILE."
         ) from None
     except ValueError as error:
         raise TrainError(f"{path} is not JSON: {error}.") from None
@@ -136,54 +145,48 @@ def load_settings(path: Path) -> Settings:
     return settings
 
 
-def data_paths(said: Sequence[Path], planned: tuple[str, ...], root: Path) -> tuple[Path, ...]:
-    """Texts: those on the command line, else those in the environment, else the bundle's own."""
-    if said:
-        return tuple(path.resolve() for path in said)
-    if given := os.environ.get(DATA):
-        return tuple(Path(part) for part in given.split(os.pathsep))
+def data_paths(options: Sequence[Path], planned: tuple[str, ...], root: Path) -> tuple[Path, ...]:
+    """The texts of the command line, else of the environment, else of the bundle."""
+    if options:
+        return tuple(path.resolve() for path in options)
+    if variable := os.environ.get(DATA):
+        return tuple(Path(part) for part in variable.split(os.pathsep))
     return tuple(root / name for name in planned)
 
 
-def _read(value: Any, kind: Any, where: str) -> Any:
-    """``value`` as ``kind``: dataclasses from objects, tuples from lists, optional and literal values, numbers and text."""
+def _read(value: Any, kind: Any, path: str) -> Any:
+    """``value`` as ``kind``: a dataclass, tuple, optional or literal value, number or text."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
-        return _object(value, kind, where)
+        return _object(value, kind, path)
     if origin in (Union, types.UnionType):
-        return None if value is None else _read(value, arguments[0], where)
+        return None if value is None else _read(value, arguments[0], path)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
-            raise TrainError(
-                f"{where} is {value!r}.", hint=f"Use {' or '.join(map(repr, arguments))}."
-            )
+            hint = f"Use {' or '.join(map(repr, arguments))}."
+            raise TrainError(f"{path} is {value!r}.", hint=hint)
         return value
     if origin is tuple:
         if not isinstance(value, list):
-            raise TrainError(f"{where} is {value!r}, not a list.")
-        return tuple(
-            _read(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)
-        )
+            raise TrainError(f"{path} is {value!r}, not a list.")
+        return tuple(_read(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value))
     plain = origin or kind
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
-        raise TrainError(f"{where} is {value!r}, not {plain.__name__}.")
+        raise TrainError(f"{path} is {value!r}, not {plain.__name__}.")
     return value
 
 
-def _object(value: Any, kind: Any, where: str) -> Any:
+def _object(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, dict):
-        raise TrainError(f"{where} is {value!r}, not an object.")
+        raise TrainError(f"{path} is {value!r}, not an object.")
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}
     if extra := sorted(value.keys() - known.keys()):
-        raise TrainError(f"{where}.{extra[0]} is unknown.", hint=f"Known are {', '.join(known)}.")
-    missing = [
-        name for name, field in known.items() if name not in value and field.default is MISSING
-    ]
-    if missing:
-        raise TrainError(f"{where}.{missing[0]} is missing.")
-    return kind(
-        **{name: _read(item, hints[name], f"{where}.{name}") for name, item in value.items()}
-    )
+        raise TrainError(f"{path}.{extra[0]} is unknown.", hint=f"Available: {', '.join(known)}.")
+    for name, field in known.items():
+        if name not in value and field.default is MISSING:
+            raise TrainError(f"{path}.{name} is missing.")
+    values = {name: _read(item, hints[name], f"{path}.{name}") for name, item in value.items()}
+    return kind(**values)

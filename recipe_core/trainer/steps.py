@@ -28,7 +28,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 class Passes:
     """Runs micro-batches and leaves gradients that are means over the replica's tokens.
 
-    With tensor parallelism the logits stay cut by vocabulary and so does the loss.
+    With tensor parallelism, logits and loss stay cut by vocabulary.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Passes:
         self.schedule = self._schedule() if settings.split.pp > 1 else None
 
     def run(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The replica's mean loss; zero on pipeline ranks that do not have the last layer."""
+        """The replica's mean loss; zero on pipeline ranks without the last layer."""
         device = self.world.device
         moved = [(inputs.to(device), targets.to(device)) for inputs, targets in batches]
         with self._loss_context():
@@ -59,18 +59,17 @@ class Passes:
         inputs, targets = (torch.cat([pair[which] for pair in batches]) for which in (0, 1))
         first = (inputs,) if any(part.first for part in self.parts) else ()
         losses: list[torch.Tensor] = []
-        last: dict[str, Any] = (
-            {"target": targets, "losses": losses} if any(part.last for part in self.parts) else {}
-        )
+        last: dict[str, Any] = {}
+        if any(part.last for part in self.parts):
+            last = {"target": targets, "losses": losses}
         assert self.schedule is not None  # noqa: S101 - only called with one
         self.schedule.step(*first, **last, return_outputs=False)
-        total = sum(
-            (_plain(loss.detach()) for loss in losses), torch.zeros((), device=self.world.device)
-        )
+        zero = torch.zeros((), device=self.world.device)
+        total = sum((_plain(loss.detach()) for loss in losses), zero)
         return total / self.scale.value
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Of one micro-batch, as its share of the step's mean."""
+        """The loss of one micro-batch, as its share of the step's mean."""
         loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return loss * (self.scale.value / self.micro_batches)
 
@@ -78,10 +77,10 @@ class Passes:
         return loss_parallel() if self.settings.split.tp > 1 else nullcontext()
 
     def _schedule(self) -> Any:
-        """The pipeline's order of work. Stages are numbered over ranks, then over chunks."""
+        """The schedule of the pipeline; stages are numbered over ranks, then over chunks."""
         split, world = self.settings.split, self.world
         pipeline = world.mesh["pp"]
-        stages = [
+        stages: list[Any] = [
             PipelineStage(
                 part,
                 chunk * split.pp + world.pp_rank,
@@ -93,7 +92,7 @@ class Passes:
         ]
         if split.virtual_stages > 1:
             return ScheduleInterleaved1F1B(
-                stages,  # type: ignore[arg-type]
+                stages,
                 self.micro_batches,
                 loss_fn=self._loss,
                 scale_grads=False,
@@ -103,6 +102,6 @@ class Passes:
 
 
 def _plain(loss: torch.Tensor) -> torch.Tensor:
-    """A loss over cut logits is the same number on every rank that cut them."""
+    """The loss as a plain tensor: over cut logits it is the same on every rank."""
     full = getattr(loss, "full_tensor", None)
     return loss if full is None else full()

@@ -1,4 +1,4 @@
-"""The tokenizer: the model's own, or one made from the data for a model that has none."""
+"""The tokenizer: the model's own, or one trained on the data for a model without one."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ _CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 def get_tokenizer(
     source: str, model: str | None, data: tuple[Path, ...], vocabulary: int, context: int
 ) -> Any:
-    """The tokenizer of the folder or id ``model``, or (``source`` is data) one of at most ``vocabulary`` tokens made from the texts.
+    """The tokenizer of the folder or id ``model``, or one trained on the texts.
+
+    The latter for ``source`` data, with at most ``vocabulary`` tokens.
 
     Raises:
         TrainError: when there is none, or it has more tokens than the model.
     """
     if source == "data":
-        return _made(data, vocabulary, context)
+        return _trained(data, vocabulary, context)
     if model is None:
         raise TrainError(
-            "the tokenizer is the model's, and no model is given.",
-            hint="Give a folder or an id: --model FOLDER.",
+            "the tokenizer is the model's, but --model is missing.",
+            hint="Set a folder or an id: --model FOLDER.",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise TrainError(
             f"{model} has no tokenizer: {str(error).splitlines()[0]}",
-            hint="Give a folder with one: --model FOLDER.",
+            hint="Set a folder with one: --model FOLDER.",
         ) from None
     if len(tokenizer) > vocabulary:
         raise TrainError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary}.",
-            hint="Give the model's own tokenizer.",
+            f"the tokenizer has {len(tokenizer)} tokens, the model only {vocabulary}.",
+            hint="Use the model's own tokenizer.",
         )
     return tokenizer
 
 
-def _made(data: tuple[Path, ...], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text is representable, and the same texts give the same tokenizer everywhere."""
+def _trained(data: tuple[Path, ...], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: it represents any text, and equal texts give equal tokenizers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE())

@@ -48,7 +48,7 @@ def test_bench_starts_and_stops_its_own(bundle: Bundle, capsys: pytest.CaptureFi
     data = json.loads(capsys.readouterr().out)
     assert data == measurement(bundle)
     assert data["metrics"]["requests"] == 4
-    assert data["notes"] == ["the prediction is for 3 at once, this was measured at 2"]
+    assert data["notes"] == ["the prediction is for 3 requests at once, the measurement for 2"]
     assert not bundle.up
 
 
@@ -104,7 +104,7 @@ def test_prompt_longer_than_the_context_is_reported(
 ) -> None:
     bundle = make_bundle("--context", "20")
     assert bundle.run("bench", "--requests", "2") == 0  # calibration settles below the limit
-    assert "planned were 40" in capsys.readouterr().out
+    assert "tokens instead of 40" in capsys.readouterr().out
 
 
 def test_duration_limit_skips_and_says_so(make_bundle: Callable[..., Bundle]) -> None:

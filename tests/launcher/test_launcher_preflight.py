@@ -155,9 +155,9 @@ def test_wrong_runtime(
         ({}, "device", "ok", "2 x NVIDIA H100 80GB HBM3"),
         ({}, "memory", "ok", "79.65 GiB per device"),
         ({"count": 4}, "device", "FAIL", "the recipe needs 4 x"),
-        ({"names": ["NVIDIA H200"]}, "device", "warn", "was made for"),
+        ({"names": ["NVIDIA H200"]}, "device", "warn", "the recipe is for"),
         ({"used_bytes": 90 << 30}, "memory", "FAIL", "10.35 GiB more"),
-        ({"memory_bytes": 96 << 30}, "memory", "warn", "was made for 96.00 GiB"),
+        ({"memory_bytes": 96 << 30}, "memory", "warn", "the recipe is for 96.00 GiB"),
     ],
 )
 def test_devices(
@@ -182,7 +182,7 @@ def test_too_little_ram(
     check = checks(bundle, capsys)[1]["memory"]
     assert (check["status"], check["detail"]) == (
         "FAIL",
-        "4.00 GiB available, 6.00 GiB planned to be used",
+        "4.00 GiB available, 6.00 GiB planned",
     )
     assert "Free 2.00 GiB" in check["hint"]
 
@@ -217,7 +217,7 @@ def test_engine_versions_and_missing_modules(
     assert "the recipe is for 0.1" in check["detail"]
     assert pytest.__version__ in check["detail"]
     bundle.edit(lambda data: data["engine"].update(requires=["json", "no_such_module"]))
-    assert "cannot serve without no_such_module" in checks(bundle, capsys)[1]["engine"]["detail"]
+    assert "it needs no_such_module" in checks(bundle, capsys)[1]["engine"]["detail"]
 
 
 def test_interpreter_of_scripts(tmp_path: Path) -> None:
@@ -249,7 +249,9 @@ def test_models(
     )
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    assert "downloads it" in checks(bundle, capsys, "--model", "owner/name")[1]["model"]["detail"]
+    assert (
+        "will download it" in checks(bundle, capsys, "--model", "owner/name")[1]["model"]["detail"]
+    )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert checks(bundle, capsys, "--model", "owner/name")[1]["model"]["status"] == "warn"
     (tmp_path / "models--owner--name").mkdir()

@@ -46,7 +46,7 @@ def test_folders_are_read_only_where_the_starter_says_so(
 
 
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
-    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.doors.api', 'recipe_core.search.boards'} & set(sys.modules)))"
+    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.doors.api', 'recipe_core.search.plans'} & set(sys.modules)))"
     assert run(script).stdout.strip() == "[]"
 
 
@@ -73,7 +73,7 @@ def test_one_thread_imports_at_a_time() -> None:
     answer = run("""
 import threading
 def there():
-    return sorted({'recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.boards'} & set(sys.modules))
+    return sorted({'recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.plans'} & set(sys.modules))
 threads = [threading.Thread(target=target) for target in (module.load_pages, module.make_api, module.make_mcp)]
 with module.importing:
     [thread.start() for thread in threads]
@@ -84,7 +84,7 @@ print(there())
 """)
     assert answer.stdout.splitlines() == [
         "[]",
-        "['recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.boards']",
+        "['recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.plans']",
     ], answer.stderr
 
 

@@ -68,13 +68,13 @@ def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
     key = next(key for key in table["key"] if ".pre" in key)
     app = opened("compare.py", pins=key, **asked)
     assert "Pinned" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
-    assert "prompts on" in said(app)
+    assert "prefill on" in said(app)
     app.button(key=f"take-{key}").click().run()
     assert query_of(app)["candidate.prefill.tp"] == key.split(".pre")[1].split(".")[1].removeprefix(
         "tp"
     )
     assert app.selectbox(key="_split").value == key
-    assert "prompts on" in app.table[0].value.to_string()
+    assert "prefill on" in app.table[0].value.to_string()
     assert not app.warning
 
 

@@ -91,7 +91,7 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     assert app.get_by_key("_hardware.device").value == "my-h100"
     words = said(app)
     assert "4 × my-h100" in words
-    assert "Your profile has operator figures" in words
+    assert "Your profile has fitted or measured" in words
     assert "59.6 GiB" in [metric.value for metric in app.metric]
     link = query_of(app)
     assert "hardware.offer" not in link
@@ -101,7 +101,7 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     assert again.success
     for page in ("model.py", "objective.py", "recipe.py"):
         assert "4 × my-h100" in said(opened(page, **link)), page
-    assert "NVIDIA H100 SXM5 80 GB, own figures" in opened("check.py", **link).selectbox[0].options
+    assert "NVIDIA H100 SXM5 80 GB, customised" in opened("check.py", **link).selectbox[0].options
 
 
 def test_a_listed_device_takes_the_place_of_ones_own() -> None:
@@ -119,7 +119,7 @@ def test_a_listed_device_takes_the_place_of_ones_own() -> None:
     ("data", "words"),
     [
         (b"PK\x03\x04", "is not text"),
-        (b"x" * (33 << 10), "at most"),
+        (b"x" * (33 << 10), "the limit is"),
         (b"!!python/object/apply:os.system [id]", "not valid YAML"),
         (OURS.replace("64e9", "64").encode(), "hardware.device.memory_bytes.value"),
         (OURS.replace("my-h100", "h100-sxm").encode(), "my-h100-sxm"),

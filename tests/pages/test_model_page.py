@@ -29,7 +29,7 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
         opened(model=str(tmp_path / "missing"))
         .error[0]
         .value.replace("\\", "")
-        .startswith("model: there is no config.json")
+        .startswith("model: no config.json")
     )
 
 

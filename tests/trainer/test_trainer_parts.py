@@ -50,7 +50,7 @@ def test_settings_are_read_with_their_types(tmp_path: Path) -> None:
     [
         ({"steps": "4"}, "train.json.steps is '4', not int."),
         ({"batch": {"sequence_length": 32}}, "train.json.batch.global_batch is missing."),
-        ({"split": {"tq": 2}}, "train.json.split.tq is unknown. Known are tp, pp,"),
+        ({"split": {"tq": 2}}, "train.json.split.tq is unknown. Available: tp, pp,"),
         ({"precision": "fp8"}, "train.json.precision is 'fp8'. Use 'bf16' or 'fp16' or 'fp32'."),
         ({"data": "text.txt"}, "train.json.data is 'text.txt', not a list."),
     ],
@@ -180,7 +180,7 @@ def test_every_sequence_comes_once_each_time_around(tmp_path: Path) -> None:
 def test_a_line_without_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"words": "b"}\n')
-    with pytest.raises(TrainError, match="line 2 is no JSON object with a text"):
+    with pytest.raises(TrainError, match="line 2 is not a JSON object with a text"):
         [list(document) for document in documents(path)]
 
 

@@ -44,7 +44,7 @@ def test_a_stopped_run_goes_on_with_the_same_losses_on_another_number_of_devices
     assert len(job.losses()) == 1
     done = job.run(1)
     assert done.returncode == 0, done.stderr
-    assert "going on after step 1" in done.stderr
+    assert "resuming after step 1" in done.stderr
     assert job.losses() == pytest.approx(whole.losses(), abs=2e-5)
 
 
@@ -166,11 +166,11 @@ def test_checkpoints_of_adapters_hold_nothing_else_and_are_gone_on_from(
         file.stat().st_size for file in (whole.run_folder / "checkpoints" / "step-4").iterdir()
     )
     done = job.run(1, *words)
-    assert "going on after step 1" in done.stderr
+    assert "resuming after step 1" in done.stderr
     assert job.losses() == pytest.approx(adapters.losses(), abs=2e-5)
 
 
 def test_adapters_need_weights(tmp_path: Path) -> None:
     done = Job(tmp_path / "job", lora={"rank": 4, "alpha": 8}).run(1)
     assert done.returncode != 0
-    assert "train: adapters are trained beside weights, and there are none." in done.stderr
+    assert "train: adapters need the weights of a model, and there are none." in done.stderr

@@ -1,8 +1,9 @@
-"""The oracle of the memory formulas: the real transformers model of one rank, built and run without data.
+"""The oracle of the memory formulas: the real transformers model of one rank, run without data.
 
-Parameters are made on torch's meta device and cut by transformers' own parallel plan in a fake process group; the forward runs
-under fake tensors, so shapes, dtypes and lifetimes are real and nothing is allocated. Needs the ``torch`` extra; importing this
-package does not. One trace at a time: torch's process group is global.
+Parameters are created on torch's meta device and split by transformers' own parallel plan in a fake
+process group; the forward pass runs under fake tensors, so shapes, dtypes and lifetimes are real
+and nothing is allocated. Needs the ``torch`` extra; importing this package does not. One trace at a
+time: torch's process group is global.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ _LOCK = threading.Lock()
 
 
 def trace(table: ServingPlan, row: int) -> dict[str, Any]:
-    """What the real model of a row holds on one device, as plain JSON values, and how far the formulas are from it.
+    """What the real model of a row holds on one device, as JSON values, and the formulas' error.
 
-    weights_bytes: parameters of the fullest rank, counted in ``weight_dtype`` (a quantised checkpoint's base format).
-    kv_bytes_per_token, kv_request_bytes: what the model's own cache grows by a token, and holds of one request at its full
-    length; elements are counted, bytes are those of ``kv_dtype``. kv_needed_bytes: the latter times the requests held at once.
-    activations_peak_bytes: the most that is alive beside parameters and cache in a forward of ``tokens`` tokens;
-    layers_peak_bytes: the same without the logits. The formula's workspace is not compared to it: that includes the sampler.
-    differences: formula / trace − 1 on the same dtypes.
+    weights_bytes: parameters of the fullest rank, counted in ``weight_dtype`` (the base format of a
+    quantised checkpoint). kv_bytes_per_token, kv_request_bytes: growth of the model's own cache per
+    token, and its size for one request at full length, with bytes of ``kv_dtype`` per element.
+    kv_needed_bytes: the latter times the requests held at once. activations_peak_bytes: the most
+    that is alive beside parameters and cache in a forward pass of ``tokens`` tokens;
+    layers_peak_bytes: the same without logits. The formula's workspace is not compared with it, as
+    that includes the sampler. differences: formula / trace − 1 on the same dtypes.
 
     Raises:
-        InputError: torch or transformers are missing, or transformers cannot build or run this model.
+        InputError: torch or transformers are missing, or transformers cannot run this model.
     """
     setting, cases, sequences = _case(table, row)
     need_torch()
@@ -58,10 +60,10 @@ def trace(table: ServingPlan, row: int) -> dict[str, Any]:
             raise
         except (
             Exception
-        ) as error:  # anything that a model's code does without data ends here, as one clear line
-            said = str(error).strip().splitlines() or [""]
+        ) as error:  # a model's code may fail in any way without data: one clear line
+            reason = (str(error).strip().splitlines() or [""])[0][:200]
             raise InputError(
-                f"transformers cannot trace {setting.model.name}: {type(error).__name__}: {said[0][:200]}",
+                f"transformers cannot trace {setting.model.name}: {type(error).__name__}: {reason}",
                 field="trace",
                 hint="The estimate itself does not need --trace.",
             ) from error
@@ -69,7 +71,7 @@ def trace(table: ServingPlan, row: int) -> dict[str, Any]:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Loggers that say nothing below a crash for a while: their warnings are about data, which there is none of."""
+    """Silences loggers below a crash for a while: they warn about data, of which there is none."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -82,7 +84,11 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 def need_torch() -> None:
-    """Raise InputError where torch or transformers are missing."""
+    """Checks that torch and transformers are installed.
+
+    Raises:
+        InputError: one of them is missing.
+    """
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
@@ -93,7 +99,7 @@ def need_torch() -> None:
 
 
 def _case(table: ServingPlan, row: int) -> tuple[Setting, Cases, float]:
-    """The setting and the single case of a row, and the requests that its estimate holds at once."""
+    """Setting and single case of a row, and the requests that its estimate holds at once."""
     block, i = table.at(row)
     estimates, k = block.detail(i)
     memory = estimates.memory
@@ -118,16 +124,17 @@ def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> 
         per_request = rank.cached_bytes(request, value_bytes)
         stages = stage_layers(len(rank.kind_of), min(pp, len(rank.kind_of)))
         weights = [rank.weight_bytes(a, b) for a, b in stages]
-        held = [sum(per_request[rank.kind_of[i]] for i in range(a, b)) for a, b in stages]
-        fullest = int(np.argmax([w + sequences * h for w, h in zip(weights, held, strict=True)]))
+        caches = [sum(per_request[rank.kind_of[i]] for i in range(a, b)) for a, b in stages]
+        totals = [w + sequences * c for w, c in zip(weights, caches, strict=True)]
+        fullest = int(np.argmax(totals))
         a, b = stages[fullest]
         sampled = min(int(cases.max_num_seqs[0]), tokens) if b == len(rank.kind_of) else 0
-        found: dict[str, Any] = {
+        traced: dict[str, Any] = {
             "weights_bytes": weights[fullest],
             "weight_dtype": wide,
             "kv_bytes_per_token": sum(per_token[rank.kind_of[i]] for i in range(a, b)),
-            "kv_request_bytes": held[fullest],
-            "kv_needed_bytes": sequences * held[fullest],
+            "kv_request_bytes": caches[fullest],
+            "kv_needed_bytes": sequences * caches[fullest],
             "kv_dtype": setting.kv_dtype,
             "activations_peak_bytes": rank.activation_peak_bytes(
                 tokens, embeds=a == 0, sampled=sampled
@@ -137,24 +144,22 @@ def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> 
             "stage": fullest,
             "layers": b - a,
             "layers_traced": len(rank.layers),
-            "whole_on_every_rank": rank.whole,
+            "whole_on_every_rank": rank.unsplit,
             "method": _method(setting, rank, wide, tp, dp, ep),
         }
-    found["seconds"] = round(time.perf_counter() - started, 2)
-    return found | {"differences": _differences(setting, cases, wide, found, rank.span)}
+    traced["seconds"] = round(time.perf_counter() - started, 2)
+    traced["differences"] = _differences(setting, cases, wide, traced, rank.span)
+    return traced
 
 
 def _widths(model: ModelSpec, value_bytes: float) -> dict[int, float]:
-    """Bytes of the vectors of a compressed past, by their width: engines keep those in layouts of their own."""
+    """Bytes of a compressed past's vectors by width, in the engines' own layouts."""
     out: dict[int, float] = {}
     for attention in (layer.attention for layer, _ in model.kinds):
         if isinstance(attention, CompressedAttention):
-            out |= {attention.head_dim: attention.entry_bytes(value_bytes)}
-            out |= (
-                {attention.index_head_dim: attention.index_entry_bytes}
-                if attention.index_heads
-                else {}
-            )
+            out[attention.head_dim] = attention.entry_bytes(value_bytes)
+            if attention.index_heads:
+                out[attention.index_head_dim] = attention.index_entry_bytes
     return out
 
 
@@ -164,74 +169,77 @@ def _request_tokens(cases: Cases) -> int:
 
 
 def _step_tokens(setting: Setting, cases: Cases) -> int:
-    """Tokens of the largest step: what the engine batches, or a whole prompt where it does not cut prompts."""
+    """Tokens of the largest step: the engine's batch, or a whole prompt without chunked prefill."""
     batched = float(cases.max_batched_tokens[0])
     return int(batched if setting.engine.chunked_prefill else max(batched, cases.input_tokens[0]))
 
 
 def _differences(
-    setting: Setting, cases: Cases, wide: str, found: dict[str, Any], span: tuple[int, int]
+    setting: Setting, cases: Cases, wide: str, traced: dict[str, Any], span: tuple[int, int]
 ) -> dict[str, float]:
-    """Formula / trace − 1, the formula asked for the dtypes that were traced and for one request; growth over whole blocks."""
+    """Formula / trace − 1 for the traced dtypes and one request; growth over whole blocks."""
     same = replace(setting, weight_dtype=wide)
-    block = cases.block_tokens
+    block, one = cases.block_tokens, np.ones(1)
     start, stop = (
         np.ceil(tokens / block) * block
         for tokens in (span if span[0] > block[0] else (block, 2 * block))
     )
-    one = np.ones(1)
 
-    def held(tokens: Any) -> float:
+    def request_bytes(tokens: Any) -> float:
         short = replace(cases, input_tokens=tokens, output_tokens=one * 0, max_context=tokens)
         return float(memory(same, short, one).sequence_bytes[0])
 
-    whole = memory(
-        same, cases, one * (found["kv_needed_bytes"] / max(found["kv_request_bytes"], 1))
-    )
+    sequences = one * (traced["kv_needed_bytes"] / max(traced["kv_request_bytes"], 1))
+    formula = memory(same, cases, sequences)
+    growth = (request_bytes(stop) - request_bytes(start)) / float((stop - start)[0])
     pairs = {
-        "weights": (float(whole.weights_bytes[0]), found["weights_bytes"]),
-        "kv": ((held(stop) - held(start)) / float((stop - start)[0]), found["kv_bytes_per_token"]),
-        "kv_request": (float(whole.sequence_bytes[0]), found["kv_request_bytes"]),
+        "weights": (float(formula.weights_bytes[0]), traced["weights_bytes"]),
+        "kv": (growth, traced["kv_bytes_per_token"]),
+        "kv_request": (float(formula.sequence_bytes[0]), traced["kv_request_bytes"]),
     }
-    return {name: formula / traced - 1 for name, (formula, traced) in pairs.items() if traced > 0}
+    return {name: value / real - 1 for name, (value, real) in pairs.items() if real > 0}
 
 
 def _method(setting: Setting, rank: Rank, wide: str, tp: int, dp: int, ep: int) -> str:
-    """What was really built, in sentences."""
+    """What was really built, as sentences for the user."""
     import torch
     import transformers
 
-    says = [
-        f"{rank.class_name} of transformers {transformers.__version__}, all {len(rank.kind_of)} layers on torch {torch.__version__}'s "
-        f"meta device in {wide}; one layer of each of the {len(rank.layers)} kinds is cut and run under fake tensors, the others count as "
-        "their equals."
+    sentences = [
+        f"{rank.class_name} of transformers {transformers.__version__}, all {len(rank.kind_of)} "
+        f"layers on torch {torch.__version__}'s meta device in {wide}; one layer of each of the "
+        f"{len(rank.layers)} kinds is split and run under fake tensors and stands for the others."
     ]
     if tp * dp > 1 and (tp > 1 or ep > 1):
-        says.append(
-            f"Cut for rank 0 of a fake process group of {tp * dp} by transformers' own plan."
+        sentences.append(
+            f"Split for rank 0 of a fake process group of {tp * dp} by transformers' own plan."
         )
     if rank.added:
-        says.append(f"Added to that plan, as engines cut: {', '.join(rank.added)}.")
+        sentences.append(f"Added to that plan, as engines split: {', '.join(rank.added)}.")
     if rank.repeated_kv:
-        says.append(
-            f"transformers cannot cut the KV heads over tp {tp}: K and V were built with one head a rank, as engines repeat them."
+        sentences.append(
+            f"transformers cannot split the KV heads over tp {tp}: K and V were built with one "
+            "head per rank, as engines replicate them."
         )
     if rank.gathered:
-        says.append(
-            f"transformers gathers {', '.join(rank.gathered)}: what its cache keeps of them is whole on every rank; engines keep a share."
+        sentences.append(
+            f"transformers gathers {', '.join(rank.gathered)}: its cache keeps them complete on "
+            "every rank; engines keep a share."
         )
     if rank.widths:
-        says.append(
-            "What transformers keeps of a compressed past engines keep in padded blocks; states of unfinished entries are in fp32 there."
+        sentences.append(
+            "Engines keep in padded blocks what transformers keeps of a compressed past; states of "
+            "unfinished entries are fp32 there."
         )
     if ep > 1 and dp > 1:
-        says.append(
-            "Tokens that other data-parallel ranks send to this rank's experts are not among the activations."
+        sentences.append(
+            "Activations exclude tokens that other data-parallel ranks send to this rank's experts."
         )
     if wide != setting.weight_dtype:
-        says.append(f"The {setting.weight_dtype} weights are traced, and compared, as {wide}.")
-    says.append(
-        "Attention allocates its output and log-sum-exp as fused kernels do, every other operator what it makes in eager mode."
+        sentences.append(f"{setting.weight_dtype} weights are traced, and compared, as {wide}.")
+    sentences.append(
+        "Attention allocates its output and log-sum-exp, as fused kernels do; every other operator "
+        "what it allocates in eager mode."
     )
-    says.append("Left out: the sampler and rope scaling.")
-    return " ".join(says)
+    sentences.append("Left out: the sampler and rope scaling.")
+    return " ".join(sentences)

@@ -24,7 +24,7 @@ _NOT_BUILT = (
     "torch_dtype",
     "dtype",
 )
-"""Fields without bearing on shapes; rope scaling of some kinds reads data, which a fake tensor does not have."""
+"""Fields that do not change shapes; some rope scaling reads data, which fake tensors lack."""
 
 
 def fused_attention(
@@ -35,14 +35,17 @@ def fused_attention(
     *_args: Any,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a fused kernel allocates: its output ``[batch, tokens, heads, v_head_dim]`` and an fp32 log-sum-exp; no scores, no mask."""
+    """Allocations of a fused kernel, which makes neither scores nor a mask.
+
+    Output ``[batch, tokens, heads, v_head_dim]`` and an fp32 log-sum-exp.
+    """
     batch, heads, tokens, _ = query.shape
     _log_sum_exp = query.new_empty(batch, heads, tokens, dtype=torch.float32)
     return query.new_empty(batch, tokens, heads, value.shape[-1]), None
 
 
 def build(spec: ModelSpec, dtype: str) -> nn.Module:
-    """The language model of a spec's ``config.json`` on the meta device; never runs code from a hub.
+    """The language model of a spec's ``config.json`` on the meta device; runs no code from a hub.
 
     Raises:
         InputError: the installed transformers has no class for it.
@@ -54,9 +57,8 @@ def build(spec: ModelSpec, dtype: str) -> nn.Module:
     model_type = str(fields.pop("model_type", ""))
     for name in _NOT_BUILT:
         fields.pop(name, None)
-    fields |= dict.fromkeys(
-        ("pad_token_id", "bos_token_id", "eos_token_id")
-    )  # defaults may lie outside a small vocabulary
+    # the defaults may lie outside a small vocabulary
+    fields |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     fields.setdefault("tie_word_embeddings", spec.tied_embeddings)
     try:
         config = AutoConfig.for_model(model_type, **fields)
@@ -73,7 +75,11 @@ def build(spec: ModelSpec, dtype: str) -> nn.Module:
 
 
 def layer_list(model: nn.Module) -> tuple[nn.Module, str]:
-    """Where the decoder layers are: their owner and the name of the list there."""
+    """The module that owns the decoder layers, and the name of their list in it.
+
+    Raises:
+        InputError: there is no list of that many layers.
+    """
     base: Any = model.base_model
     count = model.config.num_hidden_layers  # type: ignore[union-attr]
     for name, child in base.named_children():
@@ -83,7 +89,10 @@ def layer_list(model: nn.Module) -> tuple[nn.Module, str]:
 
 
 def kinds(model: nn.Module) -> tuple[list[int], list[int]]:
-    """For each layer the number of its kind, and for each kind its first layer. Layers of a kind have equal parameters and window."""
+    """The number of each layer's kind, and the first layer of each kind.
+
+    Layers of a kind have equal parameters and windows.
+    """
     owner, name = layer_list(model)
     types = getattr(model.config, "layer_types", None)
     numbers: dict[Any, int] = {}
@@ -99,10 +108,10 @@ def kinds(model: nn.Module) -> tuple[list[int], list[int]]:
     return of, first
 
 
-def keep_layers(model: nn.Module, kept: list[int]) -> None:
-    """Leave only the given layers in the model, numbered anew (the cache is indexed by a layer's number)."""
+def keep_layers(model: nn.Module, positions: list[int]) -> None:
+    """Leaves only these layers in the model, renumbered (the cache is indexed by layer number)."""
     owner, name = layer_list(model)
-    layers = [getattr(owner, name)[i] for i in kept]
+    layers = [getattr(owner, name)[i] for i in positions]
     setattr(owner, name, nn.ModuleList(layers))
     for i, layer in enumerate(layers):
         for module in layer.modules():
@@ -110,6 +119,6 @@ def keep_layers(model: nn.Module, kept: list[int]) -> None:
                 module.layer_idx = i
     config: Any = model.config
     types = getattr(config, "layer_types", None)
-    config.num_hidden_layers = len(kept)
+    config.num_hidden_layers = len(positions)
     if types is not None:
-        config.layer_types = [types[i] for i in kept]
+        config.layer_types = [types[i] for i in positions]

@@ -25,7 +25,7 @@ KINDS = {
     "send": "send",
     "alltoall": "all_to_all",
 }
-"""What an operator's name contains once underscores are gone, and how the collective is called here."""
+"""Part of an operator's name once underscores are gone, and the name of the collective here."""
 
 
 class Block:
@@ -38,9 +38,9 @@ class Block:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes alive by role, the most of them in each phase of a step, and what was sent in which group.
+    """Bytes alive by role, their peak in each phase of a step, and bytes sent in each group.
 
-    ``role`` is what an operator's new storages count as, ``phase`` what is going on; both are set from outside, by hooks.
+    ``role`` is what new storages count as, ``phase`` what runs now; hooks set both.
     """
 
     def __init__(self, groups: dict[str, str]) -> None:
@@ -54,7 +54,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._blocks = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, count what it made and what it sent."""
+        """Runs the operator; counts what it allocated and sent."""
         if any(kind is DTensor for kind in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
@@ -64,12 +64,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def enter(self, phase: str, role: str) -> None:
-        """Say what a step does next, and what new storages count as."""
+        """Starts a phase of the step, and sets what new storages count as."""
         self.phase, self.role = phase, role
         self._note()
 
     def hold(self, tensor: torch.Tensor, role: str | None = None) -> None:
-        """Count a tensor's storage, once; a ``role`` given later replaces the first."""
+        """Counts a tensor's storage once; a later ``role`` replaces the first."""
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.device.type == "meta":
             return
@@ -86,7 +86,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._resize(block, size)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage that was given memory again, or lost it."""
+        """Counts a storage that was given memory again, or lost it."""
         block = self._blocks.get(storage)  # type: ignore[no-untyped-call]
         if block is None:
             block = self._blocks[storage] = Block(self.role, 0)
@@ -116,10 +116,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watched(meter: Meter) -> Iterator[None]:
-    """Measure what runs inside, with what operators alone do not show.
+    """Measures what runs inside, also what operators alone do not show.
 
-    FSDP gives storages memory and takes it by resizing them. What it gathers and reduces is told from activations by the method it
-    happens in. DTensor finds shapes of results by running operators on whole tensors: those are nobody's memory and stay unseen.
+    FSDP resizes storages to give and take their memory. What it gathers and reduces is told from
+    activations by the method that does it. DTensor infers shapes of results by running operators on
+    whole tensors, which no rank allocates: those stay unseen.
     """
     group: Any = FSDPParamGroup
     shapes: Any = ShardingPropagator
@@ -135,14 +136,14 @@ def watched(meter: Meter) -> Iterator[None]:
             for name in ("unshard", "wait_for_unshard", "post_backward")
         ),
     ]
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     for owner, name, method in patches:
         setattr(owner, name, method)
     try:
         with meter:
             yield
     finally:
-        for owner, name, method in kept:
+        for owner, name, method in originals:
             setattr(owner, name, method)
 
 
@@ -172,8 +173,11 @@ def _gathering(meter: Meter, method: Callable[..., Any]) -> Callable[..., Any]:
         before, meter.role = meter.role, "gathered"
         out = method(group, *args, **kwargs)
         meter.role = before
-        for each in group.fsdp_params:
-            for gradient in (each.sharded_param.grad, each.unsharded_accumulated_grad):
+        for parameter in group.fsdp_params:
+            for gradient in (
+                parameter.sharded_param.grad,
+                parameter.unsharded_accumulated_grad,
+            ):
                 if gradient is not None:
                     meter.hold(gradient, "gradients")
         return out

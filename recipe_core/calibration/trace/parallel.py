@@ -1,4 +1,4 @@
-"""A training model on the meta device, parallelised as torchtitan does: tensor parallel, recomputed, sharded, in that order."""
+"""A training model on the meta device: tensor parallel, recomputed, sharded, as torchtitan does."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from recipe_core.calibration.trace.build import layer_list
 ATTENTION = "recipe_trace_training"
 STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 aten = torch.ops.aten
-KEPT = {
+SAVED = {
     aten._scaled_dot_product_flash_attention.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
-"""What torchtitan's selective recomputation keeps beside every second product (``torchtitan/distributed/activation_checkpoint.py``)."""
+"""What torchtitan's selective recomputation saves besides every second product
+(``torchtitan/distributed/activation_checkpoint.py``)."""
 
 
 def flash_attention(
@@ -44,7 +45,10 @@ def flash_attention(
     scaling: float | None = None,
     **_more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The operator that CUDA devices run on ``[batch, heads, tokens, dim]``: for its gradient q, k, v, output and log-sum-exp are kept."""
+    """The operator of CUDA devices on ``[batch, heads, tokens, dim]``.
+
+    Its gradient needs q, k, v, output and log-sum-exp, which are saved.
+    """
     out = aten._scaled_dot_product_flash_attention(
         query, key, value, 0.0, True, False, scale=scaling
     )[0]
@@ -52,11 +56,14 @@ def flash_attention(
 
 
 class FusedNorm(torch.autograd.Function):
-    """What a fused RMS norm allocates and keeps: its input and an fp32 value a row (CPU tensors would take it apart into fp32 steps)."""
+    """Allocations of a fused RMS norm: saves its input and an fp32 value a row.
+
+    On CPU tensors torch would run it as separate fp32 steps.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Input ``[..., width]``."""
+        """Output for an input ``[..., width]``."""
         ctx.save_for_backward(x, weight, x.narrow(-1, 0, 1).to(torch.float32))
         return torch.empty_like(x)
 
@@ -68,7 +75,7 @@ class FusedNorm(torch.autograd.Function):
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Run RMS norms as one operator."""
+    """Replaces RMS norms by one operator."""
 
     def forward(norm: Any, x: torch.Tensor) -> Any:
         return FusedNorm.apply(x, norm.weight)  # type: ignore[no-untyped-call]
@@ -79,11 +86,14 @@ def fuse_norms(model: nn.Module) -> None:
 
 
 class FusedGate(torch.autograd.Function):
-    """What a compiled activation times up allocates and keeps: gate and up (torch's partitioner makes the activation again)."""
+    """Allocations of a compiled gated activation: saves gate and up.
+
+    torch's partitioner recomputes the activation.
+    """
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Both ``[..., intermediate]``."""
+        """Product for gate and up ``[..., intermediate]``."""
         ctx.save_for_backward(gate, up)
         return torch.empty_like(gate)
 
@@ -95,7 +105,7 @@ class FusedGate(torch.autograd.Function):
 
 
 def fuse_gates(model: nn.Module) -> None:
-    """Run the activation of dense feed-forward blocks, and its product with up, as one operator."""
+    """Replaces activation and product of dense gated feed-forward blocks by one operator."""
 
     def forward(block: Any, x: torch.Tensor) -> Any:
         return block.down_proj(FusedGate.apply(block.gate_proj(x), block.up_proj(x)))  # type: ignore[no-untyped-call]
@@ -106,11 +116,11 @@ def fuse_gates(model: nn.Module) -> None:
 
 
 class FusedLoss(torch.autograd.Function):
-    """What a compiled cross entropy allocates and keeps: the 16-bit logits, and their gradient in 16 bits."""
+    """Allocations of a compiled cross entropy: 16-bit logits, and their gradient in 16 bits."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of any shape to a number."""
+        """A number for logits of any shape."""
         ctx.save_for_backward(logits)
         return logits.new_zeros((), dtype=torch.float32)
 
@@ -121,7 +131,9 @@ class FusedLoss(torch.autograd.Function):
 
 
 def tensor_parallel(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Cut by transformers' own plan; between blocks hidden states are whole, or cut along the sequence.
+    """Splits by transformers' own plan.
+
+    Between blocks hidden states are complete, or split along the sequence.
 
     Raises:
         InputError: a rule of the plan has no training counterpart here.
@@ -135,9 +147,10 @@ def tensor_parallel(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) ->
     }
     odd = sorted({style for style in rules.values() if style not in STYLES})
     if odd or not rules:
-        said = ", ".join(odd) or "nothing"
+        styles = ", ".join(odd) or "nothing"
         raise InputError(
-            f"transformers' plan for {type(model).__name__} cuts by {said}; traced are colwise and rowwise.",
+            f"transformers' plan for {type(model).__name__} splits by {styles}; only colwise and "
+            "rowwise can be traced.",
             field="trace",
         )
     ends: dict[str, Any] = {}
@@ -153,7 +166,7 @@ def tensor_parallel(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) ->
             ends[_name_of(model, model.base_model.norm)] = SequenceParallel()
     parallelize_module(model, mesh, ends, src_data_rank=None)
     for layer in getattr(owner, name):
-        styles = {
+        parallel: dict[str, Any] = {
             key: STYLES[style](output_layouts=between) if style == "rowwise" else STYLES[style]()
             for key, style in rules.items()
         }
@@ -161,23 +174,25 @@ def tensor_parallel(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) ->
             if any(key.startswith(f"{child}.") for key in rules):
                 module.register_forward_pre_hook(_whole_input(mesh, between), with_kwargs=True)
             elif sequence_parallel:
-                styles[child] = SequenceParallel()
-        parallelize_module(layer, mesh, styles, src_data_rank=None)
+                parallel[child] = SequenceParallel()
+        parallelize_module(layer, mesh, parallel, src_data_rank=None)
 
 
-def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    found: str = next(name for name, module in model.named_modules() if module is wanted)
-    return found
+def _name_of(model: nn.Module, target: nn.Module) -> str:
+    name: str = next(name for name, module in model.named_modules() if module is target)
+    return name
 
 
 def _whole_input(mesh: DeviceMesh, layout: Any) -> Any:
-    """A hook that gathers a block's hidden states once for all its projections (each alone would reduce its gradient alone)."""
+    """A hook that gathers a block's hidden states once for all its projections.
+
+    Each projection alone would reduce its gradient alone.
+    """
 
     def gather(x: torch.Tensor) -> DTensor:
-        cut = (
-            x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [layout], run_check=False)
-        )
-        return cut.redistribute(mesh, [Replicate()])
+        if not isinstance(x, DTensor):
+            x = DTensor.from_local(x, mesh, [layout], run_check=False)
+        return x.redistribute(mesh, [Replicate()])
 
     def hook(
         _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -190,7 +205,11 @@ def _whole_input(mesh: DeviceMesh, layout: Any) -> Any:
 
 
 def recompute(model: nn.Module, policy: str) -> None:
-    """Wrap each layer: ``full`` keeps its input, ``selective`` also attention and every second product (torchtitan's ``op`` option)."""
+    """Wraps each layer so that its forward pass is run again.
+
+    ``full`` saves its input, ``selective`` also attention and every second product (torchtitan's
+    ``op`` option).
+    """
     owner, name = layer_list(model)
     layers = getattr(owner, name)
     more: dict[str, Any] = {"context_fn": _selective} if policy == "selective" else {}
@@ -203,14 +222,17 @@ def _selective() -> Any:
 
     def policy(context: Any, func: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
         products[context.is_recompute] += func is aten.mm.default
-        kept = func in KEPT or (func is aten.mm.default and products[context.is_recompute] % 2)
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        saved = func in SAVED or (func is aten.mm.default and products[context.is_recompute] % 2)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool) -> None:
-    """FSDP2 units: the embedding, each layer, and final norm with head, which stays whole for the backward pass that follows at once."""
+    """FSDP2 units: the embedding, each layer, and final norm with head.
+
+    The last one is not resharded, as its backward pass follows at once.
+    """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = stage.model
     owner, name = layer_list(model)
@@ -233,7 +255,7 @@ def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool) -> None:
 
 
 def _placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Stacked experts are cut along a dimension of their own where there are fewer of them than ranks, as torchtitan does."""
+    """Splits stacked experts along another dimension if ranks outnumber them, like torchtitan."""
     return lambda parameter: (
         Shard(1) if parameter.ndim == 3 and parameter.shape[0] < ranks else None
     )

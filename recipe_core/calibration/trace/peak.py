@@ -1,4 +1,4 @@
-"""Peak memory of a forward, by counting storages while they live."""
+"""Peak memory of a forward pass, counted by live storages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class PeakTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of all storages that operators made and that are still referenced, and the most there ever were.
+    """Bytes of all live storages that operators allocated, now and at most.
 
-    Storages of ``model`` are not counted, nor are meta tensors (bookkeeping of transformers that no device holds).
-    torch's own MemTracker does the same by module, and takes ten times as long.
+    Storages of ``model`` are not counted, nor are meta tensors (bookkeeping of transformers that no
+    device holds). torch's own MemTracker does the same by module and takes ten times as long.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,7 +28,7 @@ class PeakTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._seen[tensor.untyped_storage()] = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and count what it made."""
+        """Runs the operator and counts what it allocated."""
         if any(kind is DTensor for kind in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))

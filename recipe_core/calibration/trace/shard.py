@@ -1,4 +1,4 @@
-"""Cutting a model for one rank by transformers' own parallel plan, in a process group that has no other members."""
+"""Splits a model for one rank by transformers' own plan, in a process group of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # gives the collectives a meaning for tensors without data
+import torch.distributed._tools.fake_collectives  # lets collectives run on tensors without data
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -36,9 +36,12 @@ ENGINE_RULES = {
     "embed_tokens": "embedding_rowwise",
     "lm_head": "colwise_gather_output",
 }
-"""What vLLM and SGLang cut in every model, by the end of a module's name: applied where transformers' plan has no rule (MLA's
-up-projections, all of gpt-oss). Source: ``deepseek_v2.py`` and ``gpt_oss.py`` of ``vllm/model_executor/models``, and
-``vllm/models/deepseek_v4/attention.py``."""
+"""What vLLM and SGLang split in every model, by the end of a module's name.
+
+Applied where transformers' plan has no rule (MLA's up-projections, all of gpt-oss). Source:
+``deepseek_v2.py`` and ``gpt_oss.py`` of ``vllm/model_executor/models``, and
+``vllm/models/deepseek_v4/attention.py``.
+"""
 
 _PLAIN_ROWS = "_hf_quantized_needs_local_tp"
 
@@ -47,26 +50,30 @@ TRANSPOSED_EXPERTS = {
     "gate_up_proj_bias": "rowwise",
     "down_proj": "colwise",
 }
-"""Experts stored ``[experts, in, out]`` (gpt-oss): the intermediate dimension is the last of the first matrix."""
+"""Experts stored ``[experts, in, out]`` (gpt-oss): the first matrix's last dimension is split."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """What was done to a model.
+    """How a model was split.
 
-    added: rules beside transformers' plan. whole: matrices on every rank. gathered: projections in layers whose output every
-    rank gets whole. repeated_kv: whether KV heads are held more than once.
+    added: rules besides transformers' plan. unsplit: matrices on every rank. gathered: projections
+    in layers whose output every rank gets complete. repeated_kv: whether KV heads are replicated.
     """
 
     gathered: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    whole: list[str] = field(default_factory=list)
+    unsplit: list[str] = field(default_factory=list)
     repeated_kv: bool = False
 
 
 @contextmanager
 def fake_group(world: int) -> Iterator[None]:
-    """A process group of ``world`` ranks in which this process is rank 0 and collectives return at once."""
+    """A process group of ``world`` ranks, this one rank 0, whose collectives return at once.
+
+    Raises:
+        InputError: this process has a process group already.
+    """
     if world == 1:
         yield
         return
@@ -74,7 +81,7 @@ def fake_group(world: int) -> Iterator[None]:
         raise InputError(
             "this process already has a torch process group.",
             field="trace",
-            hint="Trace in a process of its own.",
+            hint="Run the trace in a separate process.",
         )
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
@@ -84,32 +91,36 @@ def fake_group(world: int) -> Iterator[None]:
 
 
 def cut(model: nn.Module, *, tp: int, dp: int, ep: int) -> Cut:
-    """Cut the parameters of a model on the meta device to rank 0's share, and hook its collectives in."""
-    done = Cut()
+    """Splits a model on the meta device to rank 0's share, and hooks its collectives in.
+
+    Raises:
+        InputError: transformers has no expert-parallel plan for it, or groups are not divisible.
+    """
+    result = Cut()
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     tied = head.weight is embedding.weight
     if tp == 1 and ep == 1:
-        return done
+        return result
     mesh: Any = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     experts = _expand(model, model.ep_plan) if ep > 1 else {}  # type: ignore[arg-type]
     if tp > 1:
-        done.repeated_kv = _repeat_kv_heads(model, tp)
-        plan = _tensor_plan(model, set(experts), done)
-        if done.repeated_kv:
+        result.repeated_kv = _repeat_kv_heads(model, tp)
+        plan = _tensor_plan(model, set(experts), result)
+        if result.repeated_kv:
             plan = {
                 name: style
                 for name, style in plan.items()
                 if not re.search(r"\.([kv]_proj|k_norm)(\.|$)", name)
             }
-        done.gathered = sorted(
+        result.gathered = sorted(
             {
                 _generic(n)
                 for n, style in plan.items()
                 if ".layers." in n and "gather" in style and not n.endswith(("weight", "bias"))
             }
         )
-        done.whole = _whole(model, plan, experts)
+        result.unsplit = _unsplit(model, plan, experts)
         apply_tensor_parallelism(model, mesh["tp"], plan)
         _share_groups(model, tp)
         if tied:
@@ -121,20 +132,20 @@ def cut(model: nn.Module, *, tp: int, dp: int, ep: int) -> Cut:
                 field="candidate.ep",
             )
         ranks: Any = init_device_mesh("cpu", (ep,), mesh_dim_names=("ep",))
-        # The group that shares a batch is said to be the experts' own, so that no token count is read from (absent) data.
+        # the batch's group is passed as the experts' own, so that no token count is read from data
         apply_expert_parallelism(model, ranks, ranks, experts, ep_implementation="all_reduce")
-    return done
+    return result
 
 
 def _share_groups(model: nn.Module, tp: int) -> None:
-    """Tell output projections that work by groups of heads (DeepSeek-V4) how many groups a rank has; their code counts all."""
+    """Gives output projections by groups of heads (DeepSeek-V4) a rank's groups; they count all."""
     config: Any = model.config
     groups = getattr(config, "o_groups", None)
     if not groups:
         return
     if groups % tp:
         raise InputError(
-            f"{groups} output groups do not divide over tp {tp}.", field="candidate.tp"
+            f"{groups} output groups are not divisible by tp {tp}.", field="candidate.tp"
         )
     config.o_groups = groups // tp
     for module in model.modules():
@@ -147,42 +158,42 @@ def _generic(name: str) -> str:
 
 
 def _expand(model: nn.Module, rules: Mapping[str, str]) -> dict[str, str]:
-    """Rules by concrete name: parameters first (implementations count the experts that are left), then modules."""
+    """Rules by concrete name: of parameters first, then of modules.
+
+    Implementations count the experts that are left, so parameters have to be split before modules.
+    """
     out: dict[str, str] = {}
     for name, _ in model.named_parameters():
         style = rules.get(_generic(name)) or rules.get(_generic(name).rpartition(".")[0])
         if style:
             out[name] = style
-    return out | {
-        name: rules[_generic(name)] for name, _ in model.named_modules() if _generic(name) in rules
-    }
+    for name, _ in model.named_modules():
+        if _generic(name) in rules:
+            out[name] = rules[_generic(name)]
+    return out
 
 
-def _tensor_plan(model: nn.Module, taken: set[str], done: Cut) -> dict[str, str]:
-    """The plan of transformers, completed by what engines cut besides; nothing for modules that expert parallelism has."""
+def _tensor_plan(model: nn.Module, experts: set[str], result: Cut) -> dict[str, str]:
+    """The plan of transformers with what engines split besides, without expert-parallel modules."""
     rules = _ungathered(model, dict(model.tp_plan))  # type: ignore[arg-type]
     names = {_generic(n) for n, _ in [*model.named_modules(), *model.named_parameters()]}
     added = {name: style for name in sorted(names - set(rules)) if (style := _engine_rule(name))}
     added |= _expert_rules(model, rules)
-    done.added = sorted(
-        {
-            name
-            for name in added
-            if not name.endswith(".experts") and name not in {_generic(t) for t in taken}
-        }
+    by_expert = {_generic(name) for name in experts}
+    result.added = sorted(
+        {name for name in added if not name.endswith(".experts") and name not in by_expert}
     )
-    plan = _expand(model, rules | added)
+    plan = _expand(model, {**rules, **added})
     return {
         name: style
         for name, style in plan.items()
-        if name not in taken and not any(name.startswith(f"{t}.") for t in taken)
+        if name not in experts and not any(name.startswith(f"{owner}.") for owner in experts)
     }
 
 
 def _engine_rule(name: str) -> str | None:
-    if (
-        ".experts" in name or ".compressor." in name
-    ):  # a compressed past has no heads: what makes it is whole on every rank
+    # a compressed past has no heads: its compressor is complete on every rank
+    if ".experts" in name or ".compressor." in name:
         return None
     for pattern, style in ENGINE_RULES.items():
         if name.endswith(pattern.removeprefix("*")):
@@ -191,10 +202,11 @@ def _engine_rule(name: str) -> str | None:
 
 
 def _ungathered(model: nn.Module, rules: dict[str, str]) -> dict[str, str]:
-    """The plan without its gathering of Q, K and V.
+    """The plan without gathering Q, K and V.
 
-    Where a norm spans all heads (OLMo 2, MiniMax M2) transformers gathers them and caches every head on every rank; engines keep
-    a rank's own heads, and so does this, with its share of the norm.
+    Where a norm spans all heads (OLMo 2, MiniMax M2) transformers gathers them and caches every
+    head on every rank. Engines keep a rank's own heads with its share of the norm, and so does
+    this.
     """
     out = dict(rules)
     for name, module in model.named_modules():
@@ -209,7 +221,7 @@ def _ungathered(model: nn.Module, rules: dict[str, str]) -> dict[str, str]:
 
 
 def _spans_heads(model: nn.Module, name: str, norm: nn.Module) -> bool:
-    """Whether a norm has a weight for every output of its projection, not for one head's."""
+    """Whether a norm has a weight for every output of its projection instead of one head's."""
     weight = getattr(norm, "weight", None)
     projection = model.get_submodule(name.replace("_norm", "_proj"))
     head = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
@@ -235,57 +247,60 @@ def _expert_rules(model: nn.Module, rules: Mapping[str, str]) -> dict[str, str]:
 
 
 def _repeat_kv_heads(model: nn.Module, tp: int) -> bool:
-    """Give K and V one head a rank where there are fewer heads than ranks (engines hold each head ``tp / kv_heads`` times)."""
+    """Gives K and V one head per rank where ranks outnumber heads; whether any were.
+
+    Engines hold each head ``tp / kv_heads`` times.
+    """
     repeated = False
     for module in model.modules():
         head = getattr(module, "head_dim", None)
         for name in ("k_proj", "v_proj"):
             old = getattr(module, name, None)
-            if (
-                isinstance(head, int)
-                and isinstance(old, nn.Linear)
-                and old.out_features < tp * head
-            ):
-                new = nn.Linear(
-                    old.in_features,
-                    head,
-                    bias=old.bias is not None,
-                    device="meta",
-                    dtype=old.weight.dtype,
-                )
-                setattr(module, name, new.requires_grad_(False))
-                norm = getattr(module, "k_norm", None)
-                if (
-                    name == "k_proj"
-                    and getattr(norm, "weight", new.weight).numel() == old.out_features != head
-                ):
-                    norm.weight = nn.Parameter(norm.weight[:head], requires_grad=False)  # type: ignore[union-attr]
-                repeated = True
+            if not (isinstance(head, int) and isinstance(old, nn.Linear)):
+                continue
+            if old.out_features >= tp * head:
+                continue
+            new = nn.Linear(
+                old.in_features,
+                head,
+                bias=old.bias is not None,
+                device="meta",
+                dtype=old.weight.dtype,
+            )
+            setattr(module, name, new.requires_grad_(False))
+            norm = getattr(module, "k_norm", None)
+            norm_size = getattr(norm, "weight", new.weight).numel()
+            if name == "k_proj" and norm_size == old.out_features != head:
+                norm.weight = nn.Parameter(norm.weight[:head], requires_grad=False)  # type: ignore[union-attr]
+            repeated = True
     return repeated
 
 
-def _whole(model: nn.Module, plan: Mapping[str, str], experts: Mapping[str, str]) -> list[str]:
-    """Matrices that every rank holds whole: no rule names them."""
-    kept = {
+def _unsplit(model: nn.Module, plan: Mapping[str, str], experts: Mapping[str, str]) -> list[str]:
+    """Matrices that no rule splits, so that every rank holds them whole."""
+    names = {
         _generic(n)
         for n, p in model.named_parameters()
         if p.ndim > 1 and n not in plan and n not in experts
     }
-    return sorted(name for name in kept if not re.search(r"\.[kv]_proj\.", name))
+    return sorted(name for name in names if not re.search(r"\.[kv]_proj\.", name))
 
 
 def localise(model: nn.Module) -> None:
-    """Replace every parameter and buffer by this rank's share of it, as fake tensors on the CPU (call under FakeTensorMode)."""
-    made: dict[int, nn.Parameter] = {}
+    """Replaces parameters and buffers by this rank's share, as fake CPU tensors.
+
+    Call it under FakeTensorMode.
+    """
+    shares: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                made.setdefault(id(parameter), nn.Parameter(_local(parameter), requires_grad=False))
-                module._parameters[name] = made[id(parameter)]  # tied parameters stay one
+                share = nn.Parameter(_local(parameter), requires_grad=False)
+                # tied parameters stay one
+                module._parameters[name] = shares.setdefault(id(parameter), share)
         if isinstance(module, nn.Embedding):
-            setattr(
-                module, _PLAIN_ROWS, True
-            )  # transformers' own switch for a lookup in this rank's plain rows
+            # transformers' own switch for a lookup in this rank's plain rows
+            setattr(module, _PLAIN_ROWS, True)
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")

@@ -1,7 +1,7 @@
-"""One training step of one rank of a split: the real model under fake tensors in a fake process group.
+"""One training step of one rank: the real model under fake tensors in a fake process group.
 
-``python -m recipe_core.calibration.trace.step`` reads tasks as JSON from standard input and answers them: a process group is one a process, and
-what this does to torch's classes must not outlive it.
+``python -m recipe_core.calibration.trace.step`` reads tasks as JSON from standard input and answers
+them: a process has one process group, and changes to torch's classes must not outlive the trace.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ MESH = ("pipeline", "replicate", "shard", "tensor")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One rank's step of ``micro_batches`` times ``micro_batch`` sequences.
+    """One rank's step of ``micro_batches`` micro-batches of ``micro_batch`` sequences.
 
-    chunks: the rank's places among the ``stages`` of a pipeline; layers: which of the model's each chunk has.
+    chunks: the rank's positions among the ``stages`` of a pipeline; layers: those of each chunk.
     """
 
     config: dict[str, Any]
@@ -80,7 +80,10 @@ class Task:
 
 
 class Stage(nn.Module):
-    """A chunk of the model: token ids or hidden states in, hidden states or logits out; it tells the meter where a step is."""
+    """A chunk of the model, which tells the meter the phase of a step.
+
+    Token ids or hidden states in, hidden states or logits out.
+    """
 
     def __init__(self, model: nn.Module, meter: Meter, tokens: int, number: int) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class Stage(nn.Module):
         owner, name = layer_list(model)
         layers = list(getattr(owner, name))
         for i, layer in enumerate(layers):
-            place = "last" if i == len(layers) - 1 else "first" if i == 0 else "inner"
+            place = _place(i, len(layers))
             layer.register_forward_hook(lambda _m, _a, out, place=place: self._mark(out, place))
 
     def _mark(self, out: torch.Tensor, place: str) -> None:
@@ -96,22 +99,27 @@ class Stage(nn.Module):
             out.register_hook(lambda _: self.enter(f"backward of {place} layer"))  # type: ignore[no-untyped-call]
 
     def enter(self, phase: str) -> None:
-        """Say what comes next."""
-        self.meter.enter(
-            f"{phase} of chunk {self.number}", "activations" if phase == "forward" else "temporary"
-        )
+        """Starts a phase of the step."""
+        role = "activations" if phase == "forward" else "temporary"
+        self.meter.enter(f"{phase} of chunk {self.number}", role)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[batch, tokens]`` or ``[batch, tokens, hidden]`` to hidden states or logits."""
+        """Hidden states or logits for ``[batch, tokens]`` or ``[batch, tokens, hidden]``."""
         self.enter("forward")
-        given = {"input_ids" if x.dtype == torch.long else "inputs_embeds": x}
+        inputs = {"input_ids" if x.dtype == torch.long else "inputs_embeds": x}
         positions = torch.arange(self.tokens)[None]
-        out: torch.Tensor = self.model(**given, position_ids=positions, use_cache=False).logits
+        out: torch.Tensor = self.model(**inputs, position_ids=positions, use_cache=False).logits
         return out
 
 
+def _place(i: int, count: int) -> str:
+    if i == count - 1:
+        return "last"
+    return "inner" if i else "first"
+
+
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, *, fused: bool) -> torch.Tensor:
-    """In fp32, as torchtitan's; ``fused``: as one compiled kernel."""
+    """Mean loss in fp32, as torchtitan's; ``fused``: as one compiled kernel."""
     if fused:
         local = logits.to_local() if isinstance(logits, DTensor) else logits
         out: torch.Tensor = FusedLoss.apply(local)  # type: ignore[no-untyped-call]
@@ -120,7 +128,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, *, fused: bool) ->
 
 
 def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: Meter) -> Stage:
-    """A chunk of the model on the meta device, parallelised and ready to be given memory."""
+    """A chunk of the model on the meta device, parallelised, before it is given memory."""
     model: Any = build(load_model(task.config), "fp32").train().requires_grad_(True)
     model.config._attn_implementation = ATTENTION
     model.config._experts_implementation = "grouped_mm"
@@ -164,7 +172,10 @@ def fake_ranks(task: Task) -> Iterator[DeviceMesh]:
 
 
 def measured(task: Task) -> dict[str, Any]:
-    """Peaks by phase and role, and bytes sent by group and collective, of the second step."""
+    """Peaks by phase and role, and bytes sent by group and collective, in the second step.
+
+    The first step creates the optimizer's state.
+    """
     with fake_ranks(task) as mesh:
         meter = Meter({mesh.get_group(name).group_name: name for name in MESH})
         parts = [
@@ -199,7 +210,7 @@ def measured(task: Task) -> dict[str, Any]:
 def _hold_what_stays(
     meter: Meter, optimizer: torch.optim.Optimizer, stages: list[PipelineStage]
 ) -> None:
-    """Count what the first step left: parameters, the optimizer's state, and buffers that stages receive in."""
+    """Counts what the first step leaves: parameters, optimizer states, and receive buffers."""
     for parameter, state in optimizer.state.items():
         meter.hold(parameter, "parameters")
         for item in state.values():
@@ -211,7 +222,7 @@ def _hold_what_stays(
 
 
 def plain_step(task: Task, stage: Stage) -> Callable[[], None]:
-    """Forward and backward of each micro-batch; gradients are reduced after each."""
+    """Forward and backward of each micro-batch, with gradients reduced after each."""
 
     def step() -> None:
         for _ in range(task.micro_batches):
@@ -224,29 +235,28 @@ def plain_step(task: Task, stage: Stage) -> Callable[[], None]:
 
 
 def pipeline_stages(task: Task, parts: list[Stage], mesh: DeviceMesh) -> list[PipelineStage]:
-    """A rank's chunks as stages that know the shapes they exchange."""
+    """A rank's chunks as pipeline stages of known shapes."""
     ids = torch.zeros(task.micro_batch, task.sequence, dtype=torch.long)
     config: Any = parts[0].model.config
-    cut = task.sequence // (task.tp if task.sequence_parallel else 1)
+    tokens = task.sequence // (task.tp if task.sequence_parallel else 1)
     hidden = torch.zeros(
-        task.micro_batch, cut, config.hidden_size, dtype=torch.bfloat16, requires_grad=True
+        task.micro_batch, tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True
     )
     logits = torch.zeros(
         task.micro_batch, task.sequence, config.vocab_size, dtype=torch.bfloat16, requires_grad=True
     )
     out = []
     for number, part in zip(task.chunks, parts, strict=True):
-        taken, given = hidden if number else ids, logits if number == task.stages - 1 else hidden
-        group = mesh.get_group("pipeline")
         stage = PipelineStage(
             part,
             number,
             task.stages,
             torch.device("cpu"),
-            input_args=taken,
-            output_args=given,
-            group=group,
+            input_args=hidden if number else ids,
+            output_args=logits if number == task.stages - 1 else hidden,
+            group=mesh.get_group("pipeline"),
         )
+        # shapes are given, so that ranks need not exchange them
         stage._inference_mode = InferenceMode.STATIC
         out.append(stage)
     return out
@@ -256,10 +266,10 @@ def pipeline_step(task: Task, stages: list[PipelineStage]) -> Callable[[], None]
     """One of torch's schedules over this rank's chunks."""
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        found = cross_entropy(logits, labels, fused=task.fused_loss)
+        value = cross_entropy(logits, labels, fused=task.fused_loss)
         end: Any = stages[-1].submod
         end.enter("loss")
-        return found
+        return value
 
     kind: Any = SCHEDULES[task.schedule]
     schedule = kind(
@@ -267,16 +277,15 @@ def pipeline_step(task: Task, stages: list[PipelineStage]) -> Callable[[], None]
         n_microbatches=task.micro_batches,
         loss_fn=loss,
     )
-    schedule._warmup_p2p = lambda *_args, **_kwargs: (
-        None
-    )  # it reads back what ranks voted, which has no data here
+    # the warm-up reads what ranks voted, of which there is no data
+    schedule._warmup_p2p = lambda *_args, **_kwargs: None
     first, last = 0 in task.chunks, task.stages - 1 in task.chunks
 
     def step() -> None:
-        whole = torch.zeros(task.micro_batch * task.micro_batches, task.sequence, dtype=torch.long)
+        ids = torch.zeros(task.micro_batch * task.micro_batches, task.sequence, dtype=torch.long)
         schedule.step(
-            *((whole,) if first else ()),
-            **({"target": whole} if last else {}),
+            *((ids,) if first else ()),
+            **({"target": ids} if last else {}),
             return_outputs=False,
         )
 
@@ -284,15 +293,16 @@ def pipeline_step(task: Task, stages: list[PipelineStage]) -> Callable[[], None]
 
 
 def main() -> None:
-    """Answer the tasks on standard input, in order: what was measured, or why it could not be.
+    """Answers the tasks on standard input in order: what was measured, or why it could not be.
 
-    Each in a process of its own: DTensor remembers meshes that look alike, and with them groups that are gone.
+    Each has a process of its own: DTensor caches meshes that look alike, and with them groups that
+    are gone.
     """
     tasks = json.load(sys.stdin)
     start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    at_once = min(len(tasks), os.cpu_count() or 1)
+    workers = min(len(tasks), os.cpu_count() or 1)
     with multiprocessing.get_context(start).Pool(
-        at_once, initializer=_register, maxtasksperchild=1
+        workers, initializer=_register, maxtasksperchild=1
     ) as pool:
         json.dump(pool.map(_answer, tasks, chunksize=1), sys.stdout)
 
@@ -305,13 +315,12 @@ def _register() -> None:
 def _answer(task: dict[str, Any]) -> dict[str, Any]:
     try:
         return measured(Task(**task))
-    except (
-        Exception
-    ) as error:  # anything that a model's code does without data ends here, as one clear line
-        while error.__cause__ is not None:  # a schedule reports where it was, not what went wrong
-            error = error.__cause__  # type: ignore[assignment]
-        said = str(error).strip().splitlines() or [""]
-        return {"error": f"{type(error).__name__}: {said[0][:200]}"}
+    except Exception as error:  # a model's code may fail in any way without data: one clear line
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # a schedule reports where it was, not what went wrong
+            cause = cause.__cause__
+        reason = (str(cause).strip().splitlines() or [""])[0][:200]
+        return {"error": f"{type(cause).__name__}: {reason}"}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A training split's real model, stepped without data: what each pipeline stage holds at its peak and sends, beside the formulas.
+"""A training split's real model, stepped without data: peak and traffic of each pipeline stage.
 
-Stages are traced in processes of their own (`recipe_core.calibration.trace.step`): process groups and what a trace does to torch are global.
-Deep models are traced with a few layers at two depths and extended: in each phase of a step memory is linear in layers that are equal.
+Stages are traced in separate processes (`recipe_core.calibration.trace.step`): process groups and
+changes to torch are global. Deep models are traced at two small depths and extrapolated: in each
+phase of a step memory is linear in equal layers.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     from recipe_core.physics.training.estimates import TrainingEstimates
 
 DEPTHS = (3, 4)
-"""Layers of a chunk at which a deeper one is traced: a first, a last, and one or two between."""
+"""Layers of a chunk at which a deeper one is traced: a first, a last, and one or two in between."""
 MICRO_BATCHES = 16
-"""Most micro-batches of a pipeline that are traced: each is an operator of the schedule."""
+"""Most micro-batches of a pipeline that are traced: the schedule runs each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One stage: bytes at its peak by role, the phase that is, and bytes sent by group and collective."""
+    """One stage: bytes at its peak by role, the phase of the peak, and bytes sent by collective."""
 
     phase: str
     roles: dict[str, float]
@@ -50,7 +51,7 @@ class Traced:
 
     @property
     def peak_bytes(self) -> float:
-        """All roles."""
+        """The peak over all roles."""
         return sum(self.roles.values())
 
 
@@ -59,26 +60,28 @@ def trace_training(
 ) -> dict[str, Any]:
     """What the real model of a row holds and sends, by pipeline stage, as plain JSON values.
 
-    stages: for each ``peak_bytes``, its parts by role, the ``phase`` they are alive in, ``sent_bytes`` by group and collective of a step.
-    differences: formula / trace − 1, of the peak without the allocator's reserve, of every stage, and of what each group exchanges.
-    ``every_layer``: do not extend.
+    stages: for each ``peak_bytes``, its parts by role, the ``phase`` of the peak, and
+    ``sent_bytes`` of a step by group and collective. differences: formula / trace − 1, of the peak
+    without the allocator's reserve, of every stage, and of each group's traffic. ``every_layer``:
+    no extrapolation.
 
     Raises:
-        InputError: torch or transformers are missing, or the split is outside of what can be traced.
+        InputError: torch or transformers are missing, or the split cannot be traced.
     """
     return trace_many([(estimates, row)], every_layer=every_layer)[0]
 
 
 def trace_many(
-    asked: Sequence[tuple[TrainingEstimates, int]], *, every_layer: bool = False
+    rows: Sequence[tuple[TrainingEstimates, int]], *, every_layer: bool = False
 ) -> list[dict[str, Any]]:
-    """The same for several rows, in one process: most of a short trace is importing torch."""
+    """`trace_training` of several rows in one process: a short trace mostly imports torch."""
     need_torch()
-    jobs = [_Job(estimates, row, every_layer=every_layer) for estimates, row in asked]
+    jobs = [_Job(estimates, row, every_layer=every_layer) for estimates, row in rows]
     started = time.perf_counter()
     answers = iter(_run([task for job in jobs for task in job.tasks()]))
-    found = [job.read(answers) for job in jobs]
-    return [each | {"seconds": round(time.perf_counter() - started, 2)} for each in found]
+    traces = [job.read(answers) for job in jobs]
+    seconds = round(time.perf_counter() - started, 2)
+    return [{**trace, "seconds": seconds} for trace in traces]
 
 
 def _run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,9 +93,11 @@ def _run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         check=False,
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["no message"]
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:200]
         raise InputError(
-            f"the trace ended with {done.returncode}: {said[-1][:200]}", field="trace", hint=_HINT
+            f"the trace failed with exit code {done.returncode}: {reason}",
+            field="trace",
+            hint=_HINT,
         )
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return answers
@@ -102,7 +107,7 @@ _HINT = "The estimate itself does not need --trace."
 
 
 class _Job:
-    """A row: the tasks it takes, and what their answers say."""
+    """A row: the tasks that trace it, and the reading of their answers."""
 
     def __init__(self, estimates: TrainingEstimates, row: int, *, every_layer: bool) -> None:
         self.estimates, self.row = estimates, row
@@ -114,12 +119,11 @@ class _Job:
         even = len(self.setting.model.kinds) == 1 and not every_layer
         self.depths = [DEPTHS if even and count > DEPTHS[-1] else (count,) for count in self.layers]
         m = int(self.cases.micro_batches[0])
-        self.micro_batches = (
-            m if self.pp > 1 else min(m, 2)
-        )  # without a pipeline the second is like all that follow
+        # without a pipeline the second is like all that follow
+        self.micro_batches = m if self.pp > 1 else min(m, 2)
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """One for each stage and depth."""
+        """One task for each stage and depth."""
         for stage in range(self.pp):
             for depth in self.depths[stage]:
                 yield self._task(stage, depth)
@@ -128,15 +132,15 @@ class _Job:
         c, framework = self.cases, self.setting.framework
         chunks = [stage + k * self.pp for k in range(self.v)]
         starts = np.cumsum([0, *(self.layers * self.v)])
-        whole = int(c.shard[0]) if c.zero_stage[0] else 1
+        shard = int(c.shard[0]) if c.zero_stage[0] else 1
         return {
             "config": dict(self.setting.model.config),
             "layers": [list(range(int(starts[k]), int(starts[k]) + depth)) for k in chunks],
             "chunks": chunks,
             "stages": self.pp * self.v,
             "pp": self.pp,
-            "replicate": int(c.dp[0]) // whole,
-            "shard": whole,
+            "replicate": int(c.dp[0]) // shard,
+            "shard": shard,
             "tp": int(c.tp[0]),
             "sequence_parallel": bool(c.sequence_parallel[0]) and int(c.tp[0]) > 1,
             "reshard": int(c.zero_stage[0]) != 2,
@@ -161,7 +165,7 @@ class _Job:
         return {
             "peak_bytes": stages[fullest].peak_bytes,
             "fullest_stage": fullest,
-            "stages": [_stage_view(each) for each in stages],
+            "stages": [_stage_view(stage) for stage in stages],
             "devices": int(self.cases.devices[0]),
             "layers": [count * self.v for count in self.layers],
             "layers_traced": [max(depths) * self.v for depths in self.depths],
@@ -170,44 +174,35 @@ class _Job:
             "differences": self._differences(stages),
         }
 
-    def _stage(self, stage: int, found: list[dict[str, Any]]) -> Traced:
-        for each in found:
-            if "error" in each:
+    def _stage(self, stage: int, answers: list[dict[str, Any]]) -> Traced:
+        for answer in answers:
+            if "error" in answer:
                 name = self.setting.model.name
                 raise InputError(
-                    f"transformers cannot step {name}, stage {stage}: {each['error']}",
+                    f"transformers cannot step {name}, stage {stage}: {answer['error']}",
                     field="trace",
                     hint=_HINT,
                 )
         depths, layers = self.depths[stage], self.layers[stage]
-        common = set.intersection(*(set(each["peaks"]) for each in found))
+        common = set.intersection(*(set(answer["peaks"]) for answer in answers))
         phases = {
-            phase: _extended([each["peaks"][phase] for each in found], depths, layers)
+            phase: _extended([answer["peaks"][phase] for answer in answers], depths, layers)
             for phase in common
         }
         phase = max(phases, key=lambda name: sum(phases[name].values()))
         repeats = float(self.cases.micro_batches[0]) / self.micro_batches
-        groups = found[-1]["sent"]
-        sent = {
-            group: _extended([each["sent"].get(group, {}) for each in found], depths, layers)
-            for group in groups
-        }
-        return Traced(
-            phase,
-            phases[phase],
-            {
-                group: {kind: n * repeats for kind, n in kinds.items()}
-                for group, kinds in sent.items()
-            },
-        )
+        sent = {}
+        for group in answers[-1]["sent"]:
+            kinds = [answer["sent"].get(group, {}) for answer in answers]
+            extended = _extended(kinds, depths, layers)
+            sent[group] = {kind: n * repeats for kind, n in extended.items()}
+        return Traced(phase, phases[phase], sent)
 
     def _differences(self, stages: list[Traced]) -> dict[str, float]:
-        memory = self.estimates.memory
-        without = np.asarray(sum(memory.parts[name] for name in PARTS if name != "reserve"))[
-            self.row
-        ]
-        formula = [float(without[stage]) for stage in range(self.pp)]
-        peaks = [each.peak_bytes for each in stages]
+        parts = self.estimates.memory.parts
+        total = np.asarray(sum(parts[name] for name in PARTS if name != "reserve"))
+        formula = [float(total[self.row][stage]) for stage in range(self.pp)]
+        peaks = [stage.peak_bytes for stage in stages]
         out = {"peak_memory": max(formula) / max(peaks) - 1}
         if self.pp > 1:
             out |= {
@@ -216,47 +211,50 @@ class _Job:
             }
         traffic = fsdp_traffic(self.setting, self.cases)
         for group in traffic:
-            traced = sum(ring_bytes(each.sent.get(group, {})) for each in stages)
+            traced = sum(ring_bytes(stage.sent.get(group, {})) for stage in stages)
             if traced > 0:
                 out[f"{group}_traffic"] = float(traffic[group][0, : self.pp].sum()) / traced - 1
         return out
 
     def _method(self) -> str:
-        """What was really run, in sentences."""
+        """What was really run, as sentences for the user."""
         framework = self.setting.framework
-        says = [
-            "The second step of the real transformers model under torch's FSDP2, tensor parallelism and pipelines, in a fake process "
-            f"group of {int(self.cases.devices[0])}: fp32 shards, bf16 compute, AdamW."
+        sentences = [
+            "The second step of the real transformers model under torch's FSDP2, tensor "
+            "parallelism and pipelines, in a fake process group of "
+            f"{int(self.cases.devices[0])}: fp32 shards, bf16 compute, AdamW."
         ]
-        depths = next((each for each in self.depths if len(each) > 1), None)
+        depths = next((depths for depths in self.depths if len(depths) > 1), None)
         if depths:
-            says.append(
-                f"Traced with {depths[0]} and {depths[1]} layers a chunk and extended: phases of a step are linear in equal layers."
+            sentences.append(
+                f"Traced with {depths[0]} and {depths[1]} layers per chunk and extrapolated: "
+                "phases of a step are linear in equal layers."
             )
         if framework.fused_norm:
-            says.append("RMS norms keep what a fused kernel keeps.")
+            sentences.append("RMS norms save what a fused kernel saves.")
         if framework.fused_gate:
-            says.append("A gate's activation and its product with up are one kernel.")
+            sentences.append("A gate's activation and its product with up are one kernel.")
         if framework.loss_bytes.value < FP32_LOSS:
-            says.append("The loss is one compiled kernel.")
-        says.append(
-            "Attention is the flash operator's. Left out: the allocator's reserve, workspaces, rope scaling."
+            sentences.append("The loss is one compiled kernel.")
+        sentences.append(
+            "Attention is the flash operator. Left out: the allocator's reserve, workspaces, rope "
+            "scaling."
         )
-        return " ".join(says)
+        return " ".join(sentences)
 
 
 def ring_bytes(kinds: dict[str, float]) -> float:
-    """Bytes of collectives as `traffic` counts them: an all-reduce twice."""
+    """Bytes of collectives as `collectives` counts them: an all-reduce twice."""
     return sum(n * (2 if kind == "all_reduce" else 1) for kind, n in kinds.items())
 
 
 def _extended(
-    found: list[dict[str, float]], depths: Sequence[int], layers: int
+    answers: list[dict[str, float]], depths: Sequence[int], layers: int
 ) -> dict[str, float]:
-    """Bytes by name at ``layers``, on the line through two depths; as they are where one depth is all there is."""
+    """Bytes by name at ``layers``, on the line through two depths; unchanged with one depth."""
     if len(depths) == 1:
-        return {name: float(n) for name, n in found[0].items()}
-    low, high = found
+        return {name: float(n) for name, n in answers[0].items()}
+    low, high = answers
     share = (layers - depths[0]) / (depths[1] - depths[0])
     return {
         name: low.get(name, 0) + share * (high.get(name, 0) - low.get(name, 0))
@@ -265,14 +263,16 @@ def _extended(
 
 
 def _stage_view(stage: Traced) -> dict[str, Any]:
-    parts = {f"{role}_bytes": float(stage.roles.get(role, 0.0)) for role in ROLES}
-    return (
-        {"peak_bytes": stage.peak_bytes, "phase": stage.phase} | parts | {"sent_bytes": stage.sent}
-    )
+    return {
+        "peak_bytes": stage.peak_bytes,
+        "phase": stage.phase,
+        **{f"{role}_bytes": float(stage.roles.get(role, 0.0)) for role in ROLES},
+        "sent_bytes": stage.sent,
+    }
 
 
 def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
-    """Refuse what the trace has no counterpart of, naming it."""
+    """Refuses what the trace has no counterpart of, by name."""
     broken = [
         refusal.say(row)
         for refusal in estimates.refusals
@@ -285,12 +285,12 @@ def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
     for field, odd, traced in _limits(estimates.setting, estimates.cases.take([row])):
         if odd is not None:
             raise InputError(
-                f"{field} {odd} cannot be traced; traced are {traced}.", field="trace", hint=_HINT
+                f"{field} {odd} cannot be traced, only {traced}.", field="trace", hint=_HINT
             )
 
 
 def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
-    """Field, its value where that is outside of the trace, and what is inside."""
+    """Field, its value where that cannot be traced (else None), and what can."""
     c = {
         name: int(getattr(cases, name)[0])
         for name in (

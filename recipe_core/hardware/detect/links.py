@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Literal
 
 from recipe_core.hardware.cluster import fabric, fabric_names
 from recipe_core.hardware.profile import Device, Fabric
 
 Pairs = dict[tuple[int, int], str]
-_DIRECT = (
-    "NV",
-    "XGMI",
-)  # NV18: 18 NVLinks; PIX, PXB, PHB, NODE and SYS are ever longer ways over PCIe
+_ROCM_PAIR = re.compile(
+    r"\(Topology\) Link type between DRM devices (\d+) and (\d+)", re.IGNORECASE
+)
+# NV18 means 18 NVLinks; PIX, PXB, PHB, NODE and SYS are ever longer paths over PCIe.
+_DIRECT = ("NV", "XGMI")
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The best link of most pairs. ``domain``: devices that all reach each other over it; ``fabric``: its profile, None when none fits."""
+    """The best link of most pairs.
+
+    ``domain``: devices that all reach each other over it; ``fabric``: its profile, None if unknown.
+    """
 
     kind: Literal["nvlink", "xgmi", "pcie"]
     domain: int
@@ -45,20 +50,18 @@ def parse_nvidia_topo(text: str) -> Pairs:
 
 
 def parse_rocm_topo(text: str) -> Pairs:
-    """``rocm-smi --showtopo --json``: one key a pair, of which only the upper triangle is printed."""
+    """The links of ``rocm-smi --showtopo --json``, which has one key for each unordered pair."""
     system = json.loads(text[text.index("{") :]).get("system", {})
     pairs: Pairs = {}
     for key, value in system.items():
-        if found := re.fullmatch(
-            r"\(Topology\) Link type between DRM devices (\d+) and (\d+)", key, re.IGNORECASE
-        ):
-            one, other = int(found[1]), int(found[2])
+        if match := _ROCM_PAIR.fullmatch(key):
+            one, other = int(match[1]), int(match[2])
             pairs[one, other] = pairs[other, one] = str(value).upper()
     return pairs
 
 
 def parse_amd_topo(text: str) -> Pairs:
-    """``amd-smi topology --json``: a list of devices with their ``links``."""
+    """The links of ``amd-smi topology --json``: a list of devices with their ``links``."""
     data = json.loads(text[text.index("[") :])
     return {
         (int(item["gpu"]), int(link["gpu"])): str(link.get("link_type", "UNKNOWN")).upper()
@@ -72,83 +75,58 @@ def islands(pairs: Pairs, devices: list[int]) -> list[set[int]]:
     """Groups of devices that direct links connect, in one or several steps."""
     groups: list[set[int]] = []
     for device in devices:
-        near = {
-            other for other in devices if pairs.get((device, other), "").startswith(_DIRECT)
-        } | {device}
-        joined = [group for group in groups if group & near]
-        groups = [group for group in groups if not group & near] + [near.union(*joined)]
+        peers = {peer for peer in devices if pairs.get((device, peer), "").startswith(_DIRECT)}
+        peers.add(device)
+        joined = [group for group in groups if group & peers]
+        groups = [group for group in groups if not group & peers] + [peers.union(*joined)]
     return groups
 
 
 def links(
     pairs: Pairs, devices: list[int], profile: Device | None, pcie_generation: int | None = None
 ) -> Links | None:
-    """What joins ``devices``; None for a single device, or when the tool's matrix lacks one of them."""
+    """What joins ``devices``; None for one device, or where the matrix lacks one of them."""
     inside = {pair: link for pair, link in pairs.items() if set(pair) <= set(devices)}
     if len(devices) < 2 or len(inside) < len(devices) * (len(devices) - 1):
         return None
     groups = islands(inside, devices)
     domain = min(map(len, groups))
     if domain == 1:
-        ways = ", ".join(sorted(set(inside.values())))
-        return Links(
-            "pcie", len(devices), None, _pcie(profile, pcie_generation), f"over PCIe ({ways})"
-        )
+        note = f"over PCIe ({', '.join(sorted(set(inside.values())))})"
+        return Links("pcie", len(devices), None, _pcie(profile, pcie_generation), note)
     direct = sorted({link for link in inside.values() if link.startswith(_DIRECT)})
     kind: Literal["nvlink", "xgmi"] = "xgmi" if direct[0] == "XGMI" else "nvlink"
-    per_pair = (
-        int(direct[0][2:])
-        if kind == "nvlink" and len(direct) == 1 and direct[0][2:].isdigit()
-        else None
-    )
-    whole = all(
-        inside[a, b].startswith(_DIRECT) for group in groups for a in group for b in group if a != b
-    )
-    if not whole or len(set(map(len, groups))) > 1:
-        return Links(
-            kind,
-            domain,
-            per_pair,
-            None,
-            f"a partial mesh ({', '.join(direct)}), which no fabric here describes",
-        )
-    if domain == len(devices):
-        return Links(
-            kind,
-            domain,
-            per_pair,
-            _direct(profile, domain, alone=True),
-            f"all to all ({', '.join(direct)})",
-        )
-    return Links(
-        kind,
-        domain,
-        per_pair,
-        _direct(profile, domain, alone=False),
-        f"groups of {domain} ({', '.join(direct)}), PCIe between them",
-    )
+    per_pair = None
+    if kind == "nvlink" and len(direct) == 1 and direct[0][2:].isdigit():
+        per_pair = int(direct[0][2:])
+    names = ", ".join(direct)
+    complete = all(inside[pair].startswith(_DIRECT) for g in groups for pair in permutations(g, 2))
+    if not complete or len(set(map(len, groups))) > 1:
+        note = f"a partial mesh ({names}), which no known fabric describes"
+        return Links(kind, domain, per_pair, None, note)
+    alone = domain == len(devices)
+    note = f"all to all ({names})" if alone else f"groups of {domain} ({names}), PCIe between them"
+    return Links(kind, domain, per_pair, _direct(profile, domain, alone=alone), note)
 
 
 def _sold_with(profile: Device | None) -> list[Fabric]:
-    return (
-        [fabric(name) for name in (profile.node.fabric, *profile.node.alternatives)]
-        if profile
-        else []
-    )
+    if profile is None:
+        return []
+    return [fabric(name) for name in (profile.node.fabric, *profile.node.alternatives)]
 
 
 def _direct(profile: Device | None, domain: int, *, alone: bool) -> str | None:
-    """The device's fabric that makes such groups: a switch also in part, when no device is left outside; a bridge only whole."""
-    for each in _sold_with(profile):
-        if each.topology in ("mesh", "ring", "switch") and each.domain is not None:
-            bridged = each.beyond is not None
-            if each.domain == domain or (alone and not bridged and each.domain > domain):
-                return each.name
+    """The device's fabric that makes such groups; a switch may be used in part, a bridge not."""
+    for link in _sold_with(profile):
+        if link.topology in ("mesh", "ring", "switch") and link.domain is not None:
+            bridged = link.beyond is not None
+            if link.domain == domain or (alone and not bridged and link.domain > domain):
+                return link.name
     return None
 
 
 def _pcie(profile: Device | None, generation: int | None) -> str | None:
-    named = f"pcie{generation}"
+    name = f"pcie{generation}"
     if generation is not None:
-        return named if named in fabric_names() else None
-    return next((each.name for each in _sold_with(profile) if each.topology == "pcie"), None)
+        return name if name in fabric_names() else None
+    return next((link.name for link in _sold_with(profile) if link.topology == "pcie"), None)

@@ -1,6 +1,7 @@
-"""What this machine is, in the words of ``hw_profiles/``: its device with what was read here, and the request that names it.
+"""The machine at hand in terms of ``hw_profiles/``: its profile, and a request that names it.
 
-The vendors' tools and /proc are read by the launcher's own module, which travels in bundles. What no tool tells stays None.
+Module `machine` of the launcher, which travels in bundles, reads the vendors' tools and /proc. What
+no tool tells stays None.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from recipe_core.hardware.profile import Device
 from recipe_core.launcher import machine
 
 _VENDORS = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel", "cpu": "cpu"}
-_ECC = (
-    0.08  # error correction in GDDR takes a sixteenth; further off is another card or a partition
-)
+_ECC = 0.08
+"""Error correction in GDDR takes a sixteenth; a larger deviation is another card or a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One machine. ``profile`` is a file of ``hw_profiles/`` as plain values, None where nothing told; ``request`` names it."""
+    """One machine.
+
+    ``profile`` is a file of ``hw_profiles/`` as plain values, with None for what is unknown;
+    ``request`` names the machine, None if no profile does.
+    """
 
     matched: str | None
     matched_by: str | None
@@ -47,66 +51,63 @@ class Found:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The machine as plain values."""
         return {"schema_version": 1, **asdict(self)}
 
 
 def detect() -> Found:
     """Read this machine."""
-    here = machine.detect()
-    notes, versions, readings = list(here.notes), tools.read_versions(), Readings()
-    runtime, devices = here.runtime, list(here.devices)
+    host = machine.detect()
+    notes, versions, readings = list(host.notes), tools.read_versions(), Readings()
+    runtime, devices = host.runtime, list(host.devices)
     if not devices and (devices := tools.ask_gaudi(notes)):
         runtime = "hpu"
-    seen = (
-        tools.ask_torch(notes)
-        if devices or any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
-        else {}
-    )
-    if not devices and seen.get("devices"):
-        runtime = "rocm" if seen.get("hip") else "cuda"
-        devices = [
-            machine.Device(i, name, memory) for i, (name, memory, _) in enumerate(seen["devices"])
-        ]
-    versions |= {
-        f"torch's {key.upper()}": str(seen[key]) for key in ("cuda", "hip") if seen.get(key)
-    }
-    if seen.get("devices"):
-        readings.torch_memory_bytes = min(memory for _, memory, _ in seen["devices"])
-        readings.architecture = seen["devices"][0][2]
-    devices = _most(devices, notes)
+    driver = any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
+    torch = tools.ask_torch(notes) if devices or driver else {}
+    torch_devices = torch.get("devices") or []
+    if not devices and torch_devices:
+        runtime = "rocm" if torch.get("hip") else "cuda"
+        for i, (name, memory, _) in enumerate(torch_devices):
+            devices.append(machine.Device(i, name, memory))
+    for key in ("cuda", "hip"):
+        if torch.get(key):
+            versions[f"torch's {key.upper()}"] = str(torch[key])
+    if torch_devices:
+        readings.torch_memory_bytes = min(memory for _, memory, _ in torch_devices)
+        readings.architecture = torch_devices[0][2]
+    devices = _most_frequent(devices, notes)
     if runtime == "cuda":
         tools.read_nvidia(readings, versions, notes)
     elif runtime == "rocm":
         tools.read_amd(readings, versions, notes)
-    return _found(here, runtime, devices, readings, versions, notes)
+    return _described(host, runtime, devices, readings, versions, notes)
 
 
-def _found(
-    here: machine.Machine,
+def _described(
+    host: machine.Machine,
     runtime: str,
     devices: list[machine.Device],
     readings: Readings,
     versions: dict[str, str],
     notes: list[str],
 ) -> Found:
-    memory_bytes = devices[0].memory_bytes if devices else here.memory_bytes
-    profile, by = _match(
-        runtime, devices, readings.architecture, memory_bytes or readings.torch_memory_bytes, notes
-    )
+    memory_bytes = devices[0].memory_bytes if devices else host.memory_bytes
+    known_bytes = memory_bytes or readings.torch_memory_bytes
+    profile, by = _match(runtime, devices, readings.architecture, known_bytes, notes)
     pairs = tools.read_pairs(runtime, notes) if len(devices) > 1 else {}
     joined = links(pairs, [item.index for item in devices], profile, readings.pcie_generation)
-    facts = _facts(
-        profile, runtime, devices[0].name if devices else here.cpu_name, readings, memory_bytes
-    )
+    name = devices[0].name if devices else host.cpu_name
+    facts = _facts(profile, runtime, name, readings, memory_bytes)
     count = max(1, len(devices))
     if runtime == "cpu" and profile:
         notes.append(
-            f"rates and bandwidth are the profile's ({profile.title}); scripts/profile_cpu.py measures this machine's"
+            f"rates and bandwidth are those of the profile ({profile.title}); "
+            "scripts/profile_cpu.py measures this machine"
         )
     if len(devices) > 1 and (joined is None or joined.fabric is None) and profile:
         notes.append(
-            f"the links were not read or fit no fabric: the request takes {profile.node.fabric}, as the profile does"
+            "the links could not be read or match no fabric: "
+            f"the request uses the profile's {profile.node.fabric}"
         )
     return Found(
         matched=profile.name if profile else None,
@@ -114,13 +115,13 @@ def _found(
         count=count,
         devices=[asdict(item) for item in devices],
         profile=facts,
-        allocatable_memory_bytes=_allocatable(runtime, profile, memory_bytes, readings, here),
+        allocatable_memory_bytes=_allocatable(runtime, profile, memory_bytes, readings, host),
         links=joined,
         host={
-            "cpu": here.cpu_name,
-            "cpus": here.cpus,
-            "memory_bytes": here.memory_bytes,
-            "available_bytes": here.available_bytes,
+            "cpu": host.cpu_name,
+            "cpus": host.cpus,
+            "memory_bytes": host.memory_bytes,
+            "available_bytes": host.available_bytes,
         },
         versions=versions,
         request=_request(profile, count, joined),
@@ -132,8 +133,10 @@ def _found(
 def _request(profile: Device | None, count: int, joined: Links | None) -> dict[str, Any] | None:
     if profile is None:
         return None
-    chosen = {"fabric": joined.fabric} if joined and joined.fabric else {}
-    return {"hardware": {"device": profile.name, "per_node": count, "nodes": 1, **chosen}}
+    hardware = {"device": profile.name, "per_node": count, "nodes": 1}
+    if joined and joined.fabric:
+        hardware["fabric"] = joined.fabric
+    return {"hardware": hardware}
 
 
 def _match(
@@ -143,36 +146,40 @@ def _match(
     memory_bytes: int | None,
     notes: list[str],
 ) -> tuple[Device | None, str | None]:
-    """The profile of this device: by the driver's name when the memory agrees, else by architecture and memory when only one fits."""
+    """The profile of this device, and how it was recognised.
+
+    By the driver's name when the memory agrees, else by architecture and memory if only one fits.
+    """
     if runtime == "cpu":
         return device("cpu"), "the lack of an accelerator"
     name = devices[0].name
     try:
-        named = device(name)
+        profile = device(name)
     except HardwareError:
-        named = None
-    if named and (memory_bytes is None or _close(memory_bytes, named, _ECC)):
-        return named, "driver name"
-    if named and memory_bytes is not None:
+        profile = None
+    if profile and (memory_bytes is None or _close(memory_bytes, profile, _ECC)):
+        return profile, "driver name"
+    if profile and memory_bytes is not None:
         notes.append(
-            f"{name} is called {named.name} here, but has {memory_bytes / 2**30:.1f} GiB, "
-            f"not {named.memory_bytes.value / 2**30:.1f}: another variant, or a partition of the card"
+            f"{name} is the name of {profile.name}, but it has {memory_bytes / 2**30:.1f} GiB "
+            f"instead of {profile.memory_bytes.value / 2**30:.1f}: "
+            "another variant, or a partition of the card"
         )
         return None, None
     alike = [
-        each
-        for each in map(device, device_names())
-        if each.runtime == runtime
-        and each.architecture == architecture
+        candidate
+        for candidate in map(device, device_names())
+        if candidate.runtime == runtime
+        and candidate.architecture == architecture
         and memory_bytes is not None
-        and _close(memory_bytes, each, 0.005)
+        and _close(memory_bytes, candidate, 0.005)
     ]
     generic = name in ("AMD GPU", "AMD Radeon Graphics")  # drivers that do not know the card's name
     return (alike[0], "architecture and memory") if generic and len(alike) == 1 else (None, None)
 
 
 def _close(memory_bytes: int, profile: Device, tolerance: float) -> bool:
-    """Whether a card with this memory, as a tool or as torch tells it, may be the profile's."""
+    """Whether the memory, as a tool or torch reports it, may be the profile's."""
     return any(
         abs(memory_bytes / known - 1) <= tolerance
         for known in (profile.memory_bytes.value, profile.usable_memory_bytes)
@@ -182,16 +189,16 @@ def _close(memory_bytes: int, profile: Device, tolerance: float) -> bool:
 def _facts(
     profile: Device | None, runtime: str, name: str, readings: Readings, memory_bytes: int | None
 ) -> dict[str, Any]:
-    """The device file with what was read here in place of the catalog's; of an unknown device only that."""
-    read: dict[str, Any] = {}
+    """The profile with what was read here in its place; of an unknown device only that."""
+    readout: dict[str, Any] = {}
     if memory_bytes:
-        read["memory_bytes"] = {"value": memory_bytes, "source": "machine", "status": "measured"}
+        readout["memory_bytes"] = {"value": memory_bytes, "source": "machine", "status": "measured"}
     if readings.power_watts:
-        read["tdp_watts"] = {
+        readout["tdp_watts"] = {
             "value": readings.power_watts,
             "source": "machine",
             "status": "measured",
-            "note": "power limit now in force",
+            "note": "current power limit",
         }
     source = {
         "machine": {
@@ -202,20 +209,21 @@ def _facts(
     }
     if profile:
         known = profile.model_dump(mode="json", exclude_none=True, exclude={"roofline"})
-        return known | read | {"sources": known["sources"] | source}
+        return {**known, **readout, "sources": {**known["sources"], **source}}
     slug = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-") or "unknown"
-    blank: dict[str, Any] = dict.fromkeys(
-        key for key, field in Device.model_fields.items() if field.is_required()
-    )
-    known = {
+    required = [key for key, field in Device.model_fields.items() if field.is_required()]
+    return {
+        **dict.fromkeys(required),
         "schema_version": 1,
         "name": slug,
         "title": name,
         "vendor": _VENDORS[runtime],
         "runtime": runtime,
         "aliases": [name],
+        "architecture": readings.architecture,
+        **readout,
+        "sources": source,
     }
-    return blank | known | {"architecture": readings.architecture} | read | {"sources": source}
 
 
 def _allocatable(
@@ -223,9 +231,9 @@ def _allocatable(
     profile: Device | None,
     memory_bytes: int | None,
     readings: Readings,
-    here: machine.Machine,
+    host: machine.Machine,
 ) -> dict[str, Any] | None:
-    """Memory one process can allocate on one device, and on what that rests."""
+    """Memory that one process can allocate on one device, with its basis."""
     if readings.torch_memory_bytes:
         return {
             "value": readings.torch_memory_bytes,
@@ -234,9 +242,9 @@ def _allocatable(
         }
     if runtime == "cpu":
         return {
-            "value": here.available_bytes,
+            "value": host.available_bytes,
             "status": "measured",
-            "note": "MemAvailable, or what the container leaves",
+            "note": "MemAvailable, or the limit of the container",
         }
     if profile is None:
         return None
@@ -244,74 +252,72 @@ def _allocatable(
         return {
             "value": profile.usable_memory_bytes,
             "status": "assumed",
-            "note": "as the profile says; the driver told no total",
+            "note": "from the profile; the driver reports no total",
         }
-    kept = profile.memory_bytes.value - profile.usable_memory_bytes
+    reserved = profile.memory_bytes.value - profile.usable_memory_bytes
     return {
-        "value": memory_bytes - kept,
+        "value": memory_bytes - reserved,
         "status": "assumed",
-        "note": "the driver's total less what the profile says it keeps",
+        "note": "the driver's total less what the profile says is reserved",
     }
 
 
-def _most(devices: list[machine.Device], notes: list[str]) -> list[machine.Device]:
-    """The devices of the most frequent name; a request names one kind."""
+def _most_frequent(devices: list[machine.Device], notes: list[str]) -> list[machine.Device]:
+    """The devices of the most frequent name: a request names one kind."""
     counts = Counter(item.name for item in devices)
     if len(counts) < 2:
         return devices
     name = counts.most_common(1)[0][0]
     left = ", ".join(f"{count} × {other}" for other, count in counts.items() if other != name)
-    notes.append(f"a request names one kind of device; left out: {left}")
+    notes.append(f"a request has one kind of device; ignored: {left}")
     return [item for item in devices if item.name == name]
 
 
-def describe(found: Found) -> str:
-    """The machine as lines for a terminal; the request's block comes last."""
-    facts, room = found.profile, found.allocatable_memory_bytes
-    known = (
-        f"profile {found.matched}, by {found.matched_by}" if found.matched else "no profile matches"
-    )
+def describe(detected: Found) -> str:
+    """The machine as lines for a terminal; the request comes last."""
+    facts, host = detected.profile, detected.host
+    match = "no profile matches"
+    if detected.matched:
+        match = f"profile {detected.matched}, by {detected.matched_by}"
+    name = detected.devices[0]["name"] if detected.devices else host["cpu"]
+    available = f"{_amount(host['available_bytes'])} available"
     rows = [
-        (
-            "Device",
-            f"{found.count} × {found.devices[0]['name'] if found.devices else found.host['cpu']} ({known})",
-        ),
+        ("Device", f"{detected.count} × {name} ({match})"),
         ("Architecture", facts["architecture"] or "unknown"),
         ("Memory", _shown(facts["memory_bytes"], gib)),
-        (
-            "A process gets",
-            f"{gib(room['value'])} ({room['status']}: {room['note']})"
-            if room and room["value"]
-            else "unknown",
-        ),
+        ("Allocatable", _allocatable_text(detected.allocatable_memory_bytes)),
         (
             "Memory bandwidth",
             _shown(facts["memory_bandwidth_bytes_per_s"], lambda value: per_second(value, "B")),
         ),
         ("Power limit", _shown(facts["tdp_watts"], lambda value: f"{significant(value)} W")),
-        ("Links", _links_text(found)),
-        (
-            "Host",
-            f"{found.host['cpus']} cores, {_amount(found.host['memory_bytes'])}, {_amount(found.host['available_bytes'])} available",
-        ),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
-        *(
-            ("Unknown", f"{name}: not told by any tool here, and not guessed")
-            for name in found.unknown
-        ),
-        *(("Note", note) for note in found.notes),
+        ("Links", _links_text(detected)),
+        ("Host", f"{host['cpus']} cores, {_amount(host['memory_bytes'])}, {available}"),
+        ("Versions", ", ".join(f"{tool} {version}" for tool, version in detected.versions.items())),
+        *(("Unknown", f"{field}: no tool here reports it") for field in detected.unknown),
+        *(("Note", note) for note in detected.notes),
     ]
     lines = [f"{label + ':':18}{text}" for label, text in rows]
-    return "\n".join([*lines, "", to_yaml(found.request).rstrip() if found.request else _REFUSED])
+    request = to_yaml(detected.request).rstrip() if detected.request else _REFUSED
+    return "\n".join([*lines, "", request])
 
 
-_REFUSED = "No request can name this device yet: complete the profile that --json prints and give its file as hardware.device."
+_REFUSED = (
+    "No profile matches this device: complete the one that --json prints, "
+    "and set hardware.device to its file."
+)
+
+
+def _allocatable_text(memory: dict[str, Any] | None) -> str:
+    if not memory or not memory["value"]:
+        return "unknown"
+    return f"{gib(memory['value'])} ({memory['status']}: {memory['note']})"
 
 
 def _shown(figure: dict[str, Any] | None, show: Callable[[float], str]) -> str:
     if figure is None:
         return "unknown"
-    origin = "read here" if figure["source"] == "machine" else "of the profile"
+    origin = "read here" if figure["source"] == "machine" else "from the profile"
     return f"{show(figure['value'])} ({figure['status']}, {origin})"
 
 
@@ -319,7 +325,8 @@ def _amount(value: int | None) -> str:
     return gib(value) if value else "unknown memory"
 
 
-def _links_text(found: Found) -> str:
-    if found.links is None:
-        return "not read" if found.count > 1 else "a single device"
-    return f"{found.links.kind}, {found.links.note}; fabric {found.links.fabric or 'unknown'}"
+def _links_text(detected: Found) -> str:
+    inside = detected.links
+    if inside is None:
+        return "not read" if detected.count > 1 else "a single device"
+    return f"{inside.kind}, {inside.note}; fabric {inside.fabric or 'unknown'}"

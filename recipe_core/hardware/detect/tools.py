@@ -1,4 +1,4 @@
-"""What the vendors' tools, torch and the file system tell of the accelerators here, as far as the launcher's own reading leaves it out."""
+"""Versions, links and limits of accelerators, from vendors' tools, torch and the file system."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ _PACKAGES = ("torch", "vllm", "sglang", "tensorrt-llm", "transformers")
 _TORCH = """
 import json, torch
 gpu = torch.cuda
-found = [gpu.get_device_properties(i) for i in range(gpu.device_count())]
+props = [gpu.get_device_properties(i) for i in range(gpu.device_count())]
 arch = lambda p: getattr(p, "gcnArchName", "").split(":")[0] or f"sm_{p.major}{p.minor}"
 print(json.dumps({"cuda": torch.version.cuda, "hip": torch.version.hip,
-                  "devices": [[p.name, p.total_memory, arch(p)] for p in found]}))
+                  "devices": [[p.name, p.total_memory, arch(p)] for p in props]}))
 """
+_AMD_ARCHITECTURE = re.compile(
+    r'"(?:GFX Version|target_graphics_version)":\s*"(gfx\w+)"', re.IGNORECASE
+)
+_AMD_DRIVER = re.compile(
+    r'"(?:Driver version|driver_version|version)":\s*"([\d.]+[^"]*)"', re.IGNORECASE
+)
 
 
 @dataclass(slots=True)
 class Readings:
-    """What is known of the devices besides name and memory."""
+    """What the tools tell of the devices besides name and memory."""
 
     architecture: str | None = None
     power_watts: float | None = None
@@ -44,7 +50,7 @@ class Readings:
 
 
 def ask(argv: list[str], notes: list[str]) -> str | None:
-    """A tool's output; None where it is missing, and with a note where it fails."""
+    """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
     try:
@@ -55,15 +61,14 @@ def ask(argv: list[str], notes: list[str]) -> str | None:
         notes.append(f"{argv[0]}: {error}")
         return None
     if done.returncode != 0:
-        notes.append(
-            f"{' '.join(argv[:2])}: {(done.stderr or done.stdout).strip()[:120] or f'exit code {done.returncode}'}"
-        )
+        output = (done.stderr or done.stdout).strip()[:120]
+        notes.append(f"{' '.join(argv[:2])}: {output or f'exit code {done.returncode}'}")
         return None
     return done.stdout
 
 
 def read_versions() -> dict[str, str]:
-    """Of Python, the kernel, and the packages that matter, without importing them."""
+    """Versions of Python, the kernel and the packages that matter, without importing them."""
     out = {"python": platform.python_version(), "kernel": platform.release()}
     for name in _PACKAGES:
         try:
@@ -74,71 +79,60 @@ def read_versions() -> dict[str, str]:
 
 
 def ask_torch(notes: list[str]) -> dict[str, Any]:
-    """What torch sees, asked in a process of its own: importing it takes seconds and may fail."""
+    """What torch sees, in a separate process: importing it takes seconds and may fail."""
     if importlib.util.find_spec("torch") is None:
         return {}
     output = ask([sys.executable, "-c", _TORCH], notes)
     try:
         return dict(json.loads(output.strip().splitlines()[-1])) if output else {}
     except (ValueError, IndexError):
-        notes.append("torch: its answer was not understood")
+        notes.append("torch: the answer could not be read")
         return {}
 
 
 def ask_gaudi(notes: list[str]) -> list[machine.Device]:
-    """Intel's cards, which the launcher does not look for: no engine runs on them."""
+    """Intel's cards, which the launcher does not look for: no engine here runs on them."""
     output = ask(["hl-smi", "-Q", "name,memory.total", "-f", "csv,noheader"], notes)
     return machine.parse_nvidia_smi(output.replace("MiB", "")) if output else []
 
 
 def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
-    """Fill in what nvidia-smi tells."""
+    """Fill in what nvidia-smi reports."""
     fields = "driver_version,compute_cap,power.limit,pcie.link.gen.max,mig.mode.current"
     output = ask(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], notes)
-    cells = (
-        [cell.strip() for cell in output.splitlines()[0].split(",")]
-        if output and output.strip()
-        else []
-    )
+    cells: list[str] = []
+    if output and output.strip():
+        cells = [cell.strip() for cell in output.splitlines()[0].split(",")]
     if len(cells) == len(fields.split(",")):
         driver, capability, power, generation, mig = cells
         versions["driver"] = driver
-        readings.architecture = (
-            f"sm_{capability.replace('.', '')}"
-            if re.fullmatch(r"\d+\.\d", capability)
-            else readings.architecture
-        )
+        if re.fullmatch(r"\d+\.\d", capability):
+            readings.architecture = f"sm_{capability.replace('.', '')}"
         readings.power_watts = float(power) if re.fullmatch(r"\d+(\.\d+)?", power) else None
         readings.pcie_generation = int(generation) if generation.isdigit() else None
         if mig == "Enabled":
-            notes.append(
-                "MIG is enabled: a process gets a slice, and the figures here are of the whole card"
-            )
-    if found := re.search(r"CUDA Version:\s*([\d.]+)", ask(["nvidia-smi"], notes) or ""):
-        versions["CUDA of the driver"] = found[1]
+            notes.append("MIG is enabled: a process gets a slice of the card described here")
+    if match := re.search(r"CUDA Version:\s*([\d.]+)", ask(["nvidia-smi"], notes) or ""):
+        versions["CUDA of the driver"] = match[1]
 
 
 def read_amd(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
-    """Fill in what rocm-smi or amd-smi tells."""
+    """Fill in what rocm-smi or amd-smi reports."""
     shown = ask(["rocm-smi", "--showproductname", "--showdriverversion", "--json"], notes)
     shown = shown or ask(["amd-smi", "static", "--asic", "--driver", "--json"], notes) or ""
-    if found := re.search(
-        r'"(?:GFX Version|target_graphics_version)":\s*"(gfx\w+)"', shown, re.IGNORECASE
-    ):
-        readings.architecture = gfx(found[1])
-    if found := re.search(
-        r'"(?:Driver version|driver_version|version)":\s*"([\d.]+[^"]*)"', shown, re.IGNORECASE
-    ):
-        versions["driver"] = found[1]
+    if match := _AMD_ARCHITECTURE.search(shown):
+        readings.architecture = gfx(match[1])
+    if match := _AMD_DRIVER.search(shown):
+        versions["driver"] = match[1]
     release = Path("/opt/rocm/.info/version")
     if release.is_file():
         versions["ROCm"] = release.read_text(encoding="utf-8").strip()
 
 
 def gfx(name: str) -> str:
-    """``gfx9010`` and ``gfx9402``, as some releases of rocm-smi print gfx90a and gfx942, in the usual spelling."""
-    found = re.fullmatch(r"gfx9(\d)(\d\d)", name.casefold())
-    return f"gfx9{found[1]}{int(found[2]):x}" if found else name.casefold()
+    """The usual spelling of names like gfx9010, as some releases of rocm-smi print gfx90a."""
+    match = re.fullmatch(r"gfx9(\d)(\d\d)", name.casefold())
+    return f"gfx9{match[1]}{int(match[2]):x}" if match else name.casefold()
 
 
 def read_pairs(runtime: str, notes: list[str]) -> Pairs:
@@ -156,5 +150,5 @@ def read_pairs(runtime: str, notes: list[str]) -> Pairs:
             if output and (pairs := parse(output)):
                 return pairs
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            notes.append(f"{argv[0]}: its links were not understood ({error})")
+            notes.append(f"{argv[0]}: the links could not be read ({error})")
     return {}

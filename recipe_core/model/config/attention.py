@@ -30,23 +30,23 @@ _RATIO_OF: dict[LayerWord, tuple[str, int]] = {
     "compressed_sparse": ("compressed_sparse_attention", 4),
     "compressed": ("heavily_compressed_attention", 128),
 }
-"""Where transformers' ``compress_rates`` has the ratio of a kind of layer, and what it is when not stated."""
+"""By kind of layer: its key in transformers' ``compress_rates``, and the default ratio."""
 _STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 def attention_layers(
     read: Reader, hidden: int, words: Sequence[LayerWord]
 ) -> list[Attention | None]:
-    """The mixer of each layer, None for layers that are only a feed-forward block; equal words share one object."""
+    """The mixer of each layer, None where it has only a feed-forward block; equals are shared."""
     shared = read.whole(("num_kv_shared_layers",), len(words), default=0, minimum=0)
     index_shared = [word == "shared" for word in read.words("indexer_types", length=len(words))]
-    found: dict[tuple[LayerWord, bool, bool], Attention | None] = {}
+    known: dict[tuple[LayerWord, bool, bool], Attention | None] = {}
     out: list[Attention | None] = []
     for i, word in enumerate(words):
         key = (word, i >= len(words) - shared, bool(index_shared) and index_shared[i])
-        if key not in found:
-            found[key] = None if word == "mlp" else _attention(read, hidden, *key)
-        out.append(found[key])
+        if key not in known:
+            known[key] = None if word == "mlp" else _attention(read, hidden, *key)
+        out.append(known[key])
     return out
 
 
@@ -90,13 +90,16 @@ def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
     """A window, and beside it entries for the past where the layer's word says so (DeepSeek-V4)."""
     if word not in ("sliding", *_RATIO_OF):
         raise read.error(
-            "layer_types", f"{word} layers beside compressed ones are not modelled yet."
+            "layer_types", f"{word} layers next to compressed ones are not modelled yet."
         )
-    name, usual = _RATIO_OF.get(word, ("", 0))
+    ratio = 0
+    if word in _RATIO_OF:
+        name, usual = _RATIO_OF[word]
+        ratio = read.inside("compress_rates").whole((name,), MAX_CONTEXT, default=usual)
     sparse = word == "compressed_sparse"
     heads, groups = read.whole(HEADS, MAX_WIDTH), read.whole(("o_groups",), MAX_WIDTH)
     if heads % groups:
-        raise read.error("o_groups", f"{groups} output groups do not divide {heads} heads.")
+        raise read.error("o_groups", f"{heads} heads are not divisible by {groups} output groups.")
     return CompressedAttention(
         heads=heads,
         head_dim=read.whole(HEAD_DIM, MAX_WIDTH),
@@ -105,9 +108,7 @@ def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
         o_groups=groups,
         o_lora_rank=read.whole(("o_lora_rank",), MAX_WIDTH),
         local=read.whole(("sliding_window",), MAX_CONTEXT),
-        ratio=read.inside("compress_rates").whole((name,), MAX_CONTEXT, default=usual)
-        if name
-        else 0,
+        ratio=ratio,
         index_heads=read.whole(("index_n_heads",), MAX_WIDTH) if sparse else 0,
         index_head_dim=read.whole(("index_head_dim",), MAX_WIDTH) if sparse else 0,
         attends=read.whole(("index_topk",), MAX_CONTEXT) if sparse else None,
@@ -115,40 +116,26 @@ def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
 
 
 def _variants(read: Reader, word: LayerWord) -> tuple[Reader, str, str]:
-    """Where heads are read for this kind of layer: a nested object, and prefixes that go before the general names."""
+    """Where the heads of this kind of layer are: an object, and prefixes of the general names."""
     if word == "sliding" and read.has("attention_other_setting"):
         return read.inside("attention_other_setting"), "", ""
     return (read, "swa_", "swa_") if word == "sliding" else (read, "", "global_")
 
 
 def _grouped(read: Reader, hidden: int, word: LayerWord, borrows: bool) -> GroupedAttention:
-    where, prefix, dim_prefix = _variants(read, word)
-    heads = where.whole(([f"{prefix}{HEADS[0]}"] if prefix else []) + list(HEADS), MAX_WIDTH)
+    nested, prefix, dim_prefix = _variants(read, word)
+    heads = nested.whole(([f"{prefix}{HEADS[0]}"] if prefix else []) + list(HEADS), MAX_WIDTH)
     shared_kv = word != "sliding" and bool(read.config.get("attention_k_eq_v"))
-    names = [f"{prefix}{KV_HEADS[0]}"] if prefix else []
-    names += ["num_global_key_value_heads"] if shared_kv else []
-    alone = (
-        read.config.get("multi_query") is True
-        and read.config.get("new_decoder_architecture") is not True
-    )
-    old_groups = (
-        ("multi_query_group_num",) if read.config.get("multi_query_attention") is False else ()
-    )
-    kv_names = [*names, *(name for name in KV_HEADS if name not in old_groups)]
-    kv_heads = (
-        1
-        if alone and not read.has("num_key_value_heads")
-        else where.whole(kv_names, MAX_WIDTH, default=heads)
-    )
+    kv_heads = _kv_heads(read, nested, heads, prefix, shared_kv)
     if heads % kv_heads:
-        raise where.error(
-            KV_HEADS[0], f"{kv_heads} KV heads do not divide {heads} attention heads."
+        raise nested.error(
+            KV_HEADS[0], f"{heads} attention heads are not divisible by {kv_heads} KV heads."
         )
     dims = [f"{dim_prefix}head_dim", *HEAD_DIM] if dim_prefix else list(HEAD_DIM)
     if not read.has(*dims) and hidden % heads:
         raise read.error(
             HEADS[0],
-            f"{heads} heads do not divide the hidden size {hidden} and head_dim is not given.",
+            f"hidden size {hidden} is not divisible by {heads} heads, and head_dim is missing.",
         )
     head_dim = read.whole(dims, MAX_WIDTH, default=hidden // heads)
     return GroupedAttention(
@@ -162,14 +149,32 @@ def _grouped(read: Reader, hidden: int, word: LayerWord, borrows: bool) -> Group
         ),
         window=window_of(read, word),
         bias=read.has("attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias"),
-        gate=heads * head_dim
-        if read.has("attn_output_gate")
-        else heads
-        if read.has("use_head_wise_attn_gate")
-        else 0,
+        gate=_gate_width(read, heads, head_dim),
         shared_kv=shared_kv,
         borrows_cache=borrows,
     )
+
+
+def _kv_heads(read: Reader, nested: Reader, heads: int, prefix: str, shared_kv: bool) -> int:
+    config = read.config
+    # Falcon's first architecture states multi-query attention without a number of KV heads.
+    multi_query = (
+        config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
+    )
+    if multi_query and not read.has("num_key_value_heads"):
+        return 1
+    names = [f"{prefix}{KV_HEADS[0]}"] if prefix else []
+    names += ["num_global_key_value_heads"] if shared_kv else []
+    # ChatGLM keeps the number of groups in the config even where it does not use them.
+    unused = "multi_query_group_num" if config.get("multi_query_attention") is False else None
+    names += [name for name in KV_HEADS if name != unused]
+    return nested.whole(names, MAX_WIDTH, default=heads)
+
+
+def _gate_width(read: Reader, heads: int, head_dim: int) -> int:
+    if read.has("attn_output_gate"):
+        return heads * head_dim
+    return heads if read.has("use_head_wise_attn_gate") else 0
 
 
 def linear_attention(read: Reader, hidden: int) -> LinearAttention:
@@ -197,7 +202,7 @@ def _recurrent_bytes(read: Reader) -> float | None:
 
 
 def _gated_delta(read: Reader) -> LinearAttention:
-    """Gated delta net (Qwen3-Next): queries, keys, values and gate; two small projections a value head."""
+    """Gated delta net (Qwen3-Next): q, k, v and gate, and two small projections a value head."""
     hk, hv = (
         read.whole(("linear_num_key_heads",), MAX_WIDTH),
         read.whole(("linear_num_value_heads",), MAX_WIDTH),
@@ -207,7 +212,9 @@ def _gated_delta(read: Reader) -> LinearAttention:
         read.whole(("linear_value_head_dim",), MAX_WIDTH),
     )
     if hv % hk:
-        raise read.error("linear_num_key_heads", f"{hk} key heads do not divide {hv} value heads.")
+        raise read.error(
+            "linear_num_key_heads", f"{hv} value heads are not divisible by {hk} key heads."
+        )
     return LinearAttention(
         heads=hv,
         kv_heads=hk,
@@ -222,7 +229,10 @@ def _gated_delta(read: Reader) -> LinearAttention:
 
 
 def _kimi_delta(read: Reader) -> LinearAttention:
-    """Kimi delta attention (arXiv:2510.26692): a decay per channel through a bottleneck of one head, an output gate likewise or full."""
+    """Kimi delta attention (arXiv:2510.26692).
+
+    A decay per channel through a bottleneck of one head, and an output gate likewise or full.
+    """
     heads, dim = read.whole(("num_heads",), MAX_WIDTH), read.whole(("head_dim",), MAX_WIDTH)
     inner = heads * dim
     gate = inner if read.has("use_full_rank_gate") else dim
@@ -241,7 +251,7 @@ def _kimi_delta(read: Reader) -> LinearAttention:
 
 
 def _lightning(read: Reader, hidden: int) -> LinearAttention:
-    """Lightning attention (MiniMax-Text-01, arXiv:2501.08313): queries, keys, values and an output gate, no convolution."""
+    """Lightning attention (MiniMax-Text-01, arXiv:2501.08313): q, k, v and gate, no convolution."""
     heads = read.whole(HEADS, MAX_WIDTH)
     dim = read.whole(HEAD_DIM, MAX_WIDTH, default=hidden // heads)
     return LinearAttention(heads, heads, dim, dim, 0, 0, 4 * heads * dim, heads * dim, 4.0)

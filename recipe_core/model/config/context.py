@@ -1,4 +1,4 @@
-"""The longest context that a config says the model was made for, rope scaling included."""
+"""The longest context that a config states, rope scaling included."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _CONTEXT = (
 
 
 def max_context(read: Reader, notes: list[str]) -> int:
-    """Tokens of context.
+    """The context in tokens; appends what is assumed to ``notes``.
 
-    YaRN configs state the short or the long length; the effective one is at least ``original_max_position_embeddings × factor``, as
-    vLLM derives it. Linear and dynamic scaling multiply the stated length; llama3 and longrope configs state the long one already.
+    YaRN configs state the short or the long length; the effective one is at least
+    ``original_max_position_embeddings × factor``, as vLLM derives it. Linear and dynamic scaling
+    multiply the stated length; llama3 and longrope configs state the long one already.
     """
     if not any(read.config.get(name) is not None for name in _CONTEXT):
-        notes.append("The config states no context length: 4,096 tokens are assumed.")
-    stated = read.whole(_CONTEXT, MAX_CONTEXT, default=4096)
+        notes.append("The config states no context length; 4,096 tokens are assumed.")
+    length = read.whole(_CONTEXT, MAX_CONTEXT, default=4096)
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
     scaling = read.inside(name)
     kind = scaling.config.get("rope_type") or scaling.config.get("type")
@@ -32,19 +33,19 @@ def max_context(read: Reader, notes: list[str]) -> int:
         or not scaling.has("factor")
         or read.has("context_includes_scaling")
     ):
-        return stated
+        return length
     factor = scaling.number("factor", 1_000_000)
     if kind == "yarn":
-        original = scaling.whole(("original_max_position_embeddings",), MAX_CONTEXT, default=stated)
-        effective = max(stated, int(original * factor))
+        original = scaling.whole(("original_max_position_embeddings",), MAX_CONTEXT, default=length)
+        effective = max(length, int(original * factor))
     else:
-        effective = int(stated * factor)
+        effective = int(length * factor)
     if not 1 <= effective <= MAX_CONTEXT:
         raise scaling.error(
-            "factor", f"makes a context of {effective:,} tokens, beyond {MAX_CONTEXT:,}."
+            "factor", f"gives a context of {effective:,} tokens, beyond {MAX_CONTEXT:,}."
         )
-    if effective != stated:
+    if effective != length:
         notes.append(
-            f"The context of {stated:,} tokens is stretched to {effective:,} by {kind} rope scaling."
+            f"{kind} rope scaling extends the context from {length:,} to {effective:,} tokens."
         )
     return effective

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a ``config.json``, with errors that name the field, its value and the fix."""
+"""Typed access to the fields of a ``config.json``; errors name the field, its value and the fix."""
 
 from __future__ import annotations
 

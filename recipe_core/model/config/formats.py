@@ -10,7 +10,9 @@ from recipe_core.model.config.fields import MAX_WIDTH, Reader
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A stored format: our dtype, the edge of scale blocks that cuts must respect, bytes a value where a group size says so.
+    """A stored format: our dtype and the edge of scale blocks that cuts must respect.
+
+    ``value_bytes``: bytes per value where a group size determines them.
 
     ``scales``: what one scale of an fp8 matrix covers ("tensor", "channel" or "block").
     """
@@ -23,21 +25,19 @@ class Format:
 
 def fp8(scales: str, block: int = 128) -> Format:
     """Fp8 weights with one scale a tensor, a channel (row) or a square block."""
-    return (
-        Format("fp8-block", block, scales="block")
-        if scales == "block"
-        else Format("fp8", scales=scales)
-    )
+    if scales == "block":
+        return Format("fp8-block", block, scales="block")
+    return Format("fp8", scales=scales)
 
 
 def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
-    """Integers with a 16-bit scale (and a zero point of their own width) for ``group`` values; a group ≤ 0 is a whole row."""
+    """Integers with a 16-bit scale (and zero point) per ``group`` values; a group ≤ 0 is a row."""
     overhead = (2 + (bits / 8 if zero_points else 0)) / group if group > 0 else 0.0
     return Format(f"int{bits}", None, bits / 8 + overhead)
 
 
-def named(name: str) -> Format | None:
-    """ModelOpt's ``quant_algo`` names (TensorRT Model Optimizer documentation); None for what is not known."""
+def algorithm_format(name: str) -> Format | None:
+    """The format of a ``quant_algo`` of NVIDIA Model Optimizer; None where it is unknown."""
     known = {
         "FP8": fp8("tensor"),
         "FP8_PER_CHANNEL_PER_TOKEN": fp8("channel"),
@@ -60,12 +60,10 @@ def named(name: str) -> Format | None:
 
 
 def compressed(weights: Reader, format_name: str) -> Format:
-    """A ``weights`` object of compressed-tensors: bits, number type, strategy, group or block size."""
+    """A ``weights`` object of compressed-tensors: bits, type, strategy, group or block size."""
     bits = weights.whole(("num_bits",), 16)
-    kind, strategy = (
-        str(weights.config.get("type", "int")),
-        str(weights.config.get("strategy") or ""),
-    )
+    kind = str(weights.config.get("type", "int"))
+    strategy = str(weights.config.get("strategy") or "")
     group = weights.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
     if kind == "float" and bits == 8:
         return _fp8(weights, strategy, group)
@@ -80,19 +78,15 @@ def _fp8(weights: Reader, strategy: str, group: int) -> Format:
     if strategy == "block":
         sizes = weights.wholes("block_structure", MAX_WIDTH, length=2)
         return fp8("block", sizes[0] if sizes else 128)
-    return (
-        Format("fp8", None, 1 + 1 / 32)
-        if group == 32
-        else fp8("channel" if strategy == "channel" else "tensor")
-    )
+    if group == 32:
+        return Format("fp8", None, 1 + 1 / 32)
+    return fp8("channel" if strategy == "channel" else "tensor")
 
 
 def quark(weight: Reader) -> Format:
     """A ``weight`` object of AMD Quark: dtype, scheme and group size."""
-    dtype, group = (
-        str(weight.config.get("dtype", "")).lower(),
-        weight.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1),
-    )
+    dtype = str(weight.config.get("dtype", "")).lower()
+    group = weight.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
     if dtype.startswith("fp8"):
         return fp8("channel" if weight.config.get("qscheme") == "per_channel" else "tensor")
     if dtype in ("fp4", "mxfp4"):
@@ -102,9 +96,8 @@ def quark(weight: Reader) -> Format:
     raise unknown_format(weight, "dtype", f"weights in {dtype or 'no stated format'!r} are")
 
 
-def unknown_format(read: Reader, name: str, what: str) -> ModelError:
+def unknown_format(read: Reader, name: str, subject: str) -> ModelError:
     """The error for a format that is not modelled."""
-    hint = (
-        "Known: fp8, AWQ, GPTQ, mxfp4, nvfp4 and modelopt, bitsandbytes, compressed-tensors, quark."
-    )
-    return read.error(name, f"{what} not modelled yet.", hint)
+    hint = "Supported: fp8, AWQ, GPTQ, mxfp4, nvfp4, modelopt, bitsandbytes, "
+    hint += "compressed-tensors and quark."
+    return read.error(name, f"{subject} not modelled yet.", hint)

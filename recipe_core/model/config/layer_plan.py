@@ -1,6 +1,7 @@
-"""Which kind of token mixing each layer has, told by whichever field says so.
+"""Which kind of token mixing each layer has, from whichever field tells.
 
-Configs name this in a dozen ways (a list of layer types, a pattern string, every n-th layer, index lists); all end as one word a layer.
+Configs name this in a dozen ways (a list of layer types, a pattern string, every n-th layer, index
+lists); all end as one word a layer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _WORDS: dict[str, LayerWord] = {
     "moe": "mlp",
 }
 _RATIOS: dict[int, LayerWord] = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
-"""What ``compress_ratios`` mean: transformers and vLLM know these three, and each means more than its ratio."""
+"""What ``compress_ratios`` mean: transformers and vLLM know these three, and each means more than
+its ratio."""
 _LETTERS: dict[str, LayerWord] = {"M": "linear", "*": "full", "-": "mlp", "E": "mlp"}
 
 STATE_FIELDS = (
@@ -44,27 +46,26 @@ STATE_FIELDS = (
     "conv_L_cache",
     "attn_type_list",
 )
-"""Fields of which one is given whenever some layers keep a state instead of a cache."""
+"""Fields of which one is present whenever some layers keep a state instead of a cache."""
 
 
 def mixers(read: Reader, layers: int) -> list[LayerWord]:
     """The word of each layer."""
     for rule in (_by_pattern, _by_type_list, _by_ratio, _by_index, _by_interval, _by_window_fields):
-        found = rule(read, layers)
-        if found is not None:
-            return found
+        words = rule(read, layers)
+        if words is not None:
+            return words
     if read.has(*STATE_FIELDS):
         if read.has("num_attention_heads"):
             raise read.error(
-                "layer_types",
-                "is missing: the config has state-space fields but does not say which layers use them.",
+                "layer_types", "is missing, but the config has state-space fields for some layers."
             )
         return ["linear"] * layers
     return ["full"] * layers
 
 
 def halves_apart(read: Reader, words: list[LayerWord]) -> bool:
-    """Whether each layer is only one half: a mixer or a feed-forward block (Nemotron-H), or a state-space mixer alone (Mamba)."""
+    """Whether each layer is a mixer or a feed-forward block alone (Nemotron-H, Mamba)."""
     return "mlp" in words or (
         all(word == "linear" for word in words) and not read.has("num_attention_heads")
     )
@@ -142,47 +143,41 @@ def _by_index(read: Reader, layers: int) -> list[LayerWord] | None:
 
 def _by_interval(read: Reader, layers: int) -> list[LayerWord] | None:
     if read.has("full_attention_interval"):
-        every = read.whole(("full_attention_interval",), MAX_LAYERS)
-        return ["full" if (i + 1) % every == 0 else "linear" for i in range(layers)]
+        interval = read.whole(("full_attention_interval",), MAX_LAYERS)
+        return ["full" if (i + 1) % interval == 0 else "linear" for i in range(layers)]
     if read.has("attn_layer_period"):
-        every, offset = (
-            read.whole(("attn_layer_period",), MAX_LAYERS),
-            read.whole(("attn_layer_offset",), MAX_LAYERS, default=0, minimum=0),
-        )
-        return ["full" if i % every == offset else "linear" for i in range(layers)]
+        period = read.whole(("attn_layer_period",), MAX_LAYERS)
+        offset = read.whole(("attn_layer_offset",), MAX_LAYERS, default=0, minimum=0)
+        return ["full" if i % period == offset else "linear" for i in range(layers)]
     return None
 
 
 def _by_window_fields(read: Reader, layers: int) -> list[LayerWord] | None:
-    if read.has(
-        "attention_chunk_size"
-    ):  # layers with rotary positions attend within chunks (Llama 4)
+    # Layers with rotary positions attend within chunks (Llama 4).
+    if read.has("attention_chunk_size"):
         return _chunked(read, layers)
     if read.config.get("use_sliding_window") is False or not read.has("sliding_window"):
         return None
     if read.has("sliding_window_pattern"):
         return _window_pattern(read, layers)
-    first = (
-        read.whole(("max_window_layers",), MAX_LAYERS, default=0, minimum=0)
-        if read.config.get("use_sliding_window")
-        else 0
-    )
+    first = 0
+    if read.config.get("use_sliding_window"):
+        first = read.whole(("max_window_layers",), MAX_LAYERS, default=0, minimum=0)
     return ["full" if i < first else "sliding" for i in range(layers)]
 
 
 def _chunked(read: Reader, layers: int) -> list[LayerWord]:
     rotary = read.wholes("no_rope_layers", 1, length=layers)
     if not rotary:
-        every = read.whole(("no_rope_layer_interval",), MAX_LAYERS, default=4)
-        rotary = [int((i + 1) % every != 0) for i in range(layers)]
+        interval = read.whole(("no_rope_layer_interval",), MAX_LAYERS, default=4)
+        rotary = [int((i + 1) % interval != 0) for i in range(layers)]
     return ["chunked" if turns else "full" for turns in rotary]
 
 
 def _window_pattern(read: Reader, layers: int) -> list[LayerWord]:
     pattern = read.config["sliding_window_pattern"]
-    if (
-        isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}
-    ):  # EXAONE 4: local and global letters, repeated
+    # EXAONE 4 repeats letters for local and global layers.
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return ["full" if pattern[i % len(pattern)] == "G" else "sliding" for i in range(layers)]
-    every = read.whole(("sliding_window_pattern",), MAX_LAYERS)  # every n-th layer sees everything
-    return ["full" if (i + 1) % every == 0 else "sliding" for i in range(layers)]
+    interval = read.whole(("sliding_window_pattern",), MAX_LAYERS)
+    return ["full" if (i + 1) % interval == 0 else "sliding" for i in range(layers)]

@@ -39,11 +39,8 @@ _EVERY = (
     "moe_layer_frequency",
 )
 """Which layers have experts, counted from one: every n-th."""
-_ROUTED = (
-    "sparse",
-    "moe",
-    "hash_moe",
-)  # a hash of the token chooses the experts of some layers; their weights are the same
+# hash_moe: a hash of the token chooses the experts, whose weights are those of the other layers.
+_ROUTED = ("sparse", "moe", "hash_moe")
 _TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast", "gelu", "quick_gelu", "xielu")
 
 
@@ -61,16 +58,13 @@ def mlp_layers(read: Reader, hidden: int, layers: int) -> list[Mlp]:
 
 
 def _dense_layers(read: Reader, hidden: int, layers: int, gated: bool) -> list[Mlp]:
-    # a mixture family configured without experts keeps only its shared block (Granite 4 dense variants)
-    names = (
-        ("shared_intermediate_size", *FFN)
-        if any(name in read.config for name in EXPERTS) and read.has(_SHARED_FFN[2])
-        else FFN
-    )
+    names: tuple[str, ...] = FFN
+    # A mixture family configured without experts keeps its shared block (dense Granite 4).
+    if any(name in read.config for name in EXPERTS) and read.has(_SHARED_FFN[2]):
+        names = ("shared_intermediate_size", *FFN)
     width = read.whole(names, MAX_WIDTH, default=None if gated else 4 * hidden)
-    if read.has(
-        "block_auto_adjust_ff_dim"
-    ):  # LFM2 states the width of an ungated block: two thirds of it, in whole multiples
+    # LFM2 states the width of an ungated block: its own is two thirds, rounded up to a multiple.
+    if read.has("block_auto_adjust_ff_dim"):
         step = read.whole(("block_multiple_of",), MAX_WIDTH, default=256)
         width = -(-int(2 * width / 3) // step) * step
     if not read.has("use_double_wide_mlp"):
@@ -82,7 +76,7 @@ def _dense_layers(read: Reader, hidden: int, layers: int, gated: bool) -> list[M
 def _experts(read: Reader, hidden: int, gated: bool) -> MoeMlp:
     experts, top_k = read.whole(EXPERTS, MAX_EXPERTS), read.whole(TOP_K, MAX_EXPERTS)
     if top_k > experts:
-        raise read.error(TOP_K[0], f"{top_k} experts per token of {experts} is impossible.")
+        raise read.error(TOP_K[0], f"{top_k} experts per token exceed the {experts} experts.")
     width = read.whole((*_EXPERT_FFN, *FFN), MAX_WIDTH)
     beside = _beside(read, hidden, width)
     latent = read.whole(("moe_latent_size", "routed_expert_hidden_size"), MAX_WIDTH, default=0)
@@ -90,17 +84,23 @@ def _experts(read: Reader, hidden: int, gated: bool) -> MoeMlp:
 
 
 def _beside(read: Reader, hidden: int, expert: int) -> int:
-    """Width of what every token uses beside the routed experts: a dense block (Gemma 4, Grok-2; Arctic's is square) or shared experts."""
+    """Width of what every token uses next to the routed experts.
+
+    A dense block (Gemma 4, Grok-2; Arctic's is square) or shared experts.
+    """
     if read.has("enable_moe_block", "residual_moe"):
         return read.whole(FFN, MAX_WIDTH)
     return hidden if read.has("use_residual") else _shared_width(read, expert)
 
 
 def _gated(read: Reader) -> bool:
-    """Whether the block has a gate matrix: stated by the family, else told by the activation (GELU and ReLU blocks have none)."""
-    stated = read.config.get("gated_mlp")
-    if stated is not None:
-        return bool(stated)
+    """Whether the block has a gate matrix: by the family, else by the activation.
+
+    GELU and ReLU blocks have none.
+    """
+    gated = read.config.get("gated_mlp")
+    if gated is not None:
+        return bool(gated)
     names = (
         "mlp_hidden_act",
         "hidden_act",
@@ -115,11 +115,9 @@ def _gated(read: Reader) -> bool:
 def _shared_width(read: Reader, expert: int) -> int:
     if read.has(*_SHARED_FFN):
         return next(read.whole((name,), MAX_WIDTH) for name in _SHARED_FFN if read.has(name))
-    return (
-        expert * read.whole(_SHARED_COUNT, MAX_EXPERTS, minimum=0)
-        if read.has(*_SHARED_COUNT)
-        else 0
-    )
+    if read.has(*_SHARED_COUNT):
+        return expert * read.whole(_SHARED_COUNT, MAX_EXPERTS, minimum=0)
+    return 0
 
 
 def _sparse(read: Reader, layers: int) -> list[bool]:
@@ -130,26 +128,22 @@ def _sparse(read: Reader, layers: int) -> list[bool]:
         return listed
     if read.has("expert_layer_period"):
         period = read.whole(("expert_layer_period",), MAX_LAYERS)
-        return [
-            i % period == read.whole(("expert_layer_offset",), MAX_LAYERS, default=0, minimum=0)
-            for i in range(layers)
-        ]
-    every = read.whole((*_EVERY, "moe_layer_freq"), MAX_LAYERS, default=1)
+        phase = read.whole(("expert_layer_offset",), MAX_LAYERS, default=0, minimum=0)
+        return [i % period == phase for i in range(layers)]
+    interval = read.whole((*_EVERY, "moe_layer_freq"), MAX_LAYERS, default=1)
     first = read.whole(
         ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
         MAX_LAYERS,
         default=0,
         minimum=0,
     )
-    last = (
-        read.whole(("moe_layer_end_index",), MAX_LAYERS, default=layers - 1, minimum=0)
-        if _ends(read)
-        else layers - 1
-    )
+    last = layers - 1
+    if _ends(read):
+        last = read.whole(("moe_layer_end_index",), MAX_LAYERS, default=layers - 1, minimum=0)
     dense_only = set(read.wholes("mlp_only_layers", MAX_LAYERS))
     offset = 1 if read.has(*_EVERY) else 0
     return [
-        first <= i <= last and (i + offset) % every == 0 and i not in dense_only
+        first <= i <= last and (i + offset) % interval == 0 and i not in dense_only
         for i in range(layers)
     ]
 
@@ -170,6 +164,6 @@ def _listed(read: Reader, layers: int) -> list[bool] | None:
         return [i in routed for i in range(layers)]
     enumerated = read.config.get("moe_layers_enum")
     if isinstance(enumerated, str) and enumerated:
-        chosen = {part.strip() for part in enumerated.split(",")}
-        return [str(i) in chosen for i in range(layers)]
+        numbers = {part.strip() for part in enumerated.split(",")}
+        return [str(i) in numbers for i in range(layers)]
     return None

@@ -1,6 +1,9 @@
-"""Which tensors the module names of a quantisation mean: "ignore" lists, globs and regexes onto the tensor table.
+"""Which tensors a quantisation's module names mean.
 
-Patterns come from strangers' files, so no regex of theirs is ever run: a safe subset is rewritten as a glob and the rest is reported.
+"ignore" lists, globs and regexes are mapped onto the tensor table.
+
+Patterns come from strangers' files, so no regex of theirs is ever run: a safe subset is rewritten
+as a glob and the rest is reported.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from itertools import product
 
 MAX_PATTERNS, MAX_LENGTH, MAX_ALTERNATIVES = 200_000, 300, 64
 
-_ATTENTION, _MIXERS = (
-    ("self_attn", "attention", "attn", "mixer"),
-    ("linear_attn", "mixer", "mamba", "self_attn"),
-)
+_ATTENTION = ("self_attn", "attention", "attn", "mixer")
+_MIXERS = ("linear_attn", "mixer", "mamba", "self_attn")
+_HEADS = ("lm_head", "head", "*lm_head", "*lm_head*", "language_model.lm_head", "output")
 _EXPERT_HOMES = ("mlp", "block_sparse_moe", "feed_forward", "mixer", "moe", "ffn")
+
+# Vision towers and draft layers, which are not counted.
+_OTHER_PARTS = ("visual", "vision", "*vision", "*visual", "mtp", "*mtp", "mm_", "multi_modal")
 
 
 def _paths(homes: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
@@ -62,7 +67,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class Matched:
-    """Tensor names that patterns mean: in every layer, in single layers, and patterns that were not understood."""
+    """Tensor names that patterns mean, everywhere or by layer, and patterns not understood."""
 
     everywhere: set[str] = field(default_factory=set)
     by_layer: dict[int, set[str]] = field(default_factory=dict)
@@ -76,7 +81,8 @@ class Matched:
 
 def match(patterns: Iterable[str], *, beside: bool = False) -> Matched:
     """What the patterns of one list mean together."""
-    names, out, seen = BESIDE if beside else MODULES, Matched(), dict[str, frozenset[str]]()
+    names, out = BESIDE if beside else MODULES, Matched()
+    tensors: dict[str, frozenset[str]] = {}
     for pattern in patterns:
         globs = _globs(pattern)
         if globs is None:
@@ -84,27 +90,19 @@ def match(patterns: Iterable[str], *, beside: bool = False) -> Matched:
             continue
         for glob in globs:
             layer, rest = _layer_of(glob)
-            out.head |= rest in (
-                "lm_head",
-                "head",
-                "*lm_head",
-                "*lm_head*",
-                "language_model.lm_head",
-                "output",
-            )
-            if rest not in seen:
-                seen[rest] = _tensors(rest, names)
-            (out.everywhere if layer is None else out.by_layer.setdefault(layer, set())).update(
-                seen[rest]
-            )
+            out.head |= rest in _HEADS
+            if rest not in tensors:
+                tensors[rest] = _tensors(rest, names)
+            layer_tensors = out.everywhere
+            if layer is not None:
+                layer_tensors = out.by_layer.setdefault(layer, set())
+            layer_tensors.update(tensors[rest])
     return out
 
 
 def _tensors(glob: str, names: dict[str, tuple[str, ...]]) -> frozenset[str]:
     """Tensors of which a module is named by the glob itself, lies under it, or ends in it."""
-    if glob.startswith(
-        ("visual", "vision", "*vision", "*visual", "mtp", "*mtp", "mm_", "multi_modal")
-    ):
+    if glob.startswith(_OTHER_PARTS):
         return frozenset()
     forms = (glob, f"{glob}.*", f"*.{glob}", f"*.{glob}.*")
     return frozenset(
@@ -115,14 +113,16 @@ def _tensors(glob: str, names: dict[str, tuple[str, ...]]) -> frozenset[str]:
 
 
 def _globs(pattern: str) -> list[str] | None:
-    """A pattern as globs; None where it uses more of regex than dots, stars, classes of digits and one level of alternatives."""
+    """A pattern as globs; None for regexes beyond a small subset.
+
+    The subset: dots, stars, classes of digits and one level of alternatives.
+    """
     if len(pattern) > MAX_LENGTH:
         return None
     if not pattern.startswith("re:"):
         return [pattern]
-    text = (
-        pattern[3:].strip("^$").replace("\\.", "\0")
-    )  # a literal dot, told apart from "any character"
+    # A literal dot must survive the replacement of "any character".
+    text = pattern[3:].strip("^$").replace("\\.", "\0")
     for regex in (r"\d+", r"[0-9]+", ".*", ".+"):
         text = text.replace(regex, "*")
     text = text.replace("\0", ".")

@@ -1,4 +1,4 @@
-"""Models found by architecture search: ``block_configs`` gives each layer its own heads and width (Nemotron-NAS)."""
+"""Models of an architecture search: ``block_configs`` gives each layer its own shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nas_layers(read: Reader, hidden: int, layers: int) -> tuple[Layer, ...]:
         or len(blocks) != layers
         or not all(isinstance(block, Mapping) for block in blocks)
     ):
-        raise read.error("block_configs", f"does not list {layers} layers as objects.")
+        raise read.error("block_configs", f"is not a list of {layers} objects, one per layer.")
     return tuple(
         _layer(read, cast("Mapping[str, Any]", block), hidden, i) for i, block in enumerate(blocks)
     )
@@ -43,14 +43,16 @@ def _layer(read: Reader, block: Mapping[str, Any], hidden: int, index: int) -> L
 def _attention(read: Reader, block: Reader, hidden: int) -> GroupedAttention:
     heads, group = read.whole(HEADS, MAX_WIDTH), block.whole(("n_heads_in_group",), MAX_WIDTH)
     if heads % group:
-        raise block.error("n_heads_in_group", f"{group} does not divide {heads} attention heads.")
+        raise block.error(
+            "n_heads_in_group", f"{heads} attention heads are not divisible by {group}."
+        )
     dim = read.whole(HEAD_DIM, MAX_WIDTH, default=hidden // heads)
     window = block.whole(("window_length",), MAX_CONTEXT) if block.has("window_length") else None
     return GroupedAttention(heads, heads // group, dim, dim, window)
 
 
 def _mlp(block: Reader, hidden: int) -> DenseMlp:
-    """``ffn_mult`` as DeciLM turns it into a width: two thirds of twice the multiple, rounded up to 256."""
+    """DeciLM's width for ``ffn_mult``: two thirds of twice the multiple, rounded up to 256."""
     if block.has("intermediate_size"):
         return DenseMlp(block.whole(("intermediate_size",), MAX_WIDTH))
     width = int(2 * block.number("ffn_mult", 1024) * hidden / 3)

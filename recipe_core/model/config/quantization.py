@@ -1,4 +1,4 @@
-"""Reading ``quantization_config`` (or ModelOpt's ``hf_quant_config``): formats, what is left out, the cache's format."""
+"""Reading ``quantization_config`` or ModelOpt's ``hf_quant_config``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, cast
 from recipe_core.model.config.fields import MAX_WIDTH, Reader
 from recipe_core.model.config.formats import (
     Format,
+    algorithm_format,
     compressed,
     fp8,
     grouped_int,
-    named,
     quark,
     unknown_format,
 )
@@ -43,7 +43,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """All rules of a checkpoint, the modules that none of them touches, the cache format it asks for, and who wrote it."""
+    """All rules of a checkpoint, the modules they skip, its cache format, and who wrote it."""
 
     rules: tuple[Rule, ...]
     left_out: tuple[str, ...]
@@ -53,7 +53,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A model's layers marked with what stays in the base dtype, the quantisation, the cache format, and notes."""
+    """A model's layers marked with their unquantised tensors, the quantisation and the cache."""
 
     layers: tuple[Layer, ...]
     quantization: Quantization | None
@@ -62,57 +62,51 @@ class Quantized:
 
 
 def quantized(
-    raw: Any, layers: tuple[Layer, ...], hidden: int, where: str, *, beside: bool
+    raw: Any, layers: tuple[Layer, ...], hidden: int, field: str, *, beside: bool
 ) -> Quantized:
-    """Apply a raw ``quantization_config`` to a model's layers."""
+    """Apply a raw ``quantization_config`` to a model's layers; ``field`` is its place in errors."""
     if not raw:
         return Quantized(layers, None, None)
-    outer = Reader({"quantization_config": raw}, where)
+    outer = Reader({"quantization_config": raw}, field)
     read = outer.inside("quantization_config")
-    if isinstance(
-        read.config.get("quantization"), Mapping
-    ):  # ModelOpt's file nests everything once more
+    # ModelOpt's file nests everything once more.
+    if isinstance(read.config.get("quantization"), Mapping):
         read = read.inside("quantization")
     scheme = _scheme(read)
     left_out = match(scheme.left_out, beside=beside)
-    marked, chosen, roles = _apply(scheme, left_out, layers, hidden, beside=beside)
+    marked, formats, roles = _apply(scheme, left_out, layers, hidden, beside=beside)
     if not roles:
-        return Quantized(
-            layers, None, scheme.kv_dtype, ("The quantisation leaves every matrix out.",)
-        )
-    main = (
-        chosen["experts"]
-        if "experts" in chosen
-        else chosen[max(chosen, key=lambda role: (role == "linear", role))]
+        notes: tuple[str, ...] = ("The quantisation excludes every matrix.",)
+        return Quantized(layers, None, scheme.kv_dtype, notes)
+    # Experts hold most of the weights, else the dense feed-forward does.
+    largest = "experts" if "experts" in formats else max(formats, key=lambda r: (r == "linear", r))
+    main = formats[largest]
+    mixed = tuple(
+        sorted((role, form.dtype) for role, form in formats.items() if form.dtype != main.dtype)
     )
-    others = tuple(
-        sorted((role, form.dtype) for role, form in chosen.items() if form.dtype != main.dtype)
-    )
-    notes = _notes(left_out, others)
+    notes = _notes(left_out, mixed)
     written = f"{scheme.method}/{main.scales}" if main.scales else scheme.method
     quantization = Quantization(
-        main.dtype, frozenset(roles), main.block, main.value_bytes, others, written
+        main.dtype, frozenset(roles), main.block, main.value_bytes, mixed, written
     )
     return Quantized(marked, quantization, scheme.kv_dtype, notes)
 
 
-def _notes(left_out: Matched, others: Sequence[tuple[Role, str]]) -> tuple[str, ...]:
+def _notes(left_out: Matched, mixed: Sequence[tuple[Role, str]]) -> tuple[str, ...]:
     notes = []
     if left_out.strange:
-        notes.append(
-            f"Quantisation patterns not understood and not applied: {', '.join(left_out.strange[:3])}."
-        )
-    if others:
-        notes.append(
-            "Mixed precision: " + ", ".join(f"{role} in {dtype}" for role, dtype in others) + "."
-        )
+        patterns = ", ".join(left_out.strange[:3])
+        notes.append(f"Quantisation patterns not understood and not applied: {patterns}.")
+    if mixed:
+        formats = ", ".join(f"{role} in {dtype}" for role, dtype in mixed)
+        notes.append(f"Mixed precision: {formats}.")
     return tuple(notes)
 
 
 def _apply(
     scheme: Scheme, left_out: Matched, layers: tuple[Layer, ...], hidden: int, *, beside: bool
 ) -> tuple[tuple[Layer, ...], dict[Role, Format], set[Role]]:
-    """Mark each layer's unquantised tensors; the prevailing format of every role that is quantised anywhere."""
+    """Mark each layer's unquantised tensors, and find the prevailing format of every role."""
     rules = [
         (rule.format, match(rule.targets, beside=beside) if rule.targets else None)
         for rule in scheme.rules
@@ -125,62 +119,55 @@ def _apply(
         for layer in set(layers)
     }
     for i, layer in enumerate(layers):
-        skipped, kept = left_out.of(i), set[str]()
+        skipped, unquantized = left_out.of(i), set[str]()
         for item in tables[layer]:
             role_of[item.name] = item.role
-            form = (
-                None
-                if item.name in skipped
-                else next((f for f, m in rules if m is None or item.name in m.of(i)), None)
-            )
+            form = None
+            if item.name not in skipped:
+                form = next((f for f, m in rules if m is None or item.name in m.of(i)), None)
             if form is None:
-                kept.add(item.name)
+                unquantized.add(item.name)
             else:
                 votes.setdefault(item.role, Counter())[form] += item.numel
-        plain.append(kept)
-    chosen: dict[Role, Format] = {role: count.most_common(1)[0][0] for role, count in votes.items()}
-    roles: set[Role] = set(chosen)
+        plain.append(unquantized)
+    formats: dict[Role, Format] = {
+        role: count.most_common(1)[0][0] for role, count in votes.items()
+    }
+    roles: set[Role] = set(formats)
     head = next((f for f, m in rules if m is not None and m.head and not left_out.head), None)
     if head is not None:
-        chosen["head"] = head
+        formats["head"] = head
         roles.add("head")
-    exceptions = [tuple(sorted(name for name in kept if role_of[name] in roles)) for kept in plain]
-    return (
-        tuple(
-            replace(layer, unquantized=names)
-            for layer, names in zip(layers, exceptions, strict=True)
-        ),
-        chosen,
-        roles,
-    )
+    marked = []
+    for layer, names in zip(layers, plain, strict=True):
+        exceptions = tuple(sorted(name for name in names if role_of[name] in roles))
+        marked.append(replace(layer, unquantized=exceptions))
+    return tuple(marked), formats, roles
 
 
 def _scheme(read: Reader) -> Scheme:
     """The rules of whichever quantiser wrote this."""
     method = str(read.config.get("quant_method") or "").lower()
-    again = method == "fp8" and read.has(
-        "quantized_layers"
-    )  # of an fp8 checkpoint: what was not quantised again is still fp8
-    left_out = () if again else _patterns(read, _LEFT_OUT)
+    # Of an fp8 checkpoint that was quantised again, the modules left out are still fp8.
+    requantized = method == "fp8" and read.has("quantized_layers")
+    left_out = () if requantized else _patterns(read, _LEFT_OUT)
     return Scheme(_rules(read, method), left_out, _cache_format(read), method or "modelopt")
 
 
 def _patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
-    found = tuple(word for name in names for word in read.words(name))
-    if len(found) > MAX_PATTERNS:
-        raise read.error("ignore", f"lists {len(found):,} modules, more than {MAX_PATTERNS:,}.")
-    return found
+    patterns = tuple(word for name in names for word in read.words(name))
+    if len(patterns) > MAX_PATTERNS:
+        raise read.error("ignore", f"lists {len(patterns):,} modules, more than {MAX_PATTERNS:,}.")
+    return patterns
 
 
 def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
     if method in ("fp8", "fbgemm_fp8"):
         sizes = read.wholes("weight_block_size", MAX_WIDTH, length=2)
-        every = Rule(
-            fp8("block", sizes[0])
-            if sizes
-            else fp8("channel" if method == "fbgemm_fp8" else "tensor")
-        )
-        return (*_four_bit_experts(read), every)
+        form = fp8("channel" if method == "fbgemm_fp8" else "tensor")
+        if sizes:
+            form = fp8("block", sizes[0])
+        return (*_four_bit_experts(read), Rule(form))
     if method == "mxfp4":
         return (Rule(Format("mxfp4"), _EXPERTS),)
     if method in (
@@ -203,21 +190,21 @@ def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
         return _compressed_rules(read)
     if read.has("quant_algo", "moe_quant_algo"):
         name = "quant_algo" if read.has("quant_algo") else "moe_quant_algo"
-        form = named(str(read.config[name]))
-        if form is None:
+        algorithm = algorithm_format(str(read.config[name]))
+        if algorithm is None:
             raise unknown_format(read, name, f"{str(read.config[name])[:40]!r} is")
-        return (Rule(form),)
+        return (Rule(algorithm),)
     raise unknown_format(read, "quant_method", f"the method {method[:40] or 'none'!r} is")
 
 
 def _four_bit_experts(read: Reader) -> tuple[Rule, ...]:
-    """Experts in 4 bit among fp8 (DeepSeek-V4): mxfp4, or what ModelOpt made of them (vLLM: ``deepseek_v4/quant_config.py``)."""
-    stated = read.config.get("expert_dtype")
-    if stated in (None, "fp8"):
+    """Experts in 4 bits among fp8 (DeepSeek-V4): mxfp4, or ModelOpt's format (as in vLLM)."""
+    dtype = read.config.get("expert_dtype")
+    if dtype in (None, "fp8"):
         return ()
-    form = named(str(read.config.get("moe_quant_algo") or "MXFP4"))
-    if stated != "fp4" or form is None:
-        raise unknown_format(read, "expert_dtype", f"{str(stated)[:40]!r} is")
+    form = algorithm_format(str(read.config.get("moe_quant_algo") or "MXFP4"))
+    if dtype != "fp4" or form is None:
+        raise unknown_format(read, "expert_dtype", f"{str(dtype)[:40]!r} is")
     return (Rule(form, _EXPERTS),)
 
 
@@ -233,14 +220,14 @@ def _integer(read: Reader, method: str) -> Format:
 
 
 def _bitsandbytes(read: Reader) -> Format:
-    """NF4/FP4: blocks of 64 with a 32-bit scale, 8-bit when doubly quantised (QLoRA, arXiv:2305.14314); or LLM.int8()."""
+    """NF4/FP4: blocks of 64 with a 32-bit scale (QLoRA, arXiv:2305.14314); or LLM.int8().
+
+    Double quantisation stores 8-bit scales.
+    """
     if not read.has("load_in_4bit", "_load_in_4bit"):
         return Format("int8")
-    return Format(
-        "int4",
-        None,
-        0.5 + (1 / 64 + 4 / (64 * 256) if read.has("bnb_4bit_use_double_quant") else 4 / 64),
-    )
+    doubly = read.has("bnb_4bit_use_double_quant")
+    return Format("int4", None, 0.5 + (1 / 64 + 4 / (64 * 256) if doubly else 4 / 64))
 
 
 def _quark_rules(read: Reader) -> tuple[Rule, ...]:
@@ -262,7 +249,7 @@ def _modelopt_mixed(read: Reader) -> tuple[Rule, ...]:
         )
     for module in layers.config:
         algorithm = str(layers.inside(module).config.get("quant_algo"))
-        form = named(algorithm)
+        form = algorithm_format(algorithm)
         if form is None:
             raise unknown_format(layers, str(module)[:60], f"{algorithm[:40]!r} is")
         by_format.setdefault(form, []).append(str(module))
@@ -280,31 +267,27 @@ def _compressed_rules(read: Reader) -> tuple[Rule, ...]:
             str(group.config.get("format") or read.config.get("format") or ""),
         )
         targets = tuple(t for t in group.words("targets") if t != "Linear")
-        rules.append(
-            Rule(
-                form, targets if "Linear" not in (group.config.get("targets") or ["Linear"]) else ()
-            )
-        )
+        linear = "Linear" in (group.config.get("targets") or ["Linear"])
+        rules.append(Rule(form, () if linear else targets))
     if not rules:
         raise unknown_format(read, "config_groups", "a quantisation without weights is")
-    return tuple(
-        sorted(rules, key=lambda rule: not rule.targets)
-    )  # named modules before the rule for all
+    # Rules for single modules go before the rule for all.
+    return tuple(sorted(rules, key=lambda rule: not rule.targets))
 
 
 def _cache_format(read: Reader) -> str | None:
     """The KV cache's format where the checkpoint carries scales for one."""
-    stated: Any = (
+    cache: Any = (
         read.config.get("kv_cache_quant_algo")
         or read.config.get("kv_cache_scheme")
         or _quark_cache(read)
     )
-    if stated is None:
+    if cache is None:
         return None
-    if isinstance(stated, Mapping):
-        entry = cast("Mapping[str, Any]", stated)
+    if isinstance(cache, Mapping):
+        entry = cast("Mapping[str, Any]", cache)
         return "fp8" if entry.get("num_bits") == 8 and entry.get("type") == "float" else None
-    return "fp8" if str(stated).lower().startswith("fp8") else None
+    return "fp8" if str(cache).lower().startswith("fp8") else None
 
 
 def _quark_cache(read: Reader) -> Any:

@@ -1,7 +1,7 @@
 """Reading a Hugging Face ``config.json`` by its fields, never by a list of class names.
 
-Synonyms of a field are read in order. A field that changes the arithmetic and is not modelled is an error that names it,
-or a note that stays visible on the model; nothing is guessed silently.
+Synonyms of a field are read in order. A field that changes the arithmetic and is not modelled is an
+error that names it, or a note that stays visible on the model; nothing is guessed silently.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_OTHER_TOWERS = ("vision_config", "audio_config", "vision_tower_config", "visual")
 _HALVES = ("attn_config", "ffn_config")
 """Objects that hold the fields of one half of every layer (MPT, DBRX)."""
 
@@ -49,7 +50,8 @@ _NOT_MODELLED = {
     "logit_scale_init_value": "contrastive image-text encoders (CLIP-like) are",
     "cross_attention_layers": "cross-attention layers (Llama 3.2 Vision) are",
 }
-"""Fields that are only there when the architecture is one whose arithmetic this version does not have."""
+"""Fields that are only there when the architecture is one whose arithmetic this version does not
+have."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -73,7 +75,9 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
         ModelError: naming the field, its value and what is wrong with it.
     """
     if not isinstance(config, Mapping):
-        raise ModelError(f"a config.json is an object, not {type(config).__name__}.", field=field)
+        raise ModelError(
+            f"a config.json must be an object, not {type(config).__name__}.", field=field
+        )
     notes: list[str] = []
     read = Reader(_with_family(_with_halves(_text_part(config, notes), field)), field)
     _refuse_unmodelled(read)
@@ -116,10 +120,7 @@ def _text_part(config: Config, notes: list[str]) -> Config:
         if inner is None:
             break
         part = cast("Config", inner)
-    if any(
-        isinstance(config.get(name), Mapping)
-        for name in ("vision_config", "audio_config", "vision_tower_config", "visual")
-    ):
+    if any(isinstance(config.get(name), Mapping) for name in _OTHER_TOWERS):
         notes.append(
             "Only the language model is counted; the vision or audio tower is not modelled."
         )
@@ -129,7 +130,10 @@ def _text_part(config: Config, notes: list[str]) -> Config:
 
 
 def _with_halves(text: Config, field: str) -> Config:
-    """The fields with those of their attention and feed-forward objects beside them; ``multiquery_attention`` means one KV head."""
+    """The fields with those of their attention and feed-forward objects next to them.
+
+    ``multiquery_attention`` means one KV head.
+    """
     halves = [Reader(text, field).inside(name).config for name in _HALVES]
     shared = {"kv_n_heads": 1} if halves[0].get("attn_type") == "multiquery_attention" else {}
     return {**halves[0], **halves[1], **shared, **text}
@@ -144,46 +148,39 @@ def _with_family(text: Config) -> Config:
 
 
 def _refuse_unmodelled(read: Reader) -> None:
-    """Raise for architectures whose arithmetic this version does not have."""
+    """Refuse architectures whose arithmetic this version does not have."""
     if read.has("is_encoder_decoder"):
         raise read.error(
             "is_encoder_decoder",
             "is true: encoder-decoder models are not modelled.",
             "Choose a decoder-only model.",
         )
-    for name, what in _NOT_MODELLED.items():
+    for name, feature in _NOT_MODELLED.items():
         if read.has(name):
             raise read.error(
                 name,
-                f"{what} not modelled yet.",
-                "Estimates for this model would be wrong, so none are made.",
+                f"{feature} not modelled yet.",
+                "Estimates for this model would be wrong.",
             )
 
 
 def _stored_as(config: Config, read: Reader) -> Any:
-    """The checkpoint's ``quantization_config``, with the experts' own format where that stands beside it (DeepSeek-V4)."""
+    """The checkpoint's ``quantization_config``, with the experts' own format (DeepSeek-V4)."""
     raw = config.get("quantization_config") or read.config.get("quantization_config")
     experts = read.config.get("expert_dtype")
     return {"expert_dtype": experts, **raw} if experts and isinstance(raw, Mapping) else raw
 
 
 def _cache_dtype(layers: Sequence[Layer]) -> str | None:
-    """The cache format that a model was trained with: a compressed past is kept in fp8 (vLLM keeps it so unless told otherwise)."""
-    return (
-        "fp8" if any(isinstance(layer.attention, CompressedAttention) for layer in layers) else None
-    )
+    """The cache format that a model was trained with: a compressed past is in fp8 (as in vLLM)."""
+    compressed = any(isinstance(layer.attention, CompressedAttention) for layer in layers)
+    return "fp8" if compressed else None
 
 
 def _layer_count(read: Reader) -> int:
     """How many layers there are; some hybrids only list them."""
-    listed = next(
-        (
-            read.config[name]
-            for name in _LAYER_LISTS
-            if isinstance(read.config.get(name), list | str)
-        ),
-        "",
-    )
+    lists = (read.config.get(name) for name in _LAYER_LISTS)
+    listed = next((value for value in lists if isinstance(value, list | str)), "")
     return read.whole(_LAYERS, MAX_LAYERS, default=min(len(listed), MAX_LAYERS) or None)
 
 
@@ -193,9 +190,8 @@ def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
     words = mixers(read, count)
     attentions = attention_layers(read, hidden, words)
     width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0)
-    if (
-        halves_apart(read, words) and "mlp" not in words
-    ):  # a mixer alone in every layer: no feed-forward width to read
+    # With only a mixer in every layer, there is no feed-forward width to read.
+    if halves_apart(read, words) and "mlp" not in words:
         return tuple(Layer(attention, None) for attention in attentions)
     mlps = mlp_layers(read, hidden, count)
     apart, streams = "mlp" in words, _streams(read)
@@ -212,7 +208,10 @@ def _streams(read: Reader) -> int:
 
 
 def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
-    """Tensors outside the layers: per-layer input embeddings (a row a token), learned positions, what joins residual streams at the end."""
+    """Tensors outside the layers.
+
+    Per-layer input embeddings (a row a token), learned positions, and what joins residual streams.
+    """
     out: list[Tensor] = []
     width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0) * layers
     if width:
@@ -229,27 +228,16 @@ def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
 
 
 def _dtype(config: Config, read: Reader) -> str:
-    stated = next(
-        (
-            part[name]
-            for part in (read.config, config)
-            for name in ("torch_dtype", "dtype")
-            if part.get(name)
-        ),
-        None,
-    )
-    return _DTYPES.get(str(stated).removeprefix("torch."), "bf16")
+    sources = [(part, name) for part in (read.config, config) for name in ("torch_dtype", "dtype")]
+    dtype = next((part[name] for part, name in sources if part.get(name)), None)
+    return _DTYPES.get(str(dtype).removeprefix("torch."), "bf16")
 
 
 def _tied(config: Config, read: Reader, notes: list[str]) -> bool:
-    stated = [
-        source["tie_word_embeddings"]
-        for source in (config, read.config)
-        if source.get("tie_word_embeddings") is not None
-    ]
-    if stated:
-        return bool(stated[0])
-    notes.append("tie_word_embeddings is not stated: the head is counted as a matrix of its own.")
+    for source in (config, read.config):
+        if source.get("tie_word_embeddings") is not None:
+            return bool(source["tie_word_embeddings"])
+    notes.append("tie_word_embeddings is missing: the head is counted as a separate matrix.")
     return False
 
 
@@ -257,18 +245,18 @@ def _visible_gaps(read: Reader, drafts: int) -> list[str]:
     gaps = []
     if drafts:
         gaps.append(
-            "The multi-token-prediction layer is not counted; engines load it only for speculative decoding."
+            "The multi-token-prediction layer is not counted: engines load it only for "
+            "speculative decoding."
         )
     if read.has("sparse_attention_config"):
         gaps.append(
-            "Block-sparse attention is not modelled: attention is counted as dense, its small index heads are left out."
+            "Block-sparse attention is not modelled: attention is counted as dense, "
+            "without its small index heads."
         )
     if read.has("mla_use_output_gate"):
         gaps.append("Output gates of latent attention are not counted.")
     if read.has("attn_res_block_size"):
-        gaps.append(
-            "Residuals that take up the outputs of earlier blocks are counted as ordinary ones."
-        )
+        gaps.append("Residuals from the outputs of earlier blocks are counted as ordinary ones.")
     if read.has("vision_n_layers"):
         gaps.append("The vision tower is not modelled.")
     if read.has("attention_chunk_size"):

@@ -1,8 +1,9 @@
-"""Why a time is what it is: the parts of a breakdown laid on compute, memory, network, overhead and waiting.
+"""Why a time is what it is: its parts attributed to compute, memory, network, overhead and waiting.
 
-An operator's share is found by taking the others away: the step is estimated again on links that cost nothing, and on devices whose
-arithmetic, memory or both are a million million times as fast. What then remains is overhead; what a part loses is laid on compute and on
-memory in proportion to what each would take alone.
+Shares of an operator are determined by taking its limits away: the step is estimated again on links
+that cost nothing, and on devices whose arithmetic, memory or both are 10¹² times as fast. What
+remains is overhead; what a part loses is split between compute and memory in proportion to what
+each takes alone.
 """
 
 from __future__ import annotations
@@ -20,30 +21,35 @@ from recipe_core.physics.serving.speculative import engine_step
 from recipe_core.space.serving import Cases, Setting
 
 CAUSES = ("compute", "memory", "network", "overhead", "queue")
-_WHOLE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}
+# parts that have one cause
+_CAUSE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}
 _QUEUE = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference")
-_FAST = 1e12
+_FAST = 1e12  # so much faster that rounding hides what is left
 
 
 def causes(setting: Setting, cases: Cases, served: Serving) -> dict[str, dict[str, Float]]:
-    """Seconds of ``tpot_s`` (decode) and ``ttft_s`` (prefill) by cause; each adds up to the time itself, to rounding."""
+    """Seconds of ``tpot_s`` (decode) and ``ttft_s`` (prefill) by cause, one number per case.
+
+    The causes of each add up to the time itself, to rounding.
+    """
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
     zero = np.zeros(len(cases))
     steps = {
         "decode": decode_step(cases, served.decoding),
         "prefill": Step(tokens / chunks, context, zero, zero, 1 / chunks),
     }
-    return {name: _laid_out(setting, cases, steps[name], getattr(served, name)) for name in steps}
+    return {name: _by_cause(setting, cases, steps[name], getattr(served, name)) for name in steps}
 
 
-def _laid_out(setting: Setting, cases: Cases, step: Step, parts: Parts) -> dict[str, Float]:
+def _by_cause(setting: Setting, cases: Cases, step: Step, parts: Parts) -> dict[str, Float]:
     shares = _shares(setting, cases, step)
     out = {cause: np.zeros(len(cases)) for cause in CAUSES}
     for name, seconds in parts.items():
         if name in _QUEUE:
             out["queue"] = out["queue"] + seconds
-        elif name in _WHOLE or name not in shares:
-            out[_WHOLE.get(name, "overhead")] = out[_WHOLE.get(name, "overhead")] + seconds
+        elif name in _CAUSE or name not in shares:
+            cause = _CAUSE.get(name, "overhead")
+            out[cause] = out[cause] + seconds
         else:
             for cause, share in shares[name].items():
                 out[cause] = out[cause] + share * seconds
@@ -51,22 +57,22 @@ def _laid_out(setting: Setting, cases: Cases, step: Step, parts: Parts) -> dict[
 
 
 def _shares(setting: Setting, cases: Cases, step: Step) -> dict[str, dict[str, Float]]:
-    """For every operator of a step the share of its time that each cause has."""
-    whole = engine_step(setting, cases, step)
+    """Share of each cause in the time of every operator of a step."""
+    full = engine_step(setting, cases, step)
     local = replace(setting, cluster=without_links(setting.cluster))
-    apart = engine_step(local, cases, step)
-    no_arithmetic, no_memory, nothing = (
+    linkless = engine_step(local, cases, step)
+    no_arithmetic, no_memory, neither = (
         engine_step(_faster(local, *fast), cases, step) for fast in ((1, 0), (0, 1), (1, 1))
     )
     out = {}
-    for name, seconds in whole.items():
-        if name in _WHOLE:
+    for name, seconds in full.items():
+        if name in _CAUSE:
             continue
-        compute, memory = no_memory[name] - nothing[name], no_arithmetic[name] - nothing[name]
-        busy = (apart[name] - nothing[name]) / np.maximum(compute + memory, 1e-300)
+        compute, memory = no_memory[name] - neither[name], no_arithmetic[name] - neither[name]
+        busy = (linkless[name] - neither[name]) / np.maximum(compute + memory, 1e-300)
         parts = {
-            "network": seconds - apart[name],
-            "overhead": nothing[name],
+            "network": seconds - linkless[name],
+            "overhead": neither[name],
             "compute": busy * compute,
             "memory": busy * memory,
         }

@@ -1,4 +1,4 @@
-"""What a request keeps on a rank: cached tokens of each kind of layer, and states that do not grow with the context."""
+"""Cache of one request on a rank: tokens of each kind of layer, and states of constant size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from recipe_core.physics.serving.cache_pages import Packing, packing
 from recipe_core.space.serving import Cases, Setting
 
 Counted = tuple[tuple[Layer, int | Float], ...]
-"""Layers and how often each is there."""
+"""Layers and how many of each."""
 
 
 def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
-    """Cached bytes per token and layer on one rank: KV heads are cut by tp until one is left; a latent or compressed past never is."""
+    """Cached bytes per token and layer on one rank (one per case).
+
+    Tensor parallelism splits KV heads until one is left; it never splits a latent or compressed
+    past.
+    """
     if attention is None or attention.kv_values_per_head == 0:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
@@ -26,7 +30,10 @@ def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Floa
 
 
 def state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
-    """Bytes per request and layer on one rank that do not grow with the context: states, the window beside a compressed past."""
+    """Bytes per request and layer on one rank whatever the context (one per case).
+
+    States of linear attention, and the window beside a compressed past.
+    """
     if attention is None or attention.state_values == 0:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
@@ -37,16 +44,19 @@ def state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) 
 
 
 def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
-    """Tokens a layer keeps of a request: all, or its window (and the block that slides out), in whole blocks."""
-    kept = np.ceil(context / block_tokens) * block_tokens
+    """Tokens of a request that a layer caches, in whole blocks (one per case).
+
+    All of them, or its window and the block that slides out of it.
+    """
+    tokens = np.ceil(context / block_tokens) * block_tokens
     window = layer.attention.window if layer.attention is not None else None
     if window is None:
-        return kept
-    return np.minimum(kept, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
+        return tokens
+    return np.minimum(tokens, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
 
 
 def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
-    """Cache and state of one request with ``context`` tokens over the given layers on one rank."""
+    """Bytes of cache and state of one request over these layers on one rank (one per case)."""
     tp, packed = cases.tp, packed_blocks(setting, layers)
     parts = [
         n
@@ -65,28 +75,27 @@ def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Floa
 
 
 def _in_blocks(layer: Layer, count: int | Float) -> bool:
-    """Whether a layer's cache is packed with others' (draft layers, of which cases differ in number, are counted by themselves)."""
+    """Whether a layer's cache shares blocks. Draft layers, whose number differs by case, do not."""
     return isinstance(layer.attention, CompressedAttention) and isinstance(count, int)
 
 
 def packed_blocks(setting: Setting, layers: Counted) -> Packing | None:
-    """How the compressed caches among these layers are kept; None where there are none."""
-    found: dict[CompressedAttention, int] = {}
+    """The shared blocks of the compressed caches among these layers; None where there are none."""
+    counts: dict[CompressedAttention, int] = {}
     for layer, n in layers:
         if isinstance(layer.attention, CompressedAttention) and isinstance(n, int):
-            found[layer.attention] = found.get(layer.attention, 0) + n
-    return packing(tuple(found.items()), bytes_per_value(setting.kv_dtype)) if found else None
+            counts[layer.attention] = counts.get(layer.attention, 0) + n
+    return packing(tuple(counts.items()), bytes_per_value(setting.kv_dtype)) if counts else None
 
 
 def in_flight_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
-    """What the tokens of a step still being computed add to the windows of a compressed cache, once for all requests together.
+    """Bytes that a step in progress adds to the windows of a compressed cache, for all requests.
 
-    vLLM frees what slides out of a window when a step is done, and overlaps steps: one per pipeline stage and one more.
-    Source: ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``. Other engines and other caches: nothing is counted.
+    vLLM frees what slides out of a window after a step, and overlaps ``pp + 1`` steps. Source:
+    ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``. Zero for other engines and caches.
     """
     packed = packed_blocks(setting, layers)
     if packed is None or not setting.engine.memory.needs_longest:
         return np.zeros(len(cases))
-    return packed.request_bytes(
-        context, (cases.pp + 1) * cases.max_batched_tokens
-    ) - packed.request_bytes(context)
+    in_flight = (cases.pp + 1) * cases.max_batched_tokens
+    return packed.request_bytes(context, in_flight) - packed.request_bytes(context)

@@ -1,12 +1,14 @@
-"""Blocks that a compressed cache (DeepSeek-V4) is kept in, by vLLM's rule.
+"""Blocks of a compressed cache (DeepSeek-V4), by vLLM's rule.
 
-A layer has up to five caches: its window, its entries, the indexer's entries, and the states of unfinished entries of both. Each is kept in
-pages of its own size; caches that need the same number of pages form a group, and groups with more layers than others are split. All groups
-draw from one pool of equal blocks, as large as the widest group's pages together. Nothing of it is divided by tensor parallelism.
+A layer has up to five caches: its window, its entries, the indexer's entries, and the states of
+unfinished entries of both, each in pages of its own size. Caches with equally many pages form a
+group; groups with more layers than others are split. All draw from one pool of equal blocks, as
+large as the pages of the widest group together. Tensor parallelism divides none of it.
 
-Source: vLLM 0.32.0, ``v1/core/kv_cache_utils.py`` (``_get_packed_kv_cache_groups``), ``v1/kv_cache_interface.py`` and
-``models/deepseek_v4/{attention,compressor}.py``. A boot that needs 6.66 GiB for 30,000 tokens by 0.22 (which padded each page size to
-the largest group) needs 6.35 GiB by this rule.
+Source: vLLM 0.32.0, ``v1/core/kv_cache_utils.py`` (``_get_packed_kv_cache_groups``),
+``v1/kv_cache_interface.py`` and ``models/deepseek_v4/{attention,compressor}.py``. A boot that needs
+6.66 GiB for 30,000 tokens with 0.22 (which padded every page to the largest of its group) needs
+6.35 GiB by this rule.
 """
 
 from __future__ import annotations
@@ -31,26 +33,29 @@ Layers = tuple[tuple[CompressedAttention, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Caches with as many blocks as each other: ``block_tokens`` a block, of the last ``window`` tokens or of all (None)."""
+    """Caches of equally many blocks of ``block_tokens``, over the last ``window`` tokens or all."""
 
     block_tokens: int
     window: int | None
 
     def blocks(self, context: Float, in_flight: Float | float) -> Float:
-        """Blocks of one request of which the newest ``in_flight`` tokens are still being computed (a window may start inside a block)."""
-        kept = context if self.window is None else np.minimum(self.window - 1 + in_flight, context)
-        return np.ceil(kept / self.block_tokens) + (0 if self.window is None else 1)
+        """Blocks of one request whose newest ``in_flight`` tokens are still being computed."""
+        if self.window is None:
+            return np.ceil(context / self.block_tokens) + 0
+        # one block more: a window may start inside a block
+        tokens = np.minimum(self.window - 1 + in_flight, context)
+        return np.ceil(tokens / self.block_tokens) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The pool's blocks for some layers: bytes of one, and the groups that draw from it with how often each is there."""
+    """The block pool of some layers: bytes of a block, and how many of each group draw from it."""
 
     block_bytes: float
     groups: tuple[tuple[Group, int], ...]
 
     def request_bytes(self, context: Float, in_flight: Float | float = 1.0) -> Float:
-        """Bytes that one request holds."""
+        """Bytes that one request holds (one per case)."""
         blocks = np.zeros_like(context)
         for group, count in self.groups:
             blocks = blocks + count * group.blocks(context, in_flight)
@@ -59,7 +64,7 @@ class Packing:
 
 @cache
 def packing(layers: Layers, value_bytes: float) -> Packing:
-    """How the caches of ``layers`` (each with how often it is there) are packed at ``value_bytes`` a cached value."""
+    """Packs the caches of ``layers`` (each with its count) at ``value_bytes`` a cached value."""
     pages: dict[Group, Counter[int]] = {}
     for attention, count in layers:
         for group, page_bytes in _caches(attention, value_bytes):
@@ -77,7 +82,7 @@ def packing(layers: Layers, value_bytes: float) -> Packing:
 
 
 def _caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group, int]]:
-    """The caches of one layer: what they are grouped by, and bytes of a page."""
+    """The caches of one layer: the group each belongs to, and bytes of a page."""
     alignment = ALIGNMENT_BYTES if value_bytes >= 2 else FP8_ALIGNMENT_BYTES
 
     def page(rows: float, row_bytes: float) -> int:
@@ -87,10 +92,8 @@ def _caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group,
     yield Group(WINDOW_BLOCK_TOKENS, a.local), page(WINDOW_BLOCK_TOKENS, entry_bytes)
     if not a.ratio:
         return
-    entries, tokens = (
-        ENTRY_BLOCK_TOKENS / a.ratio,
-        OVERLAPPING_STATE_BLOCK_TOKENS if a.series > 1 else STATE_BLOCK_TOKENS,
-    )
+    entries = ENTRY_BLOCK_TOKENS / a.ratio
+    tokens = OVERLAPPING_STATE_BLOCK_TOKENS if a.series > 1 else STATE_BLOCK_TOKENS
     states = Group(tokens, a.state_tokens)
     yield Group(ENTRY_BLOCK_TOKENS, None), page(entries, entry_bytes)
     yield states, page(tokens, a.state_values_per_token * STATE_VALUE_BYTES)
@@ -100,18 +103,20 @@ def _caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group,
 
 
 def _balanced(sizes: Counter[int]) -> bool:
-    """Whether a group has equally many pages of each size, so that it can be split layer by layer."""
+    """Whether a group has equally many pages of each size, so that it can be split by layer."""
     return len(set(sizes.values())) == 1
 
 
 def _repeats(balanced: list[Counter[int]]) -> int:
-    """Layers a group is split into: at least those of the largest group that mixes sizes, with the least padding (0: none is split)."""
+    """Layers that a group is split into; 0: none is split.
+
+    At least those of the largest group that mixes page sizes, with the least padding.
+    """
     layers = [max(sizes.values()) for sizes in balanced]
-    least = max(
-        (count for sizes, count in zip(balanced, layers, strict=True) if len(sizes) > 1), default=0
-    )
-    if not least:
+    mixed = [count for sizes, count in zip(balanced, layers, strict=True) if len(sizes) > 1]
+    if not mixed:
         return 0
     return min(
-        range(least, max(layers) + 1), key=lambda n: (sum(-count % n for count in layers), -n)
+        range(max(mixed), max(layers) + 1),
+        key=lambda n: (sum(-count % n for count in layers), -n),
     )

@@ -1,15 +1,17 @@
-"""Continuous batching at steady state: how many sequences of a replica decode, and what a request waits for.
+"""Continuous batching at steady state: sequences that decode at once, and waits of a request.
 
-A decode step takes ``t(D)`` with ``D`` sequences; each request's prompt adds ``Δ(D)`` to the steps of the others, and needs ``o`` steps
-after its first token. With ``p`` pipeline stages and the share ``n = (R - 1)/R`` of requests that are others,
+A decode step takes ``t(D)`` with ``D`` sequences; each request's prompt adds ``Δ(D)`` to the steps
+of the others, and needs ``o`` steps after its first token. With ``p`` pipeline stages and the share
+``n = (R - 1)/R`` of requests that are others,
 
     step = t(D) + n·D/o·Δ/p         X = D/(o·step)
     T    = n·step/2 + chunks·t(D) + Δ + ahead·Δ/p
     ahead = n·X·(T - half of a prompt)                  R = X·(overhead + T + o·step)
 
-where T is the time to first token without the server's overhead, ``ahead`` the prompts before a request's own (Schweitzer's approximation
-of mean-value analysis). Everything follows from D in closed form, and R grows with it: D is found between nothing and R. While that is
-done t and Δ are read off lines between ``NODES``; at the D found they are computed again.
+where T is the time to first token without the server's overhead and ``ahead`` the prompts before a
+request's own (Schweitzer's approximation of mean-value analysis). Everything follows from D in
+closed form and R grows with D, so D is searched between 0 and R, with t and Δ interpolated between
+``NODES``. At the solution both are computed again.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from recipe_core.physics.serving.speculative import engine_steps, tokens_per_ste
 from recipe_core.space.serving import Cases, Setting
 
 NODES = (1.0, 0.3, 0.05)
-"""Shares of the resident requests at which steps are computed."""
+"""Shares of the resident requests at which steps are computed, largest first."""
 ROUNDS = 10
-"""Steps of the search for D; its relative error over models, devices and loads is then below 1e-9."""
+"""Steps of the search for D: the relative error is then below 1e-9 over models and loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class _Balance:
-    """What follows from a number of decoding sequences."""
+    """What follows from a number of decoding sequences, one number per case."""
 
     step_mean_s: Float
     rate: Float
@@ -65,12 +67,11 @@ class _Balance:
 
 
 def decode_step(cases: Cases, decoding: Float) -> Step:
-    """One decode step of a micro batch (a replica's sequences are spread over its pipeline stages), with the drafts that it verifies."""
+    """One decode step of a micro-batch; it verifies drafts. Stages share a replica's sequences."""
     zero = np.zeros(len(cases))
     batch, queries = np.maximum(decoding / cases.pp, 1.0), 1 + cases.draft_tokens
-    return Step(
-        zero, zero, batch, cases.input_tokens + cases.output_tokens / 2, batch * queries, queries
-    )
+    context = cases.input_tokens + cases.output_tokens / 2
+    return Step(zero, zero, batch, context, batch * queries, queries)
 
 
 def idle_step(cases: Cases) -> Step:
@@ -80,7 +81,7 @@ def idle_step(cases: Cases) -> Step:
 
 
 def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
-    """Prompt tokens to compute, how many chunks they come in, and the context they see on average."""
+    """Prompt tokens to compute, their chunks, and the context they attend to on average."""
     tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
     chunks = np.ceil(tokens / cases.max_batched_tokens) if chunked else np.ones(len(cases))
     return tokens, chunks, cases.input_tokens - tokens / 2
@@ -88,13 +89,12 @@ def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
 
 def prompts_a_step(cases: Cases) -> Float:
     """Whole prompts that fit into a step; at least one."""
-    return np.maximum(
-        cases.max_batched_tokens / np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0), 1.0
-    )
+    tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
+    return np.maximum(cases.max_batched_tokens / tokens, 1.0)
 
 
 def request_overhead_s(setting: Setting, cases: Cases) -> Float:
-    """What a server adds to a request before it is scheduled; a static batch is measured without one."""
+    """Seconds that a server adds before a request is scheduled; a static batch has no server."""
     overhead = setting.engine.overhead(setting.cluster.device.runtime)
     return overhead.request_s + overhead.input_token_s * cases.input_tokens
 
@@ -102,7 +102,7 @@ def request_overhead_s(setting: Setting, cases: Cases) -> Float:
 def prompt_step(
     setting: Setting, cases: Cases, beside: Step, arriving: Float
 ) -> tuple[Step, Float]:
-    """A step with prompts ``beside`` what else it has, and how many prompts it does, when so many arrive in a decode step."""
+    """The step ``beside`` with prompts added, and how many, at ``arriving`` per decode step."""
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
     prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
     return replace(
@@ -114,10 +114,11 @@ def prompt_step(
 
 
 def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:
-    """Where a growing function is zero, ``high`` where it is not even there; ``at_low`` is its value at ``low``.
+    """Zero of a growing function between ``low`` and ``high``; ``high`` where it stays negative.
 
-    False position, in which the value at an end that stays is scaled down by what the other end gained: N. Anderson, Å. Björck (1973),
-    "A new high order method of regula falsi type", BIT 13. All rows take ``ROUNDS`` steps, so that a row alone and among others ends alike.
+    ``at_low`` is its value at ``low``. False position that scales the value at a retained end by
+    what the other end gained: N. Anderson, Å. Björck (1973), "A new high order method of regula
+    falsi type", BIT 13. All rows take ``ROUNDS`` steps, so a row ends alike alone and among others.
     """
     end, at_end, x, at_x = low, at_low, high, value(high)
     beyond = at_x <= 0
@@ -126,38 +127,36 @@ def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float
         new = x - at_x * (x - end) / np.where(rise == 0, 1.0, rise)
         at_new = value(new)
         stays = at_new * at_x > 0  # the other end: the zero lies between it and the new point
-        left = 1 - at_new / np.where(stays, at_x, 1.0)
-        end, at_end = (
-            np.where(stays, end, x),
-            np.where(stays, at_end * np.where(left > 0, left, 0.5), at_x),
-        )
+        shrink = 1 - at_new / np.where(stays, at_x, 1.0)
+        end = np.where(stays, end, x)
+        at_end = np.where(stays, at_end * np.where(shrink > 0, shrink, 0.5), at_x)
         x, at_x = new, at_new
     return np.where(beyond, high, x)
 
 
 class Loop:
-    """A replica of each case at steady state; ``most`` is the largest number of requests it can hold."""
+    """One replica per case at steady state.
 
-    def __init__(self, setting: Setting, cases: Cases, most: Float, others: Float) -> None:
-        self.setting, self.cases, self.most, self.others = setting, cases, most, others
+    ``capacity``: requests it can hold. ``share``: the part of them that are others to each.
+    """
+
+    def __init__(self, setting: Setting, cases: Cases, capacity: Float, share: Float) -> None:
+        self.setting, self.cases, self.capacity, self.share = setting, cases, capacity, share
         self.tokens = np.maximum(cases.output_tokens - 1, 1e-6)
         self.yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
         self.steps = self.tokens / self.yields
-        self.chunks, self.per_step = (
-            prompt_chunks(cases, setting.engine.chunked_prefill)[1],
-            prompts_a_step(cases),
-        )
+        self.chunks = prompt_chunks(cases, setting.engine.chunked_prefill)[1]
+        self.per_step = prompts_a_step(cases)
         self.request_s = request_overhead_s(setting, cases)
-        self.beside = (
-            1.0 if setting.engine.mixes_prompts else 0.0
-        )  # a decode step goes along with each step of a prompt
-        self.nodes = np.multiply.outer(NODES, most)
+        # a decode step goes along with each step of a prompt
+        self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
+        self.nodes = np.multiply.outer(NODES, capacity)
         times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
         self.slopes = (times[:-1] - times[1:]) / (self.nodes[:-1] - self.nodes[1:])[:, None]
         self.starts = times[1:] - self.slopes * self.nodes[1:, None]
 
     def parts(self, decoding: Float) -> tuple[Parts, Parts]:
-        """A decode step, and what one prompt adds to those it rides on (an engine that does not mix them takes steps of its own for it)."""
+        """A decode step, and what one prompt adds to its steps (takes alone if never mixed)."""
         step, mixes = decode_step(self.cases, decoding), self.setting.engine.mixes_prompts
         beside = step if mixes else idle_step(self.cases)
         with_prompts, prompts = prompt_step(self.setting, self.cases, beside, decoding / self.steps)
@@ -168,8 +167,8 @@ class Loop:
             name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both
         }
 
-    def near(self, decoding: Float) -> tuple[Float, Float]:
-        """Seconds of both, read off lines between the nodes."""
+    def interpolated(self, decoding: Float) -> tuple[Float, Float]:
+        """Seconds of a decode step and of a prompt, interpolated between the nodes."""
         lines = self.starts + self.slopes * decoding
         both = lines[0]
         for below, line in zip(self.nodes[1:], lines[1:], strict=False):
@@ -178,69 +177,67 @@ class Loop:
         return step_s, prompt_s
 
     def balance(self, decoding: Float, step_s: Float, prompt_s: Float) -> _Balance:
-        """The formulas of the module."""
+        """Rates and times at ``decoding`` sequences by the formulas of the module."""
         stage_s = prompt_s / self.cases.pp
-        interference = self.others / self.steps * decoding * stage_s
+        interference = self.share / self.steps * decoding * stage_s
         step_mean_s = step_s + interference
         rate = decoding / (self.steps * step_mean_s)
         ride_s = self.beside * self.chunks * step_s + prompt_s
-        own = self.others / 2 * step_mean_s + ride_s
-        coming = self.others * rate
-        ahead = (
-            coming * (own - ride_s / (2 * self.per_step)) / np.maximum(1 - coming * stage_s, 1e-9)
-        )
-        queue = np.minimum(ahead, self.others * self.most) * stage_s
-        return _Balance(step_mean_s, rate, queue, self.request_s + own + queue, interference)
+        unqueued_s = self.share / 2 * step_mean_s + ride_s
+        coming = self.share * rate
+        waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
+        ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
+        queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
+        ttft_s = self.request_s + unqueued_s + queue_s
+        return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
-    def decoding(self, enough: Float | None) -> Float:
-        """The decoding sequences at which the loop holds ``most`` requests, or serves ``enough`` of them per second."""
+    def decoding(self, rate: Float | None) -> Float:
+        """Decoding sequences at which the loop is full or serves ``rate`` requests per second."""
 
         def above(decoding: Float) -> Float:
-            found = self.balance(decoding, *self.near(decoding))
-            return (
-                found.rate * found.ttft_s + decoding - self.most
-                if enough is None
-                else found.rate - enough
-            )
+            balance = self.balance(decoding, *self.interpolated(decoding))
+            if rate is None:
+                return balance.rate * balance.ttft_s + decoding - self.capacity
+            return balance.rate - rate
 
         none = np.zeros(len(self.cases))
-        return np.maximum(
-            root(above, none, -(self.most if enough is None else enough), self.most), 1e-9
-        )
+        at_none = -(self.capacity if rate is None else rate)
+        return np.maximum(root(above, none, at_none, self.capacity), 1e-9)
 
     def flow(self, decoding: Float, resident: Float | None = None) -> Flow:
-        """The state in which so many sequences decode; ``resident`` follows from it where it is not given."""
+        """The state at so many decoding sequences; computes ``resident`` where it is None."""
         decode, prompt = self.parts(decoding)
         step_s, prompt_s = total(decode), total(prompt)
-        found = self.balance(decoding, step_s, prompt_s)
-        schedule_s = self.others * found.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
-        latency = found.ttft_s + self.steps * found.step_mean_s
-        held = found.rate * latency if resident is None else resident
+        balance = self.balance(decoding, step_s, prompt_s)
+        schedule_s = self.share * balance.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
+        latency = balance.ttft_s + self.steps * balance.step_mean_s
+        if resident is None:
+            resident = balance.rate * latency
         first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
+        per_step = {**decode, "prefill_interference": balance.interference_s}
         return Flow(
-            resident=held,
+            resident=resident,
             decoding=decoding,
-            requests_per_s=held / latency,
-            decode={
-                name: seconds / self.yields
-                for name, seconds in (
-                    decode | {"prefill_interference": found.interference_s}
-                ).items()
+            requests_per_s=resident / latency,
+            decode={name: seconds / self.yields for name, seconds in per_step.items()},
+            prefill={
+                **first,
+                "schedule": schedule_s,
+                "prompts_ahead": balance.queue_s,
+                "request": self.request_s,
             },
-            prefill=first
-            | {"schedule": schedule_s, "prompts_ahead": found.queue_s, "request": self.request_s},
             step_s=step_s,
             prompt_s=prompt_s,
         )
 
 
 def closed_loop(setting: Setting, cases: Cases, resident: Float) -> Flow:
-    """Steady state with ``resident`` requests always in a replica, prompts spread evenly over time."""
+    """Steady state with ``resident`` requests always in a replica, prompts spread over time."""
     loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
     return loop.flow(loop.decoding(None), resident)
 
 
 def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> Flow:
-    """Steady state at which a replica serves what arrives (requests per second), with at most ``limit`` requests in it."""
+    """Steady state that serves ``arriving`` requests per second, at most ``limit`` at once."""
     loop = Loop(setting, cases, limit, np.ones(len(cases)))
     return loop.flow(loop.decoding(arriving))

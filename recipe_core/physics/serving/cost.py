@@ -1,15 +1,17 @@
 """Money and energy of a deployment.
 
-Money is the price of the devices by the hour. Of a request's cost its prompt bears the share of the busy time that goes into prompts, its
-output the rest; with a prefill pool each bears its own devices.
+Money is the price of the devices by the hour. Of the cost of a request, its prompt bears the share
+of busy time spent on prompts and its output the rest; with a prefill pool each bears its own
+devices.
 
 Power is that of the devices, without hosts, network and cooling:
 
     watts = idle + (limit - idle) · min(compute + MEMORY_WATTS · memory, 1)
 
-with the shares of the time in which products keep the units for them and traffic keeps the memory busy, as the roofline counts both (a
-prompt is near the first, a decoded token near the second). Sums over units of what they use when busy are the usual form of such models
-(Wattchmen, arXiv 2603.26435; EnergAIzer, arXiv 2604.20105). Left out: clocks that follow the load, and what collectives draw.
+where compute and memory are the shares of time in which matrix products and memory traffic are
+busy, as the roofline counts both (a prompt is mostly the first, a decoded token the second). Sums
+over the busy units are the usual form of such models (Wattchmen, arXiv 2603.26435; EnergAIzer,
+arXiv 2604.20105). Left out: clocks that follow the load, and the power of collectives.
 """
 
 from __future__ import annotations
@@ -34,20 +36,23 @@ from recipe_core.space.serving import Cases, Setting
 SECONDS_PER_HOUR = 3600.0
 
 MEMORY_WATTS = 0.5
-"""Watts above idle at full memory traffic, as a share of those at full compute; assumed, so that published draws are met roughly.
+"""Watts above idle at full memory traffic, as a share of those at full compute; assumed, so that
+published draws are roughly met.
 
-An H100 decoding one sequence draws 300 W and with 128 of them 600 W (ML.ENERGY 3.0, as vLLM's fleet simulator cites it): estimated are 305
-and 480 to 500. An H200 decoding draws 137 to 300 W of its 700 (arXiv 2605.11999): estimated are 290 and more.
+An H100 decoding one sequence draws 300 W, decoding 128 of them 600 W (ML.ENERGY 3.0, cited by
+vLLM's fleet simulator): the estimates are 305 and 480 to 500 W. An H200 decoding draws 137 to 300 W
+of its 700 (arXiv 2605.11999): the estimate is 290 W and more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``usd_*`` are NaN when no price is known.
+    """Cost, power and energy, one number per case; ``usd_*`` are NaN when no price is known.
 
-    ``usd_per_million_output_tokens`` lays the whole cost on the output. Laid on both, by ``prefill_share``, an input token costs
-    ``usd_per_million_input_tokens_alone`` and an output token ``usd_per_million_output_tokens_alone``. ``watts_limit``: the devices' power
-    limits together, which ``watts`` never exceeds.
+    ``usd_per_million_output_tokens`` puts the whole cost on the output. Split by ``prefill_share``,
+    an input token costs ``usd_per_million_input_tokens_alone`` and an output token
+    ``usd_per_million_output_tokens_alone``. ``watts_limit``: the power limits of all devices, which
+    ``watts`` never exceeds.
     """
 
     usd_per_hour: Float
@@ -64,14 +69,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Shares of the time of a device that prompts and decoding take."""
+    """Shares of a device's time spent on prompts and on decoding."""
 
     prefill: Float
     decode: Float
 
 
 def cost(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None) -> Cost:
-    """Cost and power of the devices a case uses, for an hour, and for the requests and tokens it serves at the estimated rate."""
+    """Cost and power per hour, and per request and token at the estimated rate."""
     price = setting.cluster.usd_per_device_hour
     devices = cases.devices.astype(np.float64)
     usd_per_hour = devices * (np.nan if price is None else price)
@@ -80,19 +85,15 @@ def cost(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
     usd_per_request = usd_per_hour / SECONDS_PER_HOUR / requests_per_s
     prefill_share = _prefill_share(cases, served, pools)
     watts = _watts(setting, cases, busy(at_work(setting), cases, served, pools))
+    input_usd = prefill_share * usd_per_request / cases.input_tokens
+    output_usd = (1 - prefill_share) * usd_per_request / cases.output_tokens
     return Cost(
         usd_per_hour=usd_per_hour,
         usd_per_million_output_tokens=usd_per_request / cases.output_tokens * 1e6,
         usd_per_request=usd_per_request,
         prefill_share=prefill_share,
-        usd_per_million_input_tokens_alone=prefill_share
-        * usd_per_request
-        / cases.input_tokens
-        * 1e6,
-        usd_per_million_output_tokens_alone=(1 - prefill_share)
-        * usd_per_request
-        / cases.output_tokens
-        * 1e6,
+        usd_per_million_input_tokens_alone=input_usd * 1e6,
+        usd_per_million_output_tokens_alone=output_usd * 1e6,
         watts=watts,
         watts_limit=devices * setting.cluster.device.tdp_watts.value,
         joules_per_token=watts / tokens_per_s,
@@ -101,55 +102,52 @@ def cost(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
 
 
 def _prefill_share(cases: Cases, served: Serving, pools: Pools | None) -> Float:
-    """Of what is paid for: the prompt's share of the busy time of a request, or of the devices."""
+    """Prompts' share of the cost: of a request's busy time or, with two pools, of the devices."""
     if pools is not None:
         return cases.prefill_devices / cases.devices
-    steps = np.maximum(cases.output_tokens - 1, 0.0) / tokens_per_step(
-        cases.draft_tokens, cases.acceptance
-    )
-    prompt_s, decode_s = (
-        served.prompt_s / cases.pp,
-        steps * served.step_s / np.maximum(served.decoding, 1.0),
-    )
+    yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
+    steps = np.maximum(cases.output_tokens - 1, 0.0) / yields
+    prompt_s = served.prompt_s / cases.pp
+    decode_s = steps * served.step_s / np.maximum(served.decoding, 1.0)
     return prompt_s / np.maximum(prompt_s + decode_s, 1e-30)
 
 
 def _watts(setting: Setting, cases: Cases, work: Busy) -> Float:
-    """Of all devices; where there is a prefill pool its devices compute the prompts, and the others decode."""
+    """Watts of all devices; those of a prefill pool compute prompts and the others decode."""
     device = setting.cluster.device
     idle = idle_watts(device)
     span = device.tdp_watts.value - idle
     pool = cases.prefill_devices
     mixed = np.where(pool > 0, work.decode, work.decode + work.prefill)
-    busy_devices = (cases.devices - pool) * np.minimum(mixed, 1.0) + pool * np.minimum(
-        work.prefill, 1.0
-    )
+    prefilling = np.minimum(work.prefill, 1.0)
+    busy_devices = (cases.devices - pool) * np.minimum(mixed, 1.0) + pool * prefilling
     return cases.devices * idle + busy_devices * span
 
 
 def watts_basis(setting: Setting) -> str:
-    """What the watts of an estimate rest on."""
+    """How the watts of an estimate were derived, as a sentence."""
     device, idle = setting.cluster.device, setting.cluster.device.idle_watts
     low = f"{significant(idle_watts(device))} W idle ({idle.status if idle else 'assumed'})"
-    return f"computed: {low} to {significant(device.tdp_watts.value)} W a device by use of compute and memory; without hosts"
+    high = significant(device.tdp_watts.value)
+    return f"computed: {low} to {high} W per device by compute and memory load; without hosts"
 
 
 def idle_watts(device: Device) -> float:
-    """Watts of a device that does nothing: the profile's figure, or a tenth of the limit (what most profiles are near)."""
+    """Watts of an idle device: its profile's value, or a tenth of its limit as in most profiles."""
     return device.idle_watts.value if device.idle_watts else 0.1 * device.tdp_watts.value
 
 
 def busy(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None) -> Busy:
-    """How much of its time a device spends on prompts and on decoding, averaged over replicas (those without work count as idle).
+    """Share of a device's time spent on prompts and on decoding, a mean over replicas.
 
-    A replica's decode steps are those that its requests need, divided by how many of them decode together (Little's law; a static batch and
-    a decode pool say it themselves). Stages of a pipeline each have their part of a step. A prompt counts with what it adds to a step.
+    Replicas without work count as idle. Decode steps of a replica are those that its requests need,
+    over how many of them decode together (Little's law; a static batch and a decode pool state it).
+    Each stage of a pipeline runs its part of a step. A prompt counts with what it adds to a step.
     """
     replicas, pool = active_replicas(cases), pools.prefill if pools else None
     rate = served.output_tokens_per_s / cases.output_tokens / replicas
-    steps = np.maximum(cases.output_tokens - 1, 0.0) / tokens_per_step(
-        cases.draft_tokens, cases.acceptance
-    )
+    yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
+    steps = np.maximum(cases.output_tokens - 1, 0.0) / yields
     decoding = served.decoding
     step = decode_step(cases, decoding)
     rounds_per_s = rate * steps / np.maximum(decoding, 1.0)
@@ -166,18 +164,19 @@ def busy(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
 
 
 def at_work(setting: Setting) -> Setting:
-    """The same on devices where operators take their compute and ``MEMORY_WATTS`` of their memory time, in turn, and nothing else does.
+    """The setting on devices where nothing but work takes time: what a step takes is busy time.
 
-    What a step takes there is the time for which a device draws its full power.
+    Operators take their compute time and ``MEMORY_WATTS`` of their memory time, one after the
+    other: the time for which a device draws its full power.
     """
     device = setting.cluster.device
-    shapes = {
-        family: {
-            dtype: shape.model_copy(update={"overhead_s": 0.0, "sort_s": 0.0, "smoothing": 1.0})
-            for dtype, shape in ({"any": prior} | device.roofline.get(family, {})).items()
+    idealised = {"overhead_s": 0.0, "sort_s": 0.0, "smoothing": 1.0}
+    shapes = {}
+    for family, prior in priors().roofline[device.runtime].items():
+        fitted = {"any": prior, **device.roofline.get(family, {})}
+        shapes[family] = {
+            dtype: shape.model_copy(update=idealised) for dtype, shape in fitted.items()
         }
-        for family, prior in priors().roofline[device.runtime].items()
-    }
     bandwidth = changed(device.memory_bandwidth_bytes_per_s, lambda value: value / MEMORY_WATTS)
     active = device.model_copy(
         update={"roofline": shapes, "memory_bandwidth_bytes_per_s": bandwidth}
@@ -194,7 +193,7 @@ def at_work(setting: Setting) -> Setting:
 
 
 def without_links(cluster: Cluster) -> Cluster:
-    """The cluster joined by links over which collectives take no time."""
+    """The cluster with links over which collectives take no time."""
     beyond = _free(cluster.beyond) if cluster.beyond else None
     return replace(
         cluster, fabric=_free(cluster.fabric), network=_free(cluster.network), beyond=beyond
@@ -202,19 +201,15 @@ def without_links(cluster: Cluster) -> Cluster:
 
 
 def changed(figure: Quantity, change: Callable[[float], float]) -> Quantity:
-    """The figure with another value, unvalidated: nought and infinity may be asked for."""
+    """The quantity with another value, unvalidated: zero and infinity are allowed."""
     return figure.model_copy(update={"value": change(figure.value)})
 
 
 def _free(fabric: Fabric) -> Fabric:
-    rate, start = (
-        changed(fabric.bandwidth_bytes_per_s, lambda _: np.inf),
-        changed(fabric.latency_s, lambda _: 0.0),
-    )
     return fabric.model_copy(
         update={
-            "bandwidth_bytes_per_s": rate,
-            "latency_s": start,
+            "bandwidth_bytes_per_s": changed(fabric.bandwidth_bytes_per_s, lambda _: np.inf),
+            "latency_s": changed(fabric.latency_s, lambda _: 0.0),
             "latency_per_rank_s": None,
             "direct": None,
         }

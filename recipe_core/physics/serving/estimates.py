@@ -25,8 +25,8 @@ from recipe_core.physics.serving.simulate import (
     simulate,
 )
 from recipe_core.space.refusal import Refusal
+from recipe_core.space.rules import refusals
 from recipe_core.space.serving import Cases, Setting
-from recipe_core.space.splits import refusals
 
 
 @dataclass(frozen=True, slots=True)

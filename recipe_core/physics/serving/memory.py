@@ -1,10 +1,12 @@
-"""Memory of a rank, by part. Per device; the fullest pipeline stage is the one reported.
+"""Memory of a rank by part, per device; the fullest pipeline stage is reported.
 
-Parts: ``weights`` as the engine shards them, ``kv_cache`` (what the workload needs of it), both with those of draft layers, ``activations``
-(workspace of the largest step), ``runtime`` (context and communication buffers). The engine's pool is what its share of the device leaves.
+Parts: ``weights`` as the engine shards them, ``kv_cache`` (what the workload needs), both with
+those of draft layers, ``activations`` (workspace of the largest step), ``runtime`` (context and
+communication buffers). The engine's cache pool is what its share of the device leaves.
 
-Source of the workspace and pool rules: vLLM's profile run (``v1/worker/gpu_worker.py``, ``v1/core/kv_cache_utils.py``);
-twelve logged boots agree within 0.72 GiB. Left out: CUDA graphs (0–1 GiB, inside the band) and fragmentation.
+Source of the workspace and pool rules: vLLM's profile run (``v1/worker/gpu_worker.py``,
+``v1/core/kv_cache_utils.py``); twelve logged boots agree within 0.72 GiB. Left out: CUDA graphs
+(0–1 GiB, inside the band) and fragmentation.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
-from recipe_core.model.spec import CompressedAttention, MoeMlp
+from recipe_core.model.spec import CompressedAttention, ModelSpec, MoeMlp
 from recipe_core.physics.serving.cache import (
     Counted,
     context_bytes,
@@ -37,12 +39,13 @@ from recipe_core.space.serving import Cases, Setting
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes per device of the fullest rank (arrays over cases); the four parts add up to ``total_bytes`` exactly.
+    """Bytes per device on the fullest rank, one number per case; four parts make ``total_bytes``.
 
-    pool_bytes: what the engine has for its cache. pool_tokens: tokens of context a replica's pool holds.
-    sequence_bytes: cache of one request at its full length. max_concurrency: such requests over all replicas.
-    context_limit: the longest single request; context_at_load: the longest length of all requests held at once.
-    usable_bytes: the engine's share of the device. start_bytes: what must fit into it for the engine to start.
+    pool_bytes: the engine's cache pool. pool_tokens: tokens of context that a replica's pool holds.
+    sequence_bytes: cache of one request at full length. max_concurrency: such requests over all
+    replicas. context_limit: the longest single request; context_at_load: the longest length of all
+    requests held at once. usable_bytes: the engine's share of the device. start_bytes: what must
+    fit into it for the engine to start.
     """
 
     weights_bytes: Float
@@ -62,104 +65,105 @@ class Memory:
 
     @property
     def shortfall_bytes(self) -> Float:
-        """How much is missing for the engine to start; zero or less when it starts."""
+        """Bytes missing for the engine to start; zero or less when it starts."""
         return self.start_bytes - self.usable_bytes
 
 
 def activation_bytes(setting: Setting, cases: Cases) -> Float:
-    """Workspace of the largest step: a layer's activations for every batched token, or the sampler's buffers if larger.
+    """Workspace of the largest step: activations of a layer for all its tokens, or the sampler's.
 
-    ``max(T · b · (3h + 3f/tp), c · S · V, T · K · (h + 2·f_e) · b / ep)`` with T batched tokens, S sequences; the sampler
-    gathers logits over tensor parallelism, so V is whole there. Source: fits of vLLM boots (3 vocabularies, within 3 %).
+    ``max(T · b · (3h + 3f/tp), c · S · V, T · K · (h + 2·f_e) · b / ep)`` with T batched tokens and
+    S sequences. The sampler gathers logits over tensor parallelism, so V is not divided. Source:
+    fits of vLLM boots (3 vocabularies, within 3 %).
     """
     model, b = setting.model, setting.activation_bytes
     tokens = cases.max_batched_tokens
-    if not setting.engine.chunked_prefill:  # a whole prompt goes through at once
+    if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
         tokens = np.maximum(tokens, cases.input_tokens)
-    out = (
-        setting.engine.memory.sampler_bytes_per_logit.value * cases.max_num_seqs * model.vocabulary
-    )
+    logit_bytes = setting.engine.memory.sampler_bytes_per_logit.value
+    out = logit_bytes * cases.max_num_seqs * model.vocabulary
     for layer, _ in model.kinds:
         if isinstance(layer.mlp, MoeMlp):
-            wide = layer.mlp.shared_intermediate / cases.tp
-            routed = layer.mlp.top_k * (
-                model.hidden
-                + 2 * layer.mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp)
-            )
-            ranks = np.where(cases.shares_experts, cases.ep, 1)
-            out = np.maximum(
-                out,
-                tokens
-                * b
-                * np.maximum(3 * model.hidden + 3 * wide, routed * np.maximum(cases.dp, 1) / ranks),
-            )
+            values = _moe_values(model, layer.mlp, cases)
         else:
             width = layer.mlp.intermediate if layer.mlp else 0
-            out = np.maximum(out, tokens * b * (3 * model.hidden + 3 * width / cases.tp))
+            values = 3 * model.hidden + 3 * width / cases.tp
+        out = np.maximum(out, tokens * b * values)
     return out
 
 
-def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
-    """Memory of the fullest rank when ``sequences`` requests per replica are held at their full length.
+def _moe_values(model: ModelSpec, mlp: MoeMlp, cases: Cases) -> Float:
+    """Values per token in the workspace of a layer with experts: the dense path or the routed."""
+    dense = 3 * model.hidden + 3 * (mlp.shared_intermediate / cases.tp)
+    split = np.where(cases.shares_experts, 1, cases.tp)
+    routed = mlp.top_k * (model.hidden + 2 * mlp.intermediate / split)
+    ranks = np.where(cases.shares_experts, cases.ep, 1)
+    return np.maximum(dense, routed * np.maximum(cases.dp, 1) / ranks)
 
-    What the stages of a pipeline hold is looked up by its length; stages that hold the same count once. Candidates are arrays.
-    """
+
+def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
+    """Memory of the fullest rank with ``sequences`` requests per replica at their full length."""
     if not len(cases):
         return Memory(*(np.zeros(0) for _ in Memory.__dataclass_fields__))
-    lengths, which = np.unique(cases.pp, return_inverse=True)
-    if any(
-        isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds
-    ):  # packed by whole numbers of layers
-        fields = {name: np.zeros(len(cases)) for name in Memory.__dataclass_fields__}
-        for k, stages in enumerate(lengths):
-            rows = np.flatnonzero(which == k)
-            columns = stage_columns(
-                setting, cases.take(rows), int(stages), sequences[rows], distinct=True
-            )
-            for name, values in _fullest(
-                {name: np.stack([column[name] for column in columns]) for name in fields}
-            ).items():
-                fields[name][rows] = values
-        return Memory(**fields)
-    held = [_held(setting.model.order, int(stages), distinct=True) for stages in lengths]
-    padded = [
-        [stages[min(k, len(stages) - 1)] for stages in held] for k in range(max(map(len, held)))
-    ]
+    if any(isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds):
+        return _packed_memory(setting, cases, sequences)
+    depths, row_depth = np.unique(cases.pp, return_inverse=True)
+    pipelines = [_stages(setting.model.order, int(depth), distinct=True) for depth in depths]
+    longest = max(map(len, pipelines))
+    # one table for all depths: short pipelines repeat their last stage, so that columns are arrays
     table = np.array(
-        [[(stage.first, stage.last, *stage.counts) for stage in row] for row in padded],
+        [
+            [_stage_row(stages[min(k, len(stages) - 1)]) for stages in pipelines]
+            for k in range(longest)
+        ],
         dtype=np.float64,
     )
-    first, last, *counts = np.take(np.moveaxis(table, -1, 0), which, axis=-1)
-    return Memory(
-        **_fullest(
-            _stage_column(
-                setting, cases, _every_stage(setting, cases), counts, first, last, sequences
-            )
+    first, last, *counts = np.take(np.moveaxis(table, -1, 0), row_depth, axis=-1)
+    common = _any_stage(setting, cases)
+    return Memory(**_fullest(_stage_column(setting, cases, common, counts, first, last, sequences)))
+
+
+def _packed_memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
+    """The same for compressed caches, which are packed by whole numbers of layers: by depth."""
+    fields = {name: np.zeros(len(cases)) for name in Memory.__dataclass_fields__}
+    for depth in np.unique(cases.pp):
+        rows = np.flatnonzero(cases.pp == depth)
+        columns = stage_columns(
+            setting, cases.take(rows), int(depth), sequences[rows], distinct=True
         )
-    )
+        stacked = {name: np.stack([column[name] for column in columns]) for name in fields}
+        for name, values in _fullest(stacked).items():
+            fields[name][rows] = values
+    return Memory(**fields)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What a pipeline stage holds: how many layers of each kind, and whether it is the first, the last or both."""
+class _StageLayers:
+    """Layers of each kind on a pipeline stage, and whether it is the first or the last."""
 
     counts: tuple[int, ...]
     first: bool
     last: bool
 
 
+def _stage_row(stage: _StageLayers) -> tuple[float, ...]:
+    return (stage.first, stage.last, *stage.counts)
+
+
 @lru_cache(4096)
-def _held(order: tuple[int, ...], stages: int, *, distinct: bool = False) -> tuple[_Held, ...]:
-    """Every stage, first to last, of a model whose layers are of such kinds; equal ones once where ``distinct``."""
-    kinds, bounds = range(max(order) + 1), stage_layers(len(order), min(stages, len(order)))
+def _stages(
+    order: tuple[int, ...], depth: int, *, distinct: bool = False
+) -> tuple[_StageLayers, ...]:
+    """Stages, first to last, of a model with this order of layer kinds; or the distinct ones."""
+    kinds, bounds = range(max(order) + 1), stage_layers(len(order), min(depth, len(order)))
     counts = [tuple(map(order[start:end].count, kinds)) for start, end in bounds]
-    every = [_Held(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
-    return tuple(dict.fromkeys(every) if distinct else every)
+    stages = [_StageLayers(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
+    return tuple(dict.fromkeys(stages) if distinct else stages)
 
 
 @dataclass(frozen=True, slots=True)
-class _EveryStage:
-    """What does not depend on the stage; ``layers`` is one layer of each kind."""
+class _AnyStage:
+    """What does not depend on the stage; ``layers``: one layer of each kind."""
 
     activations: Float
     runtime: Float
@@ -169,16 +173,13 @@ class _EveryStage:
     drafts: Float | None
 
 
-def _every_stage(setting: Setting, cases: Cases) -> _EveryStage:
+def _any_stage(setting: Setting, cases: Cases) -> _AnyStage:
     model, use = setting.model, setting.engine.memory
-    together = (
-        cases.tp * cases.pp > 1
-    ) | cases.shares_experts  # plain replicas do not talk to each other
-    return _EveryStage(
+    # plain replicas do not communicate
+    joined = (cases.tp * cases.pp > 1) | cases.shares_experts
+    return _AnyStage(
         activations=activation_bytes(setting, cases),
-        runtime=np.where(
-            together, use.context_parallel_bytes.value, use.context_single_bytes.value
-        ),
+        runtime=np.where(joined, use.context_parallel_bytes.value, use.context_single_bytes.value),
         vocabulary=vocabulary_bytes(setting, cases),
         extras=add(
             t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1)
@@ -192,52 +193,53 @@ def _every_stage(setting: Setting, cases: Cases) -> _EveryStage:
 def _stage_column(
     setting: Setting,
     cases: Cases,
-    every: _EveryStage,
+    common: _AnyStage,
     counts: Sequence[int | Float],
     first: Float,
     last: Float,
     sequences: Float,
 ) -> dict[str, Float]:
-    """The columns of ``Memory`` of a stage with ``counts`` layers of each kind: one number, one for each case, or several stages of each.
+    """The columns of ``Memory`` of a stage with ``counts`` layers of each kind.
 
-    ``first`` and ``last`` are 1 where it is one.
+    A count is one number, one per case, or (stages, cases); ``first`` and ``last`` are 1 or 0.
     """
     model = setting.model
     ends = np.where(first * last > 0, 1.0 if model.tied_embeddings else 2.0, first + last)
     weights = (
-        add(count * each for count, each in zip(counts, every.layers, strict=True))
-        + ends * every.vocabulary
-        + first * every.extras
+        add(count * layer for count, layer in zip(counts, common.layers, strict=True))
+        + ends * common.vocabulary
+        + first * common.extras
     )
     kinds = zip((kind for kind, _ in model.kinds), counts, strict=True)
     layers: Counted = tuple(
         (kind, count) for kind, count in kinds if not isinstance(count, int) or count
     )
-    if every.drafts is not None:
-        weights = weights + last * every.drafts
+    if common.drafts is not None:
+        weights = weights + last * common.drafts
         layers = (*layers, (draft_layer(model), last * cases.draft_layers))
-    return _stage(
-        setting, cases, layers, _Fixed(weights, every.activations, every.runtime), sequences
-    )
+    fixed = _Fixed(weights, common.activations, common.runtime)
+    return _stage(setting, cases, layers, fixed, sequences)
 
 
 def stage_columns(
     setting: Setting, cases: Cases, stages: int, sequences: Float, *, distinct: bool = False
 ) -> list[dict[str, Float]]:
-    """The columns of ``Memory`` of every pipeline stage, first to last, of cases with so many; equal stages once where ``distinct``."""
-    every, one = _every_stage(setting, cases), np.ones(len(cases))
-    held = _held(setting.model.order, stages, distinct=distinct)
+    """The columns of ``Memory`` of every stage, first to last, of cases with so many stages.
+
+    ``distinct``: equal stages once.
+    """
+    common, one = _any_stage(setting, cases), np.ones(len(cases))
     return [
         _stage_column(
-            setting, cases, every, stage.counts, stage.first * one, stage.last * one, sequences
+            setting, cases, common, stage.counts, stage.first * one, stage.last * one, sequences
         )
-        for stage in held
+        for stage in _stages(setting.model.order, stages, distinct=distinct)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What a rank holds whatever its requests."""
+    """What a rank holds whatever requests there are."""
 
     weights: Float
     activations: Float
@@ -251,7 +253,7 @@ class _Fixed:
 def _pool(
     setting: Setting, cases: Cases, fixed: _Fixed, capacity: Float
 ) -> tuple[Float, Float, Float]:
-    """What the cache gets, what must fit besides it, and into how much, by the engine's rule."""
+    """Bytes of the cache pool, bytes that must fit besides it, and the limit of both, by engine."""
     share = capacity * cases.memory_fraction
     rule = setting.engine.memory.pool
     if rule == "static":
@@ -267,17 +269,13 @@ def _stage(
     """The columns of ``Memory`` of one stage."""
     capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
     full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
-    sequence, longest = (
-        context_bytes(setting, layers, cases, context) for context in (full, cases.max_context)
-    )
+    sequence = context_bytes(setting, layers, cases, full)
+    longest = context_bytes(setting, layers, cases, cases.max_context)
     pool, besides, usable = _pool(setting, cases, fixed, capacity)
-    must_hold = (
-        longest
-        if setting.engine.memory.needs_longest
-        else context_bytes(setting, layers, cases, cases.block_tokens)
-    )
+    smallest = longest
+    if not setting.engine.memory.needs_longest:  # then one block must fit
+        smallest = context_bytes(setting, layers, cases, cases.block_tokens)
     in_flight = in_flight_bytes(setting, layers, cases, cases.max_context)
-    room = np.maximum(pool, 0)
     settled = np.maximum(pool - in_flight, 0)
     needed = sequences * sequence
     context_limit, context_at_load = _context_limits(
@@ -291,9 +289,9 @@ def _stage(
         "total_bytes": fixed.weights + needed + fixed.activations + fixed.runtime,
         "capacity_bytes": capacity,
         "usable_bytes": usable,
-        "pool_bytes": room,
+        "pool_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
-        "start_bytes": besides + must_hold + in_flight,
+        "start_bytes": besides + smallest + in_flight,
         "pool_tokens": np.floor(settled / np.maximum(longest, 1) * cases.max_context),
         "max_concurrency": np.floor(settled / np.maximum(sequence, 1)) * cases.replicas,
         "context_limit": context_limit,
@@ -302,7 +300,7 @@ def _stage(
 
 
 def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
-    """Of several stages (the first of two axes) the fullest, with the cache bounded by the one that holds the fewest tokens."""
+    """The fullest of several stages (the first of two axes), with the smallest pool of them all."""
     total = columns["total_bytes"]
     fullest, rows = np.argmax(total, axis=0), np.arange(total.shape[1])
     out = {
@@ -318,12 +316,14 @@ def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
 def _context_limits(
     setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float
 ) -> tuple[Float, Float]:
-    """Longest request (tokens) of which the pool holds one, and ``sequences``: windows and states cost a constant, other caches grow."""
+    """Longest request in tokens, alone and with ``sequences`` of them in the pool (one per case).
+
+    Windows and states cost a constant; other caches grow with the context.
+    """
     if packed_blocks(setting, layers) is not None:
-        one, several = _longest_packed(
-            setting, layers, cases, pool, np.stack([np.ones(len(cases)), sequences])
-        )
-        return one, several
+        counts = np.stack([np.ones(len(cases)), sequences])
+        alone, at_load = _longest_packed(setting, layers, cases, pool, counts)
+        return alone, at_load
     unbounded = [
         (layer, n)
         for layer, n in layers
@@ -343,12 +343,10 @@ def _context_limits(
     )
 
     def limit(share: Float) -> Float:
-        tokens = np.where(
-            growing > 0, np.maximum(share - fixed, 0) / np.maximum(growing, 1e-9), np.inf
-        )
-        return np.minimum(
-            np.floor(tokens / cases.block_tokens) * cases.block_tokens, setting.model.max_context
-        )
+        variable = np.maximum(share - fixed, 0)
+        tokens = np.where(growing > 0, variable / np.maximum(growing, 1e-9), np.inf)
+        blocks = np.floor(tokens / cases.block_tokens)
+        return np.minimum(blocks * cases.block_tokens, setting.model.max_context)
 
     return limit(pool), limit(pool / sequences)
 
@@ -356,15 +354,11 @@ def _context_limits(
 def _longest_packed(
     setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float
 ) -> Float:
-    """The same where blocks are packed: what a request holds is a staircase, searched by halving."""
-    least, most = np.zeros_like(sequences), np.full_like(sequences, setting.model.max_context)
-    while (least < most).any():
-        middle = np.ceil((least + most) / 2)
-        needed = sequences * context_bytes(setting, layers, cases, middle) + in_flight_bytes(
-            setting, layers, cases, middle
-        )
-        least, most = (
-            np.where(needed <= pool, middle, least),
-            np.where(needed <= pool, most, middle - 1),
-        )
-    return least
+    """The same for packed blocks: a request's bytes are a staircase, searched by bisection."""
+    low, high = np.zeros_like(sequences), np.full_like(sequences, setting.model.max_context)
+    while (low < high).any():
+        middle = np.ceil((low + high) / 2)
+        cached = sequences * context_bytes(setting, layers, cases, middle)
+        fits = cached + in_flight_bytes(setting, layers, cases, middle) <= pool
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+    return low

@@ -1,10 +1,11 @@
 """From the time of a step to the time of a request and the throughput of a deployment.
 
-A closed loop and arrivals at random are steady states of continuous batching (`steady`); a static batch goes through together; a full
-queue is a closed loop of all that a replica holds. A closed loop starts with all its requests at once: the share ``bunched`` of the
-prompts (a benchmark sends about ten times as many requests as run at once) waits for a batch of them instead. Both agree with the event
-simulation of ``simulate`` within a few percent. Requests beyond what the cache or the engine's limit holds wait in its queue. Left out
-here: variance of lengths, preemption, percentiles.
+A closed loop and random arrivals are steady states of continuous batching (`continuous_batching`);
+a static batch runs together; a full queue is a closed loop of all that a replica holds. A closed
+loop starts with all its requests at once: the share ``bunched`` of the prompts (a benchmark sends
+about ten times as many requests as run at once) waits for a batch of them instead. Both agree with
+the event simulation of ``simulate`` within a few percent. Requests beyond what the cache or the
+engine's limit holds wait in its queue. Left out here: variance of lengths, preemption, percentiles.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from recipe_core.space.serving import Cases, Setting
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Means over requests; throughput of the whole deployment.
+    """Means over requests, one number per case; throughput of the whole deployment.
 
-    The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``: sequences of a replica that decode at
-    once; ``step_s``: a step of theirs; ``prompt_s``: what a prompt adds to the steps it rides on.
+    The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``:
+    sequences of a replica that decode at once; ``step_s``: a step of theirs; ``prompt_s``: what a
+    prompt adds to the steps it shares.
     """
 
     ttft_s: Float
@@ -50,14 +52,18 @@ class Serving:
 
 
 def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
-    """Requests one replica can hold: bounded by the cache, at their mean or (reserved) whole length, and by the engine's sequence limit."""
-    whole = setting.engine.memory.reserves and setting.mode != "static"
-    held = cases.input_tokens + cases.output_tokens / (1 if whole else 2)
-    return np.maximum(np.minimum(np.floor(memory.pool_tokens / held), cases.max_num_seqs), 1.0)
+    """Requests that one replica can hold (one per case): bounded by its cache and by the engine.
+
+    The cache holds requests at their mean length, or at full length where the engine reserves it.
+    """
+    reserves = setting.engine.memory.reserves and setting.mode != "static"
+    request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
+    fitting = np.floor(memory.pool_tokens / request_tokens)
+    return np.maximum(np.minimum(fitting, cases.max_num_seqs), 1.0)
 
 
 def active_replicas(cases: Cases) -> Float:
-    """Replicas that have work: no more than there are requests (an arrival rate reaches all)."""
+    """Replicas with work: at most one per request (an arrival rate reaches all)."""
     return np.minimum(cases.replicas, np.maximum(cases.load, 1.0))
 
 
@@ -71,13 +77,11 @@ def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     replicas = active_replicas(cases)
     waiting_room = cases.load / replicas
     flow = _bunched(setting, cases, closed_loop(setting, cases, np.minimum(waiting_room, limit)))
-    behind = np.maximum(waiting_room - flow.resident, 0)
+    waiting = np.maximum(waiting_room - flow.resident, 0)
     if setting.mode == "offline":
-        behind = behind / 2  # the queue drains: on average a request has seen half of it
-    queue_s = behind / flow.requests_per_s
-    return _result(
-        cases, flow, flow.prefill | {"engine_queue": queue_s}, replicas * flow.requests_per_s
-    )
+        waiting = waiting / 2  # the queue drains: on average a request has seen half of it
+    prefill = {**flow.prefill, "engine_queue": waiting / flow.requests_per_s}
+    return _result(cases, flow, prefill, replicas * flow.requests_per_s)
 
 
 def _result(
@@ -100,20 +104,19 @@ def _result(
 
 
 def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
-    """The flow when a share of the prompts comes all at once: the first requests of a closed loop do.
+    """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
-    Of R prompts that start together ``g`` go through in a step; a prompt ends with its step, after those of the steps before:
-    ``g·p + ((R + g)/2 - g)·p`` on average, with p the time of a step per prompt of it.
+    Of R prompts that start together ``g`` run in a step; a prompt ends with its step, after all
+    steps before: ``g·p + ((R + g)/2 - g)·p`` on average, with p the step's time per prompt.
     """
     share = setting.engine.overhead(setting.cluster.device.runtime).bunched
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
     group, zero = np.minimum(prompts_a_step(cases), flow.resident), np.zeros(len(cases))
-    step = engine_step(
-        setting, cases, Step(group * tokens / chunks, context, zero, zero, group / chunks)
-    )
+    chunk = Step(group * tokens / chunks, context, zero, zero, group / chunks)
+    step = engine_step(setting, cases, chunk)
     first = {name: chunks * seconds for name, seconds in step.items()}
     ahead = np.maximum((flow.resident - group) / 2, 0.0) * total(first) / group / cases.pp
-    bunch = first | {"prompts_ahead": ahead, "request": flow.prefill["request"]}
+    bunch = {**first, "prompts_ahead": ahead, "request": flow.prefill["request"]}
     prefill = {
         name: (1 - share) * seconds + share * bunch.get(name, zero)
         for name, seconds in flow.prefill.items()
@@ -123,13 +126,12 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
 
 
 def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
-    """A replica that serves just what arrives; unstable when even a full one does not."""
+    """A replica that serves what arrives; unstable when even a full one cannot."""
     arriving = cases.load / cases.replicas
-    most = closed_loop(setting, cases, limit).requests_per_s
-    flow = open_loop(setting, cases, limit, np.minimum(arriving, most))
-    return _result(
-        cases, flow, flow.prefill, np.minimum(cases.load, cases.replicas * most), arriving >= most
-    )
+    capacity = closed_loop(setting, cases, limit).requests_per_s
+    flow = open_loop(setting, cases, limit, np.minimum(arriving, capacity))
+    requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
+    return _result(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
 
 
 def _static(setting: Setting, cases: Cases) -> Serving:
@@ -140,15 +142,11 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
     decode = {name: seconds / yields for name, seconds in engine_step(setting, cases, step).items()}
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    chunks = (
-        np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens))
-        if setting.engine.chunked_prefill
-        else chunks
-    )
+    if setting.engine.chunked_prefill:
+        chunks = np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens))
     zero = np.zeros(len(cases))
-    prompt = engine_step(
-        setting, cases, Step(batch * tokens / chunks, context, zero, zero, batch / chunks)
-    )
+    chunk = Step(batch * tokens / chunks, context, zero, zero, batch / chunks)
+    prompt = engine_step(setting, cases, chunk)
     prefill = {name: chunks * seconds for name, seconds in prompt.items()}
     ttft_s, tpot_s = total(prefill), total(decode)
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s

@@ -1,13 +1,15 @@
 """The scheduler of one replica, run request by request.
 
-It is vLLM's (``v1/core/sched/scheduler.py``). In each step every decoding request gets one token of the budget; then prompts that
-were begun, then waiting ones first come first served, while budget, number of requests and cache allow. A request is let in when its
-prompt fits into the cache (an engine that reserves: when its whole length does); when decoding outgrows the cache, the newest request
-is put back and computed again. Engines without chunked prefill run whole prompts in steps of their own.
+It follows vLLM's (``v1/core/sched/scheduler.py``). In each step every decoding request gets one
+token of the budget; then come prompts already begun, then waiting ones first come first served,
+while budget, request limit and cache allow. A request is admitted when its prompt fits into the
+cache (its full length where the engine reserves). When decoding outgrows the cache, the newest
+request is put back and computed again. Engines without chunked prefill run whole prompts in steps
+of their own.
 
-Between two events (an arrival, an end, a full cache) all decoding requests take the same steps, so those are made at once. With
-pipeline stages a step here is a round of all micro-batches. Plain Python on purpose: a replica has one clock, and an event costs a
-few microseconds.
+Between two events (an arrival, an end, a full cache) all decoding requests take the same steps, so
+these are made at once. With pipeline stages a step here is a round of all micro-batches. Plain
+Python on purpose: a replica has one clock, and an event costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ Grid = list[list[list[list[float]]]]
 
 
 class StepTimes:
-    """Seconds of a step, linear between the points of a grid of four axes.
+    """Seconds of a step, interpolated linearly on a grid of four axes.
 
-    The axes: prompt tokens, the context they see on average, decoding requests, their average context. The first point of prompt tokens
-    and of decoding requests is zero, the second one.
+    The axes: prompt tokens, the context they attend to on average, decoding requests, their average
+    context. The first nodes of prompt tokens and of decoding requests are zero and one.
     """
 
     def __init__(self, axes: Sequence[list[float]], grid: Grid) -> None:
         self._axes, self._grid, self._decode = axes, grid, grid[0][0]
 
     def decode_s(self, sequences: float, context: float) -> float:
-        """A step in which all requests decode."""
+        """Seconds of a step in which all requests decode."""
         return _bilinear(
             self._decode, *_place(self._axes[2], sequences), *_place(self._axes[3], context)
         )
@@ -40,18 +42,18 @@ class StepTimes:
     def mixed_s(
         self, tokens: float, prefill_context: float, sequences: float, context: float
     ) -> float:
-        """A step with prompt tokens."""
+        """Seconds of a step with prompt tokens."""
         i, u = _place(self._axes[0], tokens)
         j, v = _place(self._axes[1], prefill_context)
-        where = (*_place(self._axes[2], sequences), *_place(self._axes[3], context))
+        place = (*_place(self._axes[2], sequences), *_place(self._axes[3], context))
         fewer, more = self._grid[i], self._grid[i + 1]
-        low = (1 - v) * _bilinear(fewer[j], *where) + v * _bilinear(fewer[j + 1], *where)
-        high = (1 - v) * _bilinear(more[j], *where) + v * _bilinear(more[j + 1], *where)
+        low = (1 - v) * _bilinear(fewer[j], *place) + v * _bilinear(fewer[j + 1], *place)
+        high = (1 - v) * _bilinear(more[j], *place) + v * _bilinear(more[j + 1], *place)
         return (1 - u) * low + u * high
 
 
 def _place(nodes: list[float], x: float) -> tuple[int, float]:
-    """The interval of a point, and where in it; the first and the last one reach beyond the grid."""
+    """The interval of a point and its place in it; the end intervals extend beyond the grid."""
     i = min(max(bisect_right(nodes, x) - 1, 0), len(nodes) - 2)
     return i, (x - nodes[i]) / (nodes[i + 1] - nodes[i])
 
@@ -63,10 +65,11 @@ def _bilinear(values: list[list[float]], i: int, u: float, j: int, v: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a scheduler keeps to.
+    """What a scheduler obeys.
 
-    step_tokens: the budget of a micro-batch. slots: requests that run at once. cached: share of a prompt found in the prefix cache.
-    reserves: a request holds its whole length from the start. chunked: prompts may be cut. mixes: prompts and decoding share steps.
+    step_tokens: the budget of a micro-batch. slots: requests that run at once. cached: share of a
+    prompt that hits the prefix cache. reserves: a request holds its full length from the start.
+    chunked: prompts may be split. mixes: prompts and decoding share steps.
     """
 
     step_tokens: float
@@ -81,10 +84,11 @@ class Rules:
 
 
 class Replica:
-    """One scheduler at work. Requests are numbered in the order in which they are sent; times are in seconds.
+    """One scheduler at work. Requests are numbered as they are sent; times are in seconds.
 
-    inputs, outputs: lengths of the requests, in tokens. delays: from being sent to reaching the scheduler. After ``run`` the time of
-    each request's sending, first and last token is in ``sent``, ``first`` and ``done``, and ``order`` has them as they ended.
+    inputs, outputs: tokens of each request. delays: from sending to reaching the scheduler. After
+    ``run``, ``sent``, ``first`` and ``done`` hold the time of each request's sending, first and
+    last token, and ``order`` the requests as they ended.
     """
 
     def __init__(
@@ -96,40 +100,32 @@ class Replica:
         delays: list[float],
     ) -> None:
         count = len(inputs)
-        self.rules, self.times, self.inputs, self.outputs, self.delays = (
-            rules,
-            times,
-            inputs,
-            outputs,
-            delays,
-        )
+        self.rules, self.times = rules, times
+        self.inputs, self.outputs, self.delays = inputs, outputs, delays
         self.sent, self.first, self.done = [0.0] * count, [-1.0] * count, [0.0] * count
         self.order: list[int] = []
         self._now, self._round, self._next = 0.0, 0, 0
-        self._coming: list[
-            tuple[float, int]
-        ] = []  # (when it reaches the scheduler, request), a heap
+        # a heap of (time at the scheduler, request)
+        self._coming: list[tuple[float, int]] = []
         self._waiting: deque[int] = deque()
         self._running: dict[int, None] = {}  # oldest first
         self._prompts: list[int] = []  # running requests whose prompt is not done
         self._decoding: list[tuple[int, int]] = []  # (the round of its last token, request), a heap
-        self._context, self._held = (
-            0,
-            0,
-        )  # tokens of the decoding requests; tokens of cache that are spoken for
-        self._wanted = list(inputs)  # tokens to have in the cache before the next output token
+        self._context = 0  # tokens of the decoding requests
+        self._allocated = 0  # tokens of cache
+        self._target = list(inputs)  # tokens to have in the cache before the next output token
         self._computed = [0] * count
         self._lag = [0.0] * count  # how far a request is behind its round (pipeline stages)
 
     def send(self, at: float) -> None:
-        """The next request, if one is left, sent at a time."""
+        """Sends the next request, if one is left."""
         if self._next < len(self.inputs):
             request, self._next = self._next, self._next + 1
             self.sent[request] = at
             heapq.heappush(self._coming, (at + self.delays[request], request))
 
     def run(self, *, closed: bool) -> None:
-        """Until every request is done; in a closed loop each end sends the next one."""
+        """Runs until every request is done; in a closed loop each end sends the next one."""
         while len(self.order) < len(self.inputs):
             while self._coming and self._coming[0][0] <= self._now:
                 self._waiting.append(heapq.heappop(self._coming)[1])
@@ -149,25 +145,25 @@ class Replica:
 
     @property
     def _free(self) -> float:
-        """Tokens of cache that are left; each running request wastes half a block."""
+        """Tokens of free cache; each running request wastes half a block."""
         return (
-            self.rules.pool_tokens - self._held - len(self._running) * self.rules.block_tokens / 2
+            self.rules.pool_tokens
+            - self._allocated
+            - len(self._running) * self.rules.block_tokens / 2
         )
 
     def _growth(self) -> int:
-        """Tokens of cache that one more round takes."""
+        """Tokens of cache that one more round needs."""
         return 0 if self.rules.reserves else len(self._decoding)
 
     def _share(self, request: int) -> int:
-        """Tokens of cache to have for a request before it is let in."""
-        return (
-            self.inputs[request] + self.outputs[request]
-            if self.rules.reserves
-            else self._wanted[request]
-        )
+        """Tokens of cache that a request needs before it is admitted."""
+        if self.rules.reserves:
+            return self.inputs[request] + self.outputs[request]
+        return self._target[request]
 
     def _schedule(self) -> list[tuple[int, int]]:
-        """Prompt tokens of the next step by request: of prompts that were begun, then of waiting requests."""
+        """Prompt tokens of the next step by request: prompts already begun, then waiting ones."""
         admits = self._make_room()
         left = self.rules.step_tokens * self.rules.stages - (
             len(self._decoding) if self.rules.mixes else 0
@@ -175,33 +171,31 @@ class Replica:
         chunks: list[tuple[int, int]] = []
         for request in self._prompts:
             if left >= 1:
-                chunks.append(
-                    (request, min(self._wanted[request] - self._computed[request], int(left)))
-                )
+                missing = self._target[request] - self._computed[request]
+                chunks.append((request, min(missing, int(left))))
                 left -= chunks[-1][1]
         while admits and self._waiting and left >= 1 and len(self._running) < self.rules.slots:
             request = self._waiting[0]
-            begun = min(int(self.inputs[request] * self.rules.cached), self._wanted[request] - 1)
-            tokens = self._wanted[request] - begun
+            begun = min(int(self.inputs[request] * self.rules.cached), self._target[request] - 1)
+            tokens = self._target[request] - begun
             fits = self._free - self._growth() >= self._share(request) + self.rules.block_tokens / 2
-            if not (fits or not self._running) or (
-                chunks and tokens > left and not self.rules.chunked
-            ):
+            too_long = chunks and tokens > left and not self.rules.chunked
+            if too_long or not (fits or not self._running):
                 break
             self._waiting.popleft()
             self._running[request] = None
             self._prompts.append(request)
-            self._held += self._share(request)
+            self._allocated += self._share(request)
             self._computed[request] = begun
             chunks.append((request, min(tokens, int(left)) if self.rules.chunked else tokens))
             left -= chunks[-1][1]
         return chunks
 
     def _make_room(self) -> bool:
-        """Put the newest requests back until all that decode can grow by a token; whether none had to go."""
-        kept = True
+        """Puts the newest requests back until all that decode can grow; whether none had to go."""
+        untouched = True
         while self._free < self._growth() and len(self._running) > 1:
-            kept = False
+            untouched = False
             request, _ = self._running.popitem()
             self._waiting.appendleft(request)
             if request in self._prompts:
@@ -210,51 +204,47 @@ class Replica:
                 place = next(n for n, (_, other) in enumerate(self._decoding) if other == request)
                 last, _ = self._decoding.pop(place)
                 heapq.heapify(self._decoding)
-                self._wanted[request] = (
-                    self.inputs[request] + self.outputs[request] - (last - self._round)
-                )
-                self._context -= self._wanted[request]
-            self._held -= self._wanted[request]
-        return kept
+                length = self.inputs[request] + self.outputs[request]
+                self._target[request] = length - (last - self._round)
+                self._context -= self._target[request]
+            self._allocated -= self._target[request]
+        return untouched
 
     def _prefill(self, chunks: list[tuple[int, int]]) -> None:
-        """One step with prompt tokens; a request whose prompt is complete has its next token at the end."""
+        """Runs a step with prompt tokens; complete prompts have their next token at its end."""
+        stages, step_tokens = self.rules.stages, self.rules.step_tokens
         decoding = len(self._decoding) if self.rules.mixes else 0
         tokens = sum(count for _, count in chunks)
-        seen = (
-            sum(count * (self._computed[request] + count / 2) for request, count in chunks) / tokens
-        )
-        batches = min(
-            self.rules.stages, max(decoding + len(chunks), -(-tokens // self.rules.step_tokens))
-        )
+        pairs = sum(count * (self._computed[request] + count / 2) for request, count in chunks)
+        attended = pairs / tokens
+        batches = min(stages, max(decoding + len(chunks), -(-tokens // step_tokens)))
         context = self._context / decoding if decoding else 0.0
-        seconds = self.times.mixed_s(tokens / batches, seen, decoding / batches, context)
-        own = (
-            self.times.mixed_s(
-                min(tokens, self.rules.step_tokens), seen, decoding / batches, context
-            )
-            if batches > 1
-            else seconds
+        seconds = batch_s = self.times.mixed_s(
+            tokens / batches, attended, decoding / batches, context
         )
+        if batches > 1:  # a prompt is in one micro-batch, which is fuller than their mean
+            batch_s = self.times.mixed_s(
+                min(tokens, step_tokens), attended, decoding / batches, context
+            )
         self._advance(1 if decoding else 0, seconds)
         for request, count in chunks:
             self._computed[request] += count
-            if self._computed[request] >= self._wanted[request]:
+            if self._computed[request] >= self._target[request]:
                 self._prompts.remove(request)
-                self._begin(request, own - seconds)
+                self._begin(request, batch_s - seconds)
 
     def _begin(self, request: int, lag: float) -> None:
-        """A prompt is complete: its request decodes from now on."""
+        """Starts decoding of a request whose prompt is complete."""
         self._lag[request] = lag
         if self.first[request] < 0:
             self.first[request] = self._now + lag
-        self._context += self._wanted[request] + 1
-        self._held += 0 if self.rules.reserves else 1
+        self._context += self._target[request] + 1
+        self._allocated += 0 if self.rules.reserves else 1
         length = self.inputs[request] + self.outputs[request]
-        heapq.heappush(self._decoding, (self._round + length - self._wanted[request] - 1, request))
+        heapq.heappush(self._decoding, (self._round + length - self._target[request] - 1, request))
 
     def _decode(self) -> None:
-        """As many decode steps as are alike: to the next end, the next arrival that can be let in, or a full cache."""
+        """Decodes to the next end, the next arrival that can be admitted, or a full cache."""
         count = len(self._decoding)
         batch, context = max(count / self.rules.stages, 1.0), self._context / count
         steps = self._decoding[0][0] - self._round
@@ -266,17 +256,17 @@ class Replica:
         self._advance(steps, steps * self.times.decode_s(batch, context + (steps - 1) / 2))
 
     def _advance(self, steps: int, seconds: float) -> None:
-        """Time passes, and every decoding request grows by a token a step."""
+        """Advances the clock; every decoding request grows by a token a step."""
         self._now += seconds
         self._round += steps
         self._context += steps * len(self._decoding)
-        self._held += steps * self._growth()
+        self._allocated += steps * self._growth()
 
     def _finish(self, request: int) -> None:
-        """The last token is out; the cache is free again."""
+        """Ends a request after its last token and frees its cache."""
         length = self.inputs[request] + self.outputs[request]
         self.done[request] = self._now + self._lag[request]
         self._context -= length
-        self._held -= length
+        self._allocated -= length
         del self._running[request]
         self.order.append(request)

@@ -1,14 +1,16 @@
-"""Percentiles: a replica's scheduler under its load, for the candidates that matter.
+"""Percentiles of requests: the scheduler of one replica, simulated under its load.
 
-``scheduler.Replica`` runs requests through one replica; the time of a step is read off a grid of ``operators.step_parts`` that is
-computed for all cases in one call.
+``scheduler.Replica`` runs the requests; step times are interpolated on a grid of
+``operators.step_parts`` that is computed for all cases in one call.
 
-A closed loop is what benchmark clients make of it: ``PER_SLOT`` requests for each one in flight, the first of which start at once.
-So simulated, the mean time to first token of published runs is off by the same factor at every concurrency, and its ratio to the median
-(2.1 over 28 runs that state both) is near the simulated 1.7; in a steady state both are 1.0 and the mean is half of what was measured.
-An open loop is Poisson arrivals, measured after a warm-up. Queued requests (offline) and a static batch start together.
+A closed loop follows benchmark clients: ``PER_SLOT`` requests for each one in flight, the first of
+which start at once. So simulated, the mean time to first token of published runs is off by the same
+factor at every concurrency, and its ratio to the median (2.1 over 28 runs that state both) is near
+the simulated 1.7; in a steady state the ratio is 1.0 and the mean half of what was measured. An
+open loop has Poisson arrivals, measured after a warm-up. Queued requests (offline) and a static
+batch start together.
 
-Left out: that client and front end handle requests one by one; unequal load of the ranks of data-parallel attention.
+Left out: that client and front end handle requests one by one; unequal load of data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -30,21 +32,20 @@ from recipe_core.space.serving import Cases, Setting
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s")
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
-PER_SLOT = 10  # requests of a benchmark for each one in flight; what InferenceMAX sends
-MOST = 40_960  # requests of a replica that are simulated; more take longer than an answer may
-_FEWEST = 400  # requests that percentiles are read from: short benchmarks are repeated
-_OPEN = (1000, 20_000)  # requests measured in an open loop, at least and at most
-_NODES = (
-    24,
-    4,
-    16,
-    4,
-)  # grid points of prompt tokens, their context, decoding requests, their context
+PER_SLOT = 10  # requests of a benchmark for each one in flight, as InferenceMAX sends
+MOST = 40_960  # simulated requests of a replica; more take longer than an interactive answer may
+_FEWEST = 400  # samples for a 99th percentile: short benchmarks are repeated
+_OPEN = (1000, 20_000)  # fewest and most requests measured in an open loop
+# grid points of prompt tokens, their context, decoding requests, their context
+_NODES = (24, 4, 16, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Lengths are uniform within mean × (1 ± spread), as ``vllm bench serve --random-range-ratio`` draws them; 0 is exact."""
+    """Half-width of uniform lengths, as a share of the mean; 0 is exact.
+
+    ``vllm bench serve --random-range-ratio`` draws lengths in this way.
+    """
 
     input: float = 0.0
     output: float = 0.0
@@ -52,14 +53,16 @@ class Spread:
 
 EXACT = Spread()
 TYPICAL = Spread(0.1, 0.1)
-"""Where nothing is said: InferenceMAX and ATOM draw lengths from 0.8 to 1.0 of nominal. Exact ones would move in waves for ever."""
+"""Default: InferenceMAX and ATOM draw lengths from 0.8 to 1.0 of nominal. With exact lengths
+requests would start and end in waves for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Means and percentiles over requests, by figure, and throughput of the whole deployment; NaN where nothing was simulated.
+    """Means and percentiles over requests by metric, and throughput of the whole deployment.
 
-    goodput_per_s: requests per second whose times all keep the limits; NaN where there are none.
+    One number per case, NaN where nothing was simulated. goodput_per_s: requests per second that
+    keep all limits; NaN without limits.
     """
 
     means_s: dict[str, Float]
@@ -68,7 +71,7 @@ class Simulation:
     goodput_per_s: Float
 
     def scattered(self, rows: Int, count: int) -> Simulation:
-        """The same as ``rows`` of ``count`` cases, with NaN for the others."""
+        """The same as ``rows`` of ``count`` cases; the other rows are NaN."""
 
         def placed(values: Float) -> Float:
             out = np.full(count, np.nan)
@@ -78,7 +81,7 @@ class Simulation:
         return self._each(placed)
 
     def take(self, rows: Int) -> Simulation:
-        """The chosen cases, in that order."""
+        """The rows in that order."""
         return self._each(lambda values: values[rows])
 
     def _each(self, change: Callable[[Float], Float]) -> Simulation:
@@ -94,19 +97,17 @@ class Simulation:
 
 
 def requests_each(setting: Setting, cases: Cases) -> Int:
-    """How many requests one replica of each case is simulated with; a case with more than ``MOST`` is not simulated."""
+    """Requests to simulate for one replica (one per case); above ``MOST`` a case is skipped."""
     load = _load(setting, cases)
     if setting.mode == "closed":
         once = PER_SLOT * np.maximum(np.round(load), 1)
         count = once * np.ceil(_FEWEST / once)
     elif setting.mode == "open":
         zero = np.zeros(len(cases))
-        alone = total(
-            step_parts(setting, cases, Step(zero, zero, zero + 1, cases.input_tokens, zero + 1))
-        )
-        count = np.clip(
-            30 * load * cases.output_tokens * alone, *_OPEN
-        )  # at least thirty times what is in flight, when it is quiet
+        step = Step(zero, zero, zero + 1, cases.input_tokens, zero + 1)
+        step_s = total(step_parts(setting, cases, step))
+        # thirty times what is in flight on a quiet replica, so that percentiles settle
+        count = np.clip(30 * load * cases.output_tokens * step_s, *_OPEN)
     else:
         count = np.maximum(np.round(load), 1)
     return np.asarray(np.minimum(count, 2**62), dtype=np.int64)
@@ -128,17 +129,17 @@ def simulate(
     limits: Mapping[str, float] = NO_LIMITS,
     seed: int = 0,
 ) -> Simulation:
-    """Time to first token, time per output token and latency of requests under the setting's load, with their percentiles.
+    """Latency of requests under the setting's load: means, percentiles, goodput.
 
     Args:
         setting: what all cases share.
         cases: the cases; each should be one that can run.
         memory: of the same cases.
         spread: of lengths around their means; a static batch has exact ones.
-        requests: how many a replica gets, in one benchmark where the loop is closed; ``requests_each`` by default.
+        requests: per replica, in one benchmark of a closed loop; default ``requests_each``.
         percentiles: between 0 and 100.
-        limits: seconds that a request's figures must not exceed to count as good.
-        seed: of lengths and arrivals, the same for all cases; the same seed gives the same answer.
+        limits: seconds that a request must not exceed to count as good, by metric.
+        seed: of lengths and arrivals, the same for all cases; equal seeds give equal answers.
     """
     counts = np.full(len(cases), requests) if requests else requests_each(setting, cases)
     rows = np.flatnonzero(counts <= MOST)
@@ -154,9 +155,8 @@ def simulate(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )
         if limits:
-            good[row] = requests_per_s * np.mean(
-                np.all([samples[figure] <= most for figure, most in limits.items()], axis=0)
-            )
+            passes = [samples[figure] <= limit for figure, limit in limits.items()]
+            good[row] = requests_per_s * np.mean(np.all(passes, axis=0))
         for figure, values in samples.items():
             means[figure][row] = values.mean()
             for p, value in zip(percentiles, np.percentile(values, percentiles), strict=True):
@@ -168,21 +168,19 @@ def simulate(
 def _measured(
     rules: Rules, times: StepTimes, traffic: _Traffic, count: int, *, repeats: bool
 ) -> tuple[dict[str, Float], float, float]:
-    """Samples of each figure over ``count`` requests (short closed benchmarks are repeated), output tokens and requests per second."""
+    """Samples by metric over ``count`` requests, output tokens and requests per second."""
+    # short closed benchmarks are repeated until there are enough samples
     once = PER_SLOT * traffic.in_flight if traffic.mode == "closed" and repeats else count
     runs = [traffic.through(rules, times, once) for _ in range(max(count // once, 1))]
-    seen = {figure: np.concatenate([run[figure] for run, _, _ in runs]) for figure in FIGURES}
+    samples = {figure: np.concatenate([run[figure] for run, _, _ in runs]) for figure in FIGURES}
     seconds = sum(seconds for _, _, seconds in runs)
-    return (
-        seen,
-        sum(tokens for _, tokens, _ in runs) / seconds,
-        traffic.scale * len(seen[FIGURES[0]]) / seconds,
-    )
+    tokens_per_s = sum(tokens for _, tokens, _ in runs) / seconds
+    return samples, tokens_per_s, traffic.scale * len(samples[FIGURES[0]]) / seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """The requests that one replica of a case gets: ``load`` of them in flight or queued, or so many a second."""
+    """Requests of one replica of a case; ``load``: in flight, queued, or arriving per second."""
 
     setting: Setting
     cases: Cases
@@ -202,36 +200,36 @@ class _Traffic:
 
     @property
     def scale(self) -> float:
-        """What a replica gets over what is simulated: replicas share a load that need not divide."""
+        """Load of a replica over what is simulated: replicas need not divide the load evenly."""
         return self.load / self.in_flight if self.mode == "closed" else 1.0
 
     def through(
         self, rules: Rules, times: StepTimes, count: int
     ) -> tuple[dict[str, Float], float, float]:
-        """Send ``count`` requests (and in an open loop others before and after); samples, their output tokens, and seconds they took."""
+        """Sends ``count`` requests; samples by metric, output tokens, and seconds.
+
+        An open loop gets requests before and after them as well, which are not counted.
+        """
         before, after = (count // 4, count // 8) if self.mode == "open" else (0, 0)
         replica = self._replica(rules, times, before + count + after)
         for at in self._sent(before + count + after):
             replica.send(at)
         replica.run(closed=self.mode == "closed")
-        kept = np.array(replica.order[before : before + count])
+        counted = np.array(replica.order[before : before + count])
         sent, first, done, outputs = (
-            np.array(v, dtype=float)[kept]
-            for v in (replica.sent, replica.first, replica.done, replica.outputs)
+            np.array(values, dtype=float)[counted]
+            for values in (replica.sent, replica.first, replica.done, replica.outputs)
         )
         if self.mode == "static":
             first = np.full(count, first.max())  # a batch has its first tokens together
         ttft_s, latency_s = first - sent, done - sent
         tpot_s = (done - first) / np.maximum(outputs - 1, 1)
         began = replica.done[replica.order[before - 1]] if before else 0.0
-        return (
-            dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True)),
-            self.scale * outputs.sum(),
-            done.max() - began,
-        )
+        samples = dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
+        return samples, self.scale * outputs.sum(), done.max() - began
 
     def _sent(self, count: int) -> list[float]:
-        """When requests are sent; in a closed loop those that start it."""
+        """Times at which requests are sent; in a closed loop those that start it."""
         if self.mode == "open":
             arrivals: list[float] = np.cumsum(self.rng.exponential(1 / self.load, count)).tolist()
             return arrivals
@@ -239,10 +237,9 @@ class _Traffic:
 
     def _replica(self, rules: Rules, times: StepTimes, count: int) -> Replica:
         overhead = self.setting.engine.overhead(self.setting.cluster.device.runtime)
-        inputs = self._lengths(float(self.cases.input_tokens[self.row]), self.spread.input, count)
-        outputs = self._lengths(
-            float(self.cases.output_tokens[self.row]), self.spread.output, count
-        )
+        cases, row = self.cases, self.row
+        inputs = self._lengths(float(cases.input_tokens[row]), self.spread.input, count)
+        outputs = self._lengths(float(cases.output_tokens[row]), self.spread.output, count)
         served = self.mode != "static"  # a batch is measured without a server
         delays = [
             served * (overhead.request_s + overhead.input_token_s * tokens) for tokens in inputs
@@ -250,10 +247,9 @@ class _Traffic:
         return Replica(rules, times, inputs, outputs, delays)
 
     def _lengths(self, mean: float, spread: float, count: int) -> list[int]:
-        drawn: list[int] = np.maximum(
-            self.rng.integers(round(mean * (1 - spread)), round(mean * (1 + spread)) + 1, count), 1
-        ).tolist()
-        return drawn
+        low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
+        lengths: list[int] = np.maximum(self.rng.integers(low, high + 1, count), 1).tolist()
+        return lengths
 
 
 def _rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
@@ -275,31 +271,23 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
     """The grids of all cases, computed in one call."""
     longest_input = cases.input_tokens * (1 + spread.input)
     longest = longest_input + cases.output_tokens * (1 + spread.output)
-    at_once = (
-        cases.max_batched_tokens
-        if setting.engine.chunked_prefill
-        else np.maximum(cases.max_batched_tokens, longest_input)
-    )
-    slots = (
-        cases.max_num_seqs
-        if setting.mode == "open"
-        else np.minimum(cases.max_num_seqs, _load(setting, cases))
-    )
+    step_tokens = cases.max_batched_tokens
+    if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
+        step_tokens = np.maximum(step_tokens, longest_input)
+    slots = cases.max_num_seqs
+    if setting.mode != "open":
+        slots = np.minimum(slots, _load(setting, cases))
     axes = [
-        _from_zero(np.geomspace(1, np.maximum(at_once, 2), _NODES[0] - 1, axis=1)),
+        _from_zero(np.geomspace(1, np.maximum(step_tokens, 2), _NODES[0] - 1, axis=1)),
         np.linspace(0, longest_input, _NODES[1], axis=1),
         _from_zero(np.geomspace(1, np.maximum(slots / cases.pp, 2), _NODES[2] - 1, axis=1)),
         np.linspace(cases.input_tokens * (1 - spread.input), longest, _NODES[3], axis=1),
     ]
     shape = (len(cases), *_NODES)
-    alone = [
-        [size if n == axis else 1 for n in range(len(axes))] for axis, size in enumerate(_NODES)
-    ]
-    points = [
-        np.broadcast_to(axis.reshape(len(cases), *form), shape).reshape(-1)
-        for axis, form in zip(axes, alone, strict=True)
-    ]
-    tokens, prefill_context, sequences, context = points
+    tokens, prefill_context, sequences, context = (
+        np.broadcast_to(np.expand_dims(axis, _others(n)), shape).reshape(-1)
+        for n, axis in enumerate(axes)
+    )
     columns = cases.take(np.repeat(np.arange(len(cases)), int(np.prod(_NODES))))
     prompts = np.where(tokens > 0, np.maximum(tokens / columns.input_tokens, 1.0), 0.0)
     step = Step(tokens, prefill_context, sequences, context, sequences + prompts)
@@ -310,5 +298,11 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
     ]
 
 
+def _others(axis: int) -> tuple[int, ...]:
+    """Axes of the grid, after that of the cases, without one of them."""
+    return tuple(n + 1 for n in range(len(_NODES)) if n != axis)
+
+
 def _from_zero(nodes: Float) -> Float:
+    """The nodes of each case with a zero in front: no prompt tokens, or nothing that decodes."""
     return np.concatenate([np.zeros((len(nodes), 1)), nodes], axis=1)

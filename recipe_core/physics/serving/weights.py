@@ -1,4 +1,4 @@
-"""Weights of a rank: how each engine shards, pads and stores them; draft layers and vocabulary beside the layers."""
+"""Weights of a rank as each engine shards, pads and stores them; draft layers and vocabulary."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a 
 def stage_layers(layers: int, stages: int) -> list[tuple[int, int]]:
     """First and past-the-last layer of each pipeline stage, by vLLM's rule.
 
-    A remainder goes one layer each to the stages before the last, from the back, so that the head's stage stays lightest.
-    Source: ``get_pp_indices`` in vLLM's ``distributed/utils.py``.
+    A remainder goes one layer each to the stages before the last, from the back, so that the stage
+    with the head stays lightest. Source: ``get_pp_indices`` in vLLM's ``distributed/utils.py``.
     """
     sizes = [layers // stages] * stages
     for i in range(2, layers % stages + 2):
@@ -30,12 +30,12 @@ def padded_vocabulary(vocabulary: int) -> int:
 
 
 def expert_ranks(cases: Cases) -> Float:
-    """Ranks over which one copy of the experts is cut: tp, or all of tp × dp where experts are shared."""
+    """Ranks that hold one copy of the experts: tp, or tp × dp where experts are shared."""
     return np.where(cases.shares_experts, cases.tp * cases.dp, cases.tp).astype(float)
 
 
 def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
-    """Share of a layer's tensor that one rank (the fullest) holds."""
+    """Share of a layer's tensor on the fullest rank."""
     tp = cases.tp.astype(np.float64)
     if tensor.shard == "replicated":
         return np.ones_like(tp)
@@ -43,14 +43,14 @@ def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
         return 1 / np.minimum(tp, layer.attention.kv_heads if layer.attention else 1)
     if tensor.shard == "experts" and isinstance(layer.mlp, MoeMlp):
         ep = cases.ep.astype(np.float64)
-        whole_experts = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts
-        return np.where(cases.shares_experts, whole_experts * ep / expert_ranks(cases), 1 / tp)
+        fullest = np.ceil(layer.mlp.experts / ep) / layer.mlp.experts
+        return np.where(cases.shares_experts, fullest * ep / expert_ranks(cases), 1 / tp)
     share: Float = 1 / tp
     return share
 
 
 def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
-    """Weights of one layer on one rank, with what the engine's kernels pad them by."""
+    """Weights of one layer on one rank, with the padding of the engine's kernels (one per case)."""
     return add(
         _tensor_bytes(setting, layer, tensor, cases)
         for tensor in layer.tensors(setting.model.hidden)
@@ -58,28 +58,30 @@ def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
 
 
 def draft_layer(model: ModelSpec) -> Layer:
-    """The layer that a draft has: the model's last whole one, which multi-token prediction and EAGLE heads repeat."""
-    whole = [
+    """The layer of a draft: the model's last complete one, as MTP and EAGLE heads repeat it."""
+    complete = [
         layer for layer in model.layers if layer.attention is not None and layer.mlp is not None
     ]
-    return (whole or model.layers)[-1]
+    return (complete or model.layers)[-1]
 
 
 def draft_projection(model: ModelSpec) -> int:
-    """Weights that join a draft layer's two inputs, the last hidden state and the embedding of the token after it."""
+    """Weights that join a draft layer's inputs: last hidden state and next token's embedding."""
     return 2 * model.hidden * model.hidden
 
 
 def draft_weight_bytes(setting: Setting, cases: Cases) -> Float:
-    """Weights of all draft layers on one rank; embedding and head are the model's. The projection is held whole."""
-    one = layer_weight_bytes(setting, draft_layer(setting.model), cases)
-    return cases.draft_layers * (
-        one + draft_projection(setting.model) * setting.stored_bytes("unquantized")
-    )
+    """Weights of all draft layers on one rank, with their projection, which is never split.
+
+    Embedding and head are the model's.
+    """
+    layer = layer_weight_bytes(setting, draft_layer(setting.model), cases)
+    projection = draft_projection(setting.model) * setting.stored_bytes("unquantized")
+    return cases.draft_layers * (layer + projection)
 
 
 def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
-    """A tensor of one layer on one rank."""
+    """Bytes of a layer's tensor on one rank."""
     share = _share(tensor, layer, cases)
     plain = tensor.numel * setting.stored_bytes(tensor.role) * share
     if tensor.role == "experts" and isinstance(layer.mlp, MoeMlp):
@@ -88,53 +90,43 @@ def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) 
 
 
 def _tile_growth(setting: Setting, mlp: MoeMlp, cases: Cases) -> Float:
-    """Factor by which a rank's experts grow where the kernel rounds their widths up to whole tiles."""
+    """Factor by which experts grow where the kernel rounds their widths up to full tiles."""
     device = setting.cluster.device
     tiles = setting.engine.memory.tiles(
         setting.stored_dtype("experts"), device.runtime, device.architecture
     )
     if tiles is None:
         return np.ones(len(cases))
-    hidden, width = (
-        mlp.expert_hidden(setting.model.hidden),
-        mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp),
-    )
-    taller, wider = (
-        np.ceil(size / tile) * tile / size
-        for size, tile in ((hidden, tiles.hidden), (width, tiles.intermediate))
-    )
-    growth: Float = taller * wider
+    hidden = mlp.expert_hidden(setting.model.hidden)
+    width = mlp.intermediate / np.where(cases.shares_experts, 1, cases.tp)
+    taller = np.ceil(hidden / tiles.hidden) * tiles.hidden / hidden
+    growth: Float = taller * (np.ceil(width / tiles.intermediate) * tiles.intermediate / width)
     return growth
 
 
 def _row_padding_bytes(setting: Setting, tensor: Tensor, share: Float) -> Float:
     """Bytes appended to the rows of an fp8 tensor of which a rank holds ``share``.
 
-    A row holds the inputs: a rank that cuts outputs has fewer rows, one that cuts inputs has shorter ones.
+    A row holds the inputs: splitting outputs leaves fewer rows, splitting inputs shorter ones.
     """
     rule, quantization = setting.engine.memory.row_padding, setting.model.quantization
     padding = np.zeros_like(share)
     if rule is None or quantization is None or setting.weight_dtype != quantization.dtype:
         return padding
-    stored = (
-        setting.stored_dtype(tensor.role) == quantization.dtype
-        and quantization.scheme in rule.schemes
-    )
-    if not stored or setting.cluster.device.runtime not in rule.runtimes:
+    dtype = setting.stored_dtype(tensor.role)
+    padded = dtype == quantization.dtype and quantization.scheme in rule.schemes
+    if not padded or setting.cluster.device.runtime not in rule.runtimes:
         return padding
     for matrix in tensor.matrices:
         rows = matrix.outputs * (1.0 if matrix.cuts_inputs else share)
-        row_bytes = matrix.inputs * (
-            share if matrix.cuts_inputs else 1.0
-        )  # an fp8 value is one byte
-        padding = padding + np.where(
-            row_bytes % rule.multiple_bytes == 0, rows * rule.added_bytes, 0.0
-        )
+        row_bytes = matrix.inputs * (share if matrix.cuts_inputs else 1.0)  # one byte per fp8 value
+        aligned = row_bytes % rule.multiple_bytes == 0
+        padding = padding + np.where(aligned, rows * rule.added_bytes, 0.0)
     return padding
 
 
 def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
-    """The embedding (or the head) on one rank."""
+    """Bytes of the embedding, or of the head, on one rank (one per case)."""
     model = setting.model
     rows_bytes = padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes("head")
     return np.asarray(rows_bytes / cases.tp, dtype=np.float64)

@@ -1,10 +1,12 @@
-"""What a rank exchanges in a step, in bytes: by group, cases × stages.
+"""Bytes that a rank exchanges in a step, by group, of shape (cases, stages).
 
-An all-gather and a reduce-scatter count the whole tensor, an all-reduce twice that (it is both), a message itself.
-FSDP gathers every unit for the forward pass and, resharded, again for the backward pass, but the head, whose backward pass follows at once.
-In a pipeline a unit stays gathered from a backward pass until the next forward pass is over, and gradients are scattered once a step.
-Recomputation repeats a layer's gathers and the reduction after attention, not the last one, which nothing waits for; the selective one
-keeps what was scattered, and repeats gathers only.
+An all-gather or reduce-scatter counts the whole tensor, an all-reduce twice that (it is both), a
+message itself. FSDP gathers every unit for the forward pass and, if resharded, again for the
+backward pass, except the head, whose backward pass follows at once. In a pipeline a unit stays
+gathered from a backward pass until the next forward pass ends, and gradients are scattered once a
+step. Full recomputation repeats a layer's gathers and the reduction after attention, but not the
+last one, which nothing waits for; selective recomputation keeps what was scattered and repeats
+gathers only.
 """
 
 from __future__ import annotations
@@ -20,41 +22,38 @@ from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
 
 
 def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
-    """Bytes by group for frameworks that shard layer by layer."""
-    states, whole = setting.framework.states, held(setting, cases)
+    """Bytes by group for frameworks that shard layer by layer, of shape (cases, stages)."""
+    states, rank = setting.framework.states, held(setting, cases)
     count, first, last = stage_layers(setting, cases)
-    every = whole.dense + whole.experts + whole.vocabulary
+    parameters = rank.dense + rank.experts + rank.vocabulary
     table = last * (setting.model.vocabulary * setting.model.hidden / cases.tp)[:, None]
     m, piped = cases.micro_batches[:, None].astype(float), cases.pp[:, None] > 1
     stays = cases.zero_stage[:, None] == 2
-    again = np.where(stays, np.where(piped, 1.0, m), np.where(piped, m + 1, 2 * m))
+    gathers = np.where(stays, np.where(piped, 1.0, m), np.where(piped, m + 1, 2 * m))
     head = np.where(piped, 1.0, m)
-    trained = whole.adapters if setting.frozen else every
+    trained = rank.adapters if setting.frozen else parameters
     scattered = states.reduced * trained * np.where(piped, 1.0, m)
     copies = hybrid(cases)[:, None]
     ranks = cases.replicas[:, None] / copies
+    shard = states.gathered * (gathers * (parameters - table) + head * table) + scattered
+    tensor = m * _tensor(setting, cases, count, first, last)
+    none = 0.0 * count  # NaN where there is no stage
     return {
-        "shard": np.where(
-            ranks > 1,
-            states.gathered * (again * (every - table) + head * table) + scattered,
-            0.0 * count,
-        ),
-        "replicate": np.where(copies > 1, 2 * scattered / ranks, 0.0 * count),
-        "tensor": np.where(
-            cases.tp[:, None] > 1, m * _tensor(setting, cases, count, first, last), 0.0 * count
-        ),
-        "pipeline": np.where(piped, m * _hand_over(setting, cases, first, last), 0.0 * count),
+        "shard": np.where(ranks > 1, shard, none),
+        "replicate": np.where(copies > 1, 2 * scattered / ranks, none),
+        "tensor": np.where(cases.tp[:, None] > 1, tensor, none),
+        "pipeline": np.where(piped, m * _hand_over(setting, cases, first, last), none),
     }
 
 
 def _tensor(
     setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float, last: Float
 ) -> Float:
-    """Of a micro-batch: each half of a layer gathers and reduces once in each pass; embedding and head once together in each."""
+    """Bytes of a micro-batch: halves of layers, and both ends as one, gather and reduce a pass."""
+    model = setting.model
     halves = sum(
-        n * ((kind.attention is not None) + (kind.mlp is not None))
-        for kind, n in setting.model.kinds
-    ) / len(setting.model.layers)
+        n * ((kind.attention is not None) + (kind.mlp is not None)) for kind, n in model.kinds
+    ) / len(model.layers)
     full = (cases.recompute == RECOMPUTE.index("full")) & (cases.sequence_parallel > 0)
     repeated = np.where(full, 0.75, np.where(cases.recompute > 0, 0.5, 0.0))
     hidden = (BYTES * cases.tokens * setting.model.hidden)[:, None]
@@ -63,6 +62,6 @@ def _tensor(
 
 
 def _hand_over(setting: TrainingSetting, cases: TrainingCases, first: Float, last: Float) -> Float:
-    """Of a micro-batch: hidden states to the next chunk, their gradients to the one before."""
+    """Bytes of a micro-batch: hidden states to the next chunk, their gradients to the previous."""
     chunks = cases.virtual_stages[:, None]
     return (cases.tokens * boundary_bytes(setting, cases))[:, None] * (2.0 * chunks - first - last)

@@ -1,8 +1,9 @@
 """What data loading has to deliver, and how long a step waits for it.
 
-Each replica (dp) has its own workers; ranks of one replica share what they load. Workers deliver
-``dp · workers · tokens_per_s_per_worker``, storage ``read_bytes_per_s / bytes_per_token``, and the lesser of both counts. With batches made
-ahead a step waits only for what takes longer than itself; without, it waits for all of it.
+Each replica (dp) has its own workers; ranks of one replica share what they load. The slower of
+workers, ``dp · workers · tokens_per_s_per_worker``, and storage, ``read_bytes_per_s /
+bytes_per_token``, sets the rate. With prefetching a step waits only for what takes longer than
+itself; without, for all of it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,15 @@ from recipe_core.space.training import TrainingCases
 
 
 def loaded_tokens_per_s(cases: TrainingCases, loading: Loading) -> Float:
-    """Tokens that all loaders together deliver in a second."""
-    each = loading.tokens_per_s_per_worker or training_data().run.loader_tokens_per_s.value
-    read = (
-        np.inf
-        if loading.read_bytes_per_s is None
-        else loading.read_bytes_per_s / loading.bytes_per_token
-    )
-    return np.asarray(np.minimum(cases.dp * loading.workers * each, read), dtype=float)
+    """Tokens per second that all loaders deliver together (one per case)."""
+    worker = loading.tokens_per_s_per_worker or training_data().run.loader_tokens_per_s.value
+    storage = np.inf
+    if loading.read_bytes_per_s is not None:
+        storage = loading.read_bytes_per_s / loading.bytes_per_token
+    return np.asarray(np.minimum(cases.dp * loading.workers * worker, storage), dtype=float)
 
 
 def waiting_s(cases: TrainingCases, loading: Loading, step_s: Float) -> Float:
-    """Seconds that a step of ``step_s`` waits for its data."""
+    """Seconds that a step of ``step_s`` waits for its data (one per case)."""
     load_s = cases.step_tokens / loaded_tokens_per_s(cases, loading)
     return load_s if loading.prefetch == 0 else np.maximum(load_s - step_s, 0.0)

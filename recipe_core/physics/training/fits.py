@@ -1,4 +1,4 @@
-"""Memory against what there is: of a device, and of the node's host."""
+"""Memory against what is available: on a device, and on a node's host."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from recipe_core.space.training import OFFLOADS, TrainingCases, TrainingSetting
 
 
 def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
-    """Peak memory against what a process can have, and the share beyond it that estimates are known to be too high by."""
+    """Refuses peaks above the capacity plus the share by which estimates are known to be high."""
     peak = mem.peak_bytes
 
-    def said(i: int) -> str:
+    def sentence(i: int) -> str:
         by_stage = mem.stages_of(i)
         stage = int(np.nanargmax(by_stage))
         parts = {name: float(mem.parts[name][i, stage]) for name in PARTS}
-        most = max(parts, key=lambda name: parts[name])
-        where = f" on stage {stage}" if np.isfinite(by_stage).sum() > 1 else ""
+        largest = max(parts, key=lambda name: parts[name])
+        place = f" on stage {stage}" if np.isfinite(by_stage).sum() > 1 else ""
         return (
-            f"needs {gib(peak[i])} of {gib(mem.capacity_bytes)} per device{where}: {gib(peak[i] - mem.capacity_bytes)} too much; "
-            f"{most} are {gib(parts[most])}"
+            f"needs {gib(peak[i])} per GPU{place}, {gib(mem.capacity_bytes)} usable: "
+            f"{gib(peak[i] - mem.capacity_bytes)} short "
+            f"(largest part: {largest}, {gib(parts[largest])})"
         )
 
-    return Refusal("memory", peak > (1 + setting.figures.tight.value) * mem.capacity_bytes, said)
+    limit = (1 + setting.calibration.tight.value) * mem.capacity_bytes
+    return Refusal("memory", peak > limit, sentence)
 
 
 def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> Iterator[Refusal]:
-    """What the devices of a node keep in its memory, against that memory; nothing where a profile does not know it."""
-    known = setting.cluster.device.node.host_memory_bytes
-    if known is None:
+    """Refuses states offloaded to a node's host that exceed its memory, where a profile has it."""
+    host = setting.cluster.device.node.host_memory_bytes
+    if host is None:
         return
-    wanted = mem.host_bytes * np.minimum(cases.per_node, cases.devices)
+    needed = mem.host_bytes * np.minimum(cases.per_node, cases.devices)
+    offloaded = cases.offload == OFFLOADS.index("optimizer")
     yield Refusal(
         "host-memory",
-        (cases.offload == OFFLOADS.index("optimizer")) & (wanted > known.value),
+        offloaded & (needed > host.value),
         lambda i: (
-            f"offload: optimizer states of a node need {gib(wanted[i])} of {gib(known.value)} host memory"
+            f"offloaded optimizer states need {gib(needed[i])} of host memory per node, "
+            f"only {gib(host.value)} available"
         ),
     )

@@ -1,4 +1,4 @@
-"""What a request leaves open and only memory decides."""
+"""What a request leaves open and memory decides: whether the loss is computed in chunks."""
 
 from __future__ import annotations
 
@@ -15,38 +15,36 @@ from recipe_core.space.training import TrainingCases, TrainingSetting
 def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCases, Memory]:
     """Cases with nothing left open, and their memory.
 
-    Loss: logits are made at once where they fit, else piece by piece where the framework can (and the request does not say).
+    The loss is computed in chunks where full logits do not fit, the framework can, and the request
+    leaves it open.
     """
-    whole = memory(setting, cases)
+    full = memory(setting, cases)
     if setting.fused_loss is not None or not setting.framework.loss_in_pieces:
-        return cases, whole
-    full = memory_rule(setting, whole).broken
-    least = np.nanmax(
-        whole.by_stage - setting.figures.fragmentation.value * whole.parts["loss"], axis=1
-    )
-    rows = np.flatnonzero(
-        full & (least <= whole.capacity_bytes * (1 + setting.figures.tight.value))
-    )  # others lack more than a loss
+        return cases, full
+    figures, over = setting.calibration, memory_rule(setting, full).broken
+    lossless = np.nanmax(full.by_stage - figures.fragmentation.value * full.parts["loss"], axis=1)
+    # the others lack more than the loss takes
+    helped = lossless <= full.capacity_bytes * (1 + figures.tight.value)
+    rows = np.flatnonzero(over & helped)
     if not len(rows):
-        return cases, whole
-    cut = cases.fused_loss.copy()
-    cut[rows] = 1
-    cases = replace(cases, fused_loss=cut)
-    return cases, _exchanged(whole, rows, memory(setting, cases.take(rows)))
+        return cases, full
+    fused = cases.fused_loss.copy()
+    fused[rows] = 1
+    cases = replace(cases, fused_loss=fused)
+    return cases, _with_rows(full, rows, memory(setting, cases.take(rows)))
 
 
-def _exchanged(every: Memory, rows: Any, some: Memory) -> Memory:
-    """Memory with that of some rows in place of what was there; ``some`` may have fewer stages."""
+def _with_rows(full: Memory, rows: Any, chunked: Memory) -> Memory:
+    """``full`` with some rows of ``chunked``, which may have fewer stages."""
 
     def put(old: Any, new: Any) -> Any:
         out = old.copy()
         out[(rows, slice(new.shape[1])) if new.ndim > 1 else rows] = new
         return out
 
-    parts = {name: put(values, some.parts[name]) for name, values in every.parts.items()}
     return replace(
-        every,
-        parts=parts,
-        host_bytes=put(every.host_bytes, some.host_bytes),
-        peak_bytes=put(every.peak_bytes, some.peak_bytes),
+        full,
+        parts={name: put(values, chunked.parts[name]) for name, values in full.parts.items()},
+        host_bytes=put(full.host_bytes, chunked.host_bytes),
+        peak_bytes=put(full.peak_bytes, chunked.peak_bytes),
     )

@@ -1,12 +1,16 @@
-"""When a rank of FSDP is fullest: what is alive at five moments of a step, of which the largest is the peak.
+"""Peak memory of FSDP: what is alive at each moment of a step; the largest moment is the peak.
 
-A unit (a layer; the embedding; final norm and head) is gathered in 16 bits before it is used, the next one while it is used; its gradient
-is cast to ``reduced`` bytes and scattered, which the next unit's backward pass hides. So around a layer's backward pass live two gathered
-units, the unit before in ``reduced`` bytes, and the layer's own gradient in 16 bits. In a pipeline nothing is scattered before the last
-micro-batch: gradients add up whole, and units stay gathered once their backward pass has run.
+A unit (a layer; the embedding; final norm and head) is gathered in 16 bits before it is used, the
+next one while it is used. Its gradient is cast to ``reduced`` bytes and scattered, which the next
+unit's backward pass hides. So around a layer's backward pass two gathered units are alive, the
+previous unit in ``reduced`` bytes, and the layer's own gradient in 16 bits. In a pipeline nothing
+is scattered before the last micro-batch: gradients accumulate unsharded, and units stay gathered
+after their backward pass.
 
-Source: ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`` and ``torch/distributed/pipelining/stage.py`` of torch 2.13, and
-traces of real models (`recipe_core.calibration.trace`), which this repeats to a few per cent. Left out: copies of inputs to collectives.
+Source: ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`` and
+``torch/distributed/pipelining/stage.py`` of torch 2.13, and traces of real models
+(`recipe_core.calibration.trace`), which these formulas meet to a few per cent. Left out: copies of
+the inputs of collectives.
 """
 
 from __future__ import annotations
@@ -22,225 +26,336 @@ from recipe_core.physics.training.activations import (
     NORM_UPCAST,
     boundary_bytes,
     in_flight,
-    kept_bytes,
     layer_bytes,
     mlp_bytes,
+    saved_bytes,
 )
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
 MLP_WORK = 0.75
-"""Gradients inside a feed-forward block when its backward pass is fullest, of what the block kept: 6f of 8f bytes a token."""
+"""Gradients inside a feed-forward block at the peak of its backward pass, as a share of what the
+block kept: 6f of 8f bytes a token."""
 MLP_LEFT = 0.5
-"""Of what the block kept, what is gone when the gradients of all its weights are there: the other half are gradients of gate and up."""
+"""Share of what the block saved that is gone when all its weights have gradients; the other half
+are gradients of gate and up."""
 
 FP32_LOSS = 8.0
-"""Bytes for each logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
+"""Bytes per logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
 ALIVE = ("gradients", "gathered", "activations", "loss", "temporary")
-"""What a moment is made of; what it leaves out is not there."""
+"""Parts of a moment."""
 NOTHING = np.zeros(())
 Moment = dict[str, Float]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Columns of cases × stages.
+    """A rank of each pipeline stage; columns of shape (cases, stages).
 
-    count: layers; first, last: whether embedding and head are there. every: parameters of the rank, uncut; unit: the largest layer's;
-    table: those of embedding or head. cut: bytes of all gradients at the end; made,
-    unit_made, table_made: as a backward pass leaves them (whole in a pipeline), of all, a layer, a table.
-    logits: how many there are at once.
+    count: layers; first, last: 1 where the embedding, the head is there. parameters: of the rank,
+    unsharded; unit: of the largest layer; table: of embedding or head. sharded_gradients: bytes of
+    all gradients at the end of a step; gradients, unit_gradients, table_gradients: bytes after a
+    backward pass (unsharded in a pipeline) of all, of a layer, of a table. logits: how many exist
+    at once.
     """
 
     count: Float
     first: Float
     last: Float
-    every: Float
+    parameters: Float
     unit: Float
     table: Float
-    cut: Float
-    made: Float
-    unit_made: Float
-    table_made: Float
+    sharded_gradients: Float
+    gradients: Float
+    unit_gradients: Float
+    table_gradients: Float
     logits: Float
 
 
 def fullest(setting: TrainingSetting, cases: TrainingCases, stage: Stage) -> Moment:
-    """Bytes of gradients, gathered, activations, loss and temporary at the moment when they are most together."""
-    moments = [
-        {part: moment.get(part, NOTHING) for part in ALIVE}
-        for moment in _moments(setting, cases, stage)
-    ]
-    most, chosen = np.full(stage.count.shape, -np.inf), np.zeros(stage.count.shape, dtype=np.int64)
+    """Bytes of each of ``ALIVE`` at the moment with the largest sum, of shape (cases, stages)."""
+    moments = list(_moments(setting, cases, stage))
+    peak = np.full(stage.count.shape, -np.inf)
+    number_at_peak = np.zeros(stage.count.shape, dtype=np.int64)
     for number, moment in enumerate(moments):
         total = add(moment.values())
-        chosen[total > most] = number
-        most = np.maximum(most, total)
-    return {part: np.choose(chosen, [moment[part] for moment in moments]) for part in ALIVE}
+        number_at_peak[total > peak] = number
+        peak = np.maximum(peak, total)
+    return {part: np.choose(number_at_peak, [moment[part] for moment in moments]) for part in ALIVE}
 
 
 def _moments(setting: TrainingSetting, cases: TrainingCases, s: Stage) -> Iterator[Moment]:
-    """Of the first micro-batch's backward pass, and of a later one's, when gradients are there but a micro-batch less may wait."""
+    """Of the first micro-batch's backward pass, of a later one's, and of the optimizer's step.
+
+    In a later pass gradients exist already, but a micro-batch less may wait.
+    """
     flights, m = in_flight(cases), cases.micro_batches[:, None]
-    stays, drains = cases.zero_stage[:, None] == 2, (cases.pp[:, None] > 1) & (flights >= m)
-    yield from _backward(setting, cases, s, flights, np.ones_like(stays), stays)
+    stays = cases.zero_stage[:, None] == 2
+    yield from _backward(_pass(setting, cases, s, flights, np.ones_like(stays), stays))
     # where no forward pass comes between, what a backward pass gathered is there for the next
-    yield from _backward(
-        setting,
-        cases,
-        s,
-        np.where(m > 1, np.minimum(flights, m - 1), flights),
-        m == 1,
-        stays | drains,
-    )
-    states = setting.framework.states
-    yield {"gradients": s.cut, "temporary": states.step * s.cut / states.gradient}
+    drains = (cases.pp[:, None] > 1) & (flights >= m)
+    later = np.where(m > 1, np.minimum(flights, m - 1), flights)
+    yield from _backward(_pass(setting, cases, s, later, m == 1, stays | drains))
+    yield _optimizer_step(setting, s)
 
 
-def _backward(
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A backward pass; columns of shape (cases, stages), bytes unless said otherwise.
+
+    opens: whether it makes the gradients that later passes add to. stays: whether units are
+    gathered before it begins. piped: whether there is a pipeline. copies: whether an all-reduce
+    holds what it reduced until the pass is over. parameters, unit, table: gathered, of the rank, a
+    layer, a table. other_chunks: gathered units of the chunks that do not work. scattered: per
+    parameter of a unit whose gradient is being scattered. temporary: per parameter of a table.
+    waiting: activations of micro-batches in flight. saved: activations of a layer. working: of the
+    layer at work. head_input: around the final norm. loss: at its start; later_loss: of
+    micro-batches that wait.
+    """
+
+    cases: TrainingCases
+    stage: Stage
+    opens: Bool
+    stays: Bool
+    piped: Bool
+    copies: Bool
+    parameters: Float
+    unit: Float
+    table: Float
+    other_chunks: Float
+    scattered: Float
+    temporary: float
+    waiting: Float
+    saved: Float
+    working: Float
+    head_input: Float
+    loss: Float
+    later_loss: Float
+
+    def moment(
+        self,
+        gradients: Float,
+        gathered: Float,
+        activations: Float,
+        loss: Float,
+        temporary: Float = NOTHING,
+    ) -> Moment:
+        """A moment at which this pass has made so many bytes of ``gradients``."""
+        return {
+            "gradients": np.where(self.opens, gradients, self.stage.gradients),
+            "gathered": gathered + np.where(self.copies, gradients, 0.0),
+            "activations": activations,
+            "loss": loss,
+            "temporary": temporary,
+        }
+
+    def layer(self, done: Float | float, gradients: Float, gathered: Float, sent: Float) -> Moment:
+        """The peak of a layer's pass after ``done`` others, ``sent`` parameters being scattered."""
+        alive = self.waiting - (np.clip(done, 0, self.stage.count - 1) + 1) * self.saved
+        return self.moment(
+            np.maximum(gradients, 0.0),
+            np.minimum(gathered + self.other_chunks, self.parameters) + self.scattered * sent,
+            alive + self.working,
+            self.later_loss,
+        )
+
+
+def _pass(
     setting: TrainingSetting,
     cases: TrainingCases,
     s: Stage,
     flights: Float,
-    first_one: Bool,
+    opens: Bool,
     stays: Bool,
-) -> Iterator[Moment]:
-    """Moments of a backward pass while ``flights`` micro-batches wait.
-
-    first_one: it makes the gradients that others add to. stays: units are gathered before it begins.
-    """
+) -> _Pass:
+    """A backward pass while ``flights`` micro-batches wait."""
     states, frozen = setting.framework.states, setting.frozen
-    piped, ranks = cases.pp[:, None] > 1, (cases.replicas / hybrid(cases))[:, None]
-    every, unit, table = (states.gathered * size for size in (s.every, s.unit, s.table))
-    scattered = np.where(piped | frozen, 0.0, states.reduced)
-    own = 0.0 if frozen else unit
-    layer, kept, block = _layer_bytes(setting, cases)
-    inside = np.maximum(layer + MLP_WORK * block, own + layer - MLP_LEFT * block)
-    waiting = flights * s.count * kept + _between_stages(setting, cases, s, flights)
-    loss, logits = _loss(setting, cases, s, flights)
+    piped = cases.pp[:, None] > 1
+    parameters, unit, table = (states.gathered * size for size in (s.parameters, s.unit, s.table))
+    layer, saved, block = _layer_bytes(setting, cases)
+    gradient = 0.0 if frozen else unit
+    loss, later_loss = _loss(setting, cases, s, flights)
     # one chunk works while the others' units are as their last backward pass left them
-    chunks, inside_only = cases.virtual_stages[:, None], every - (s.first + s.last) * table
-    elsewhere = np.where(
-        first_one | (chunks == 1), 0.0, inside_only * (1 - 1 / chunks) + s.first * table
+    chunks, layers_only = cases.virtual_stages[:, None], parameters - (s.first + s.last) * table
+    idle = layers_only * (1 - 1 / chunks) + s.first * table
+    return _Pass(
+        cases,
+        s,
+        opens,
+        stays,
+        piped,
+        copies=(hybrid(cases) > 1)[:, None] & ~piped & ~opens,
+        parameters=parameters,
+        unit=unit,
+        table=table,
+        other_chunks=np.where(opens | (chunks == 1), 0.0, idle),
+        scattered=np.where(piped | frozen, 0.0, states.reduced),
+        temporary=0.0 if frozen else BYTES,
+        waiting=flights * s.count * saved + _between_stages(setting, cases, s, flights),
+        saved=saved,
+        working=np.maximum(layer + MLP_WORK * block, gradient + layer - MLP_LEFT * block),
+        head_input=_final_norm(setting, cases),
+        loss=loss,
+        later_loss=later_loss,
     )
-    copies = (
-        (hybrid(cases) > 1)[:, None] & ~piped & ~first_one
-    )  # an all-reduce holds what it reduced until the pass is over
 
-    def moment(made: Float, gathered: Float, alive: Float, loss: Float) -> Moment:
-        """``made``: bytes of the gradients that this pass has made."""
-        gradients = np.where(first_one, made, s.made)
-        return {
-            "gradients": gradients,
-            "gathered": gathered + np.where(copies, made, 0.0),
-            "activations": alive,
-            "loss": loss,
-        }
 
-    def layer_moment(done: Float | float, made: Float, gathered: Float, reduced: Float) -> Moment:
-        """When the backward pass of the layer after ``done`` others is fullest."""
-        alive = waiting - (np.clip(done, 0, s.count - 1) + 1) * kept + inside
-        return moment(
-            np.maximum(made, 0.0),
-            np.minimum(gathered + elsewhere, every) + scattered * reduced,
-            alive,
-            logits,
-        )
+def _backward(p: _Pass) -> Iterator[Moment]:
+    """Moments of a backward pass in their order."""
+    yield _loss_begins(p)
+    yield _head(p)
+    yield _last_layer(p)
+    yield _second_last_layer(p)
+    yield _second_layer(p)
+    yield _first_layer(p)
+    yield _embedding(p)
 
-    yield moment(
+
+def _loss_begins(p: _Pass) -> Moment:
+    """Before the loss's backward pass: nothing but the head is needed."""
+    s = p.stage
+    gathered = np.where(p.stays, p.parameters, np.minimum(p.table + p.other_chunks, p.parameters))
+    activations = s.last * (p.waiting + p.head_input)
+    return p.moment(0.0 * s.count, gathered * s.last, activations, p.loss)
+
+
+def _head(p: _Pass) -> Moment:
+    """Gradients of logits and of the head's weights; a pipeline still holds the logits."""
+    s = p.stage
+    units = np.minimum(p.table + p.unit + p.other_chunks, p.parameters)
+    return p.moment(
         0.0 * s.count,
-        np.where(stays, every, np.minimum(table + elsewhere, every)) * s.last,
-        s.last * (waiting + _final_norm(setting, cases)),
-        loss,
+        np.where(p.stays, p.parameters, units) * s.last,
+        s.last * (p.waiting + p.head_input),
+        s.logits * BYTES * np.where(p.piped, 2, 1) + p.later_loss,
+        s.last * p.temporary * s.table,
     )
-    # DTensor makes the embedding's gradient of the whole vocabulary, which is cut when it is scattered
-    uncut = cases.tp[:, None]
-    yield (
-        moment(  # of the head: gradients of logits and of its own weights; a pipeline still holds the logits
-            0.0 * s.count,
-            np.where(stays, every, np.minimum(table + unit + elsewhere, every)) * s.last,
-            s.last * (waiting + _final_norm(setting, cases)),
-            s.logits * BYTES * np.where(piped, 2, 1) + logits,
-        )
-        | {"temporary": s.last * (0.0 if frozen else BYTES) * s.table}
+
+
+def _last_layer(p: _Pass) -> Moment:
+    """The first layer to go back, while the head's gradient is scattered."""
+    s = p.stage
+    gathered = np.where(p.stays, p.parameters, 2 * p.unit)
+    return p.layer(0, s.last * s.table_gradients, gathered, s.last * s.table)
+
+
+def _second_last_layer(p: _Pass) -> Moment:
+    """The next one; a pipeline's units stay gathered once their backward pass has run."""
+    s = p.stage
+    gathered = np.where(p.stays, p.parameters, np.where(p.piped, 3, 2) * p.unit)
+    return p.layer(1, s.last * s.table_gradients + s.unit_gradients, gathered, s.unit)
+
+
+def _second_layer(p: _Pass) -> Moment:
+    """The last layer but one to go back: nearly all gradients are there."""
+    s = p.stage
+    piped = np.where(p.piped, p.parameters - s.first * p.table, 2 * p.unit)
+    gathered = np.where(p.stays, p.parameters, piped)
+    gradients = s.gradients - _lookup_gradients(p) - 2 * s.unit_gradients
+    return p.layer(s.count - 2, gradients, gathered, s.unit)
+
+
+def _first_layer(p: _Pass) -> Moment:
+    """The last layer to go back, while the embedding is gathered."""
+    s = p.stage
+    gathered = np.where(
+        p.stays | p.piped,
+        p.parameters - np.where(p.piped, 0.0, s.last * p.table),
+        p.unit + s.first * p.table,
     )
-    head, lookup = s.last * s.table_made, s.first * s.table_made * np.where(piped, uncut, 1)
-    yield layer_moment(0, head, np.where(stays, every, 2 * unit), s.last * s.table)
-    # a pipeline's units stay once their backward pass has run
-    yield layer_moment(
-        1, head + s.unit_made, np.where(stays, every, np.where(piped, 3, 2) * unit), s.unit
-    )
-    late = np.where(stays, every, np.where(piped, every - s.first * table, 2 * unit))
-    yield layer_moment(s.count - 2, s.made - lookup - 2 * s.unit_made, late, s.unit)
-    ends = np.where(
-        stays | piped, every - np.where(piped, 0.0, s.last * table), unit + s.first * table
-    )
-    yield layer_moment(s.count - 1, s.made - lookup - s.unit_made, ends, s.unit)
-    reduced = scattered * s.table + np.where(ranks > 1, s.table_made, 0.0)
+    gradients = s.gradients - _lookup_gradients(p) - s.unit_gradients
+    return p.layer(s.count - 1, gradients, gathered, s.unit)
+
+
+def _embedding(p: _Pass) -> Moment:
+    """The embedding's gradient, of the whole vocabulary until it is scattered."""
+    s, lookup = p.stage, _lookup_gradients(p)
+    ranks = (p.cases.replicas / hybrid(p.cases))[:, None]
+    reduced = p.scattered * s.table + np.where(ranks > 1, s.table_gradients, 0.0)
     added = np.where(
-        piped, np.where(first_one, lookup, 0.0), np.maximum(table + scattered * s.unit, reduced)
+        p.piped,
+        np.where(p.opens, lookup, 0.0),
+        np.maximum(p.table + p.scattered * s.unit, reduced),
     )
-    last = moment(
-        s.made - lookup,
-        np.where(piped, every, 0.0) + s.first * added,
-        waiting - s.count * kept,
-        logits,
+    return p.moment(
+        s.gradients - lookup,
+        np.where(p.piped, p.parameters, 0.0) + s.first * added,
+        p.waiting - s.count * p.saved,
+        p.later_loss,
+        s.first * p.temporary * s.table * p.cases.tp[:, None],
     )
-    yield last | {"temporary": s.first * (0.0 if frozen else BYTES) * s.table * uncut}
+
+
+def _optimizer_step(setting: TrainingSetting, s: Stage) -> Moment:
+    """Sharded gradients, and what the optimizer makes beside them."""
+    states, gradients = setting.framework.states, s.sharded_gradients
+    temporary = states.step * gradients / states.gradient
+    return {**dict.fromkeys(ALIVE, NOTHING), "gradients": gradients, "temporary": temporary}
+
+
+def _lookup_gradients(p: _Pass) -> Float:
+    """Bytes of the embedding's gradient after a pass.
+
+    DTensor makes it of the whole vocabulary and splits it when it is scattered, in a pipeline at
+    the end of the step.
+    """
+    s = p.stage
+    return s.first * s.table_gradients * np.where(p.piped, p.cases.tp[:, None], 1)
 
 
 def hybrid(cases: TrainingCases) -> Int:
-    """Groups that each hold everything once between them: replicas over the ranks that states are divided over."""
+    """HSDP groups per case: replicas over the ranks that share one copy of the states."""
     shared = np.where(cases.zero_stage > 0, np.maximum(cases.shard, 1), 1)
     groups: Int = np.maximum(cases.replicas // shared, 1)
     return groups
 
 
 def _layer_bytes(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
-    """Bytes: what the largest layer keeps when nothing is recomputed, one on average as it is, and the largest feed-forward block."""
+    """Bytes of the largest layer without recomputation, a mean layer, the largest MLP block."""
     kinds, tokens = setting.model.kinds, cases.tokens[:, None]
-    kept = add(kept_bytes(setting, cases, kind) * n for kind, n in kinds) / len(
-        setting.model.layers
-    )
+    total = add(saved_bytes(setting, cases, kind) * n for kind, n in kinds)
+    saved = total / len(setting.model.layers)
     layer = np.max([layer_bytes(setting, cases, kind) for kind, _ in kinds], axis=0)
     block = np.max([mlp_bytes(setting, cases, kind) for kind, _ in kinds], axis=0)
-    return tokens * layer[:, None], tokens * kept[:, None], tokens * block[:, None]
+    return tokens * layer[:, None], tokens * saved[:, None], tokens * block[:, None]
 
 
 def _between_stages(
     setting: TrainingSetting, cases: TrainingCases, s: Stage, flights: Float
 ) -> Float:
-    """Buffers of torch's stages: what comes in has one for every micro-batch and keeps the gradients of those done.
+    """Bytes of the buffers between torch's pipeline stages.
 
-    The inputs of micro-batches in flight are their first layers' already; what they handed on is held till their backward pass.
+    Inputs have one for every micro-batch, and gradients of finished ones stay. Inputs of
+    micro-batches in flight are counted with their first layers; outputs stay until their backward
+    pass.
     """
     v, m = (column[:, None].astype(float) for column in (cases.virtual_stages, cases.micro_batches))
-    received, handed = v - s.first, v - s.last  # chunks that take from, and give to, another stage
+    received, sent = v - s.first, v - s.last  # chunks that receive from, and send to, another stage
     edge = (cases.tokens * boundary_bytes(setting, cases))[:, None]
-    return np.where(
-        cases.pp[:, None] > 1, edge * (received * 2 * (m - flights) + handed * (m + flights)), 0.0
-    )
+    buffers = edge * (received * 2 * (m - flights) + sent * (m + flights))
+    return np.where(cases.pp[:, None] > 1, buffers, 0.0)
 
 
 def _loss(
     setting: TrainingSetting, cases: TrainingCases, s: Stage, flights: Float
 ) -> tuple[Float, Float]:
-    """Bytes when the loss's backward pass begins, and of micro-batches whose backward pass has not.
+    """Bytes when the loss's backward pass begins, and of micro-batches that wait for theirs.
 
-    An fp32 loss keeps its log-softmax; over a vocabulary that is cut it makes its gradient in two steps. A pipeline holds the logits too.
+    An fp32 loss keeps its log-softmax; over a split vocabulary it makes its gradient in two steps.
+    A pipeline holds the logits too, and with GPipe the losses of all micro-batches in flight wait.
     """
-    each = setting.framework.loss_bytes.value
-    eager = each >= FP32_LOSS
+    per_logit = setting.framework.loss_bytes.value
+    eager = per_logit >= FP32_LOSS
     output = np.where(eager & (cases.pp > 1), BYTES, 0.0)[:, None]
-    peak = each + np.where(eager & (cases.tp > 1), 4.0, 0.0)[:, None] + output
-    others = np.where((cases.has("gpipe") & (cases.pp > 1))[:, None], flights - 1, 0.0)
-    waits = others * ((4.0 if eager else BYTES) + output)
+    peak = per_logit + np.where(eager & (cases.tp > 1), 4.0, 0.0)[:, None] + output
+    losses = np.where((cases.has("gpipe") & (cases.pp > 1))[:, None], flights - 1, 0.0)
+    waits = losses * ((4.0 if eager else BYTES) + output)
     return s.logits * (peak + waits), s.logits * waits
 
 
 def _final_norm(setting: TrainingSetting, cases: TrainingCases) -> Float:
-    """Its input, and its output, which the head needs of all tokens."""
+    """Bytes of the final norm's input, and of its output, which the head needs of all tokens."""
     hidden = setting.model.hidden
     upcast = 0.0 if setting.framework.fused_norm else NORM_UPCAST
-    bytes_each = hidden * ((BYTES + upcast) / cases.norm_share + BYTES)
-    out: Float = (cases.tokens * bytes_each)[:, None]
+    bytes_a_token = hidden * ((BYTES + upcast) / cases.norm_share + BYTES)
+    out: Float = (cases.tokens * bytes_a_token)[:, None]
     return out

@@ -176,7 +176,7 @@ def swings(
     """A tornado: how far a figure goes when each assumption is moved alone, the widest first."""
     colours = palette(dark)
     figure = go.Figure()
-    names = [f"{swing.what} ±{swing.moved:.0%}" for swing in found]
+    names = [f"{swing.name} ±{swing.share:.0%}" for swing in found]
     for n, (title, values) in enumerate(
         (("Less", [swing.less for swing in found]), ("More", [swing.more for swing in found]))
     ):

@@ -15,7 +15,7 @@ from recipe_core.engines.spec import engine, engine_names
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Fault(_Data):

@@ -65,16 +65,16 @@ def test_pools_have_labels_of_their_own() -> None:
     board = pooled()
     labelled = [board.label(int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
-    assert any("prompts on" in label for label in labelled)
+    assert any("prefill on" in label for label in labelled)
     some = next(int(row) for row in board.order if "prefill" in board.candidate(int(row)))
     assert labels.short_name(board.candidate(some)) == board.label(some).replace(
-        ", prompts on ", " + "
+        ", prefill on ", " + "
     )
 
 
 def test_a_key_of_the_other_kind_names_no_row() -> None:
-    assert serving().row(training().key(0)) is None
-    assert training().row(serving().key(0)) is None
+    assert serving().find(training().key(0)) is None
+    assert training().find(serving().key(0)) is None
 
 
 @boards
@@ -106,13 +106,13 @@ def test_refused_rows_have_reasons_and_kinds(make: Any) -> None:
 
 @boards
 def test_every_kind_of_refusal_has_a_name(make: Any) -> None:
-    assert set(make().rules()) <= set(make().kinds)
+    assert set(make().rules()) <= set(make().titles)
 
 
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
-        (("space/splits.py", "search/limits.py", "physics/serving/*.py"), labels.REFUSALS),
+        (("space/rules.py", "search/limits.py", "physics/serving/*.py"), labels.REFUSALS),
         (("space/training_rules.py", "physics/training/*.py"), labels.TRAINING_REFUSALS),
     ],
 )
@@ -120,7 +120,7 @@ def test_refusals_that_no_board_here_shows_have_names_too(
     patterns: tuple[str, ...], names: dict[str, str]
 ) -> None:
     source = "".join(path.read_text() for pattern in patterns for path in PACKAGE.glob(pattern))
-    codes = set(re.findall(r'Refusal\(\s*"([a-z-]+)"', source))
+    codes = set(re.findall(r'(?:Refusal|_indivisible)\(\s*"([a-z-]+)"', source))
     assert len(codes) > 5
     assert codes <= set(names)
 
@@ -133,11 +133,11 @@ def test_every_cause_and_part_has_a_name() -> None:
     ):
         board = plan(change(DEFAULT, {"model": model}))
         for row in board.order[:10]:
-            breakdown = board.estimate(int(row))["breakdown_s"]
+            breakdown = board.estimate(int(row)).to_json()["breakdown_s"]
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
         assert set(board.rules()) <= set(labels.REFUSALS)
         assert set(board.problem.model.parameters_by_part) <= set(labels.PARTS)
-    step = training().estimate(training().best())["breakdown_s"]["step"]
+    step = training().estimate(training().best_row).breakdown_s.step
     assert set(step) <= set(labels.TRAINING_CAUSES)
 
 

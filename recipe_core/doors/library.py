@@ -1,0 +1,169 @@
+"""The library's own door: what ``import recipe_core`` offers, over the same functions as the other doors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import InputError
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search import plans
+from recipe_core.search.plan import Plan, Split
+
+if TYPE_CHECKING:
+    from recipe_core.calibration.validate import Comparison
+    from recipe_core.measured.serving_runs import Run
+    from recipe_core.physics.results import Estimate
+    from recipe_core.recipe import Additions, Recipe
+
+Asked = PlanRequest | Mapping[str, Any] | str | Path
+"""A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
+
+
+def plan(request: Asked, *, folders: bool = True) -> Plan:
+    """Evaluate every split of the request's hardware and rank those that can run.
+
+    Args:
+        request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
+        folders: whether the model may be named by a path on this machine.
+
+    Returns:
+        The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
+        ``to_json()``. Its ``columns`` are SI, one value per split, with the unit in the name: seconds,
+        bytes per device, tokens per second of the whole deployment, US dollars.
+
+    Raises:
+        InputError: for a request that cannot be read; the message names the field and the fix.
+        RecipeError: when the hardware has no split at all.
+    """
+    return plans.plan(as_request(request), folders=folders)
+
+
+def estimate(request: Asked, *, folders: bool = True) -> Estimate:
+    """Estimate the split in ``request.candidate``; where that leaves something open, the best split that agrees with it.
+
+    Returns:
+        The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in seconds,
+        throughput in tokens per second, cost in US dollars. ``estimate.tpot_s`` is a figure with
+        its 80 % band (``value``, ``low``, ``high``, ``basis``), ``to_json()`` all of it as plain values.
+
+    Raises:
+        InputError: for a request that cannot be read.
+        RecipeError: when no split agrees with the candidate.
+    """
+    narrowed, row = plans.plan_candidate(as_request(request), folders=folders)
+    return narrowed.detailed(row)
+
+
+def check(
+    question: Asked | Sequence[str], *, folders: bool = True, **ground: Any
+) -> dict[str, Any]:
+    """Say whether a request's split, or an engine's command line, can run, why not, and what would be better.
+
+    Args:
+        question: a request, or a command: ``"vllm serve …"`` or its words.
+        folders: whether a model may be named by a path on this machine.
+        **ground: for a command, what it runs on and under: ``hardware`` (``"h100-sxm:8"``), ``gpus``,
+            ``nodes``, ``input_tokens``, ``output_tokens``, ``concurrency``, ``optimize``.
+
+    Returns:
+        The verdict as plain values, as ``recipe check --json`` prints it.
+
+    Raises:
+        InputError: for a request, a command or a ground that cannot be read.
+    """
+    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.judge import check_command
+    from recipe_core.search.verdict import check_request
+
+    if isinstance(question, Mapping | PlanRequest | Path):
+        return check_request(as_request(question), folders=folders)
+    return check_command(question, Ground.of(**ground), folders=folders)
+
+
+def build(
+    decided: Split | Asked, additions: Additions | None = None, *, folders: bool = True
+) -> Recipe:
+    """Make the recipe of a split, without searching for it again, or of the best split of a request.
+
+    Args:
+        decided: a split of a plan (``plan.best``), or a request.
+        additions: parameters of the place it is started in, variants for other hardware, measurements.
+        folders: whether the model may be named by a path on this machine.
+
+    Raises:
+        InputError: for what cannot be read.
+        NoAnswer: when the split, or every split of the request, is refused or cannot be started.
+    """
+    from recipe_core.recipe.build import make_recipe, recipe_of
+    from recipe_core.recipe.decision import decide_split
+
+    if isinstance(decided, Split):
+        decision = decide_split(decided)
+        return recipe_of(decision, decided.plan.request, additions, folders=folders)
+    return make_recipe(as_request(decided), additions, folders=folders)
+
+
+def write(recipe: Recipe, path: str | Path, *, sign: bytes | None = None) -> Path:
+    """Write a recipe's bundle, a folder or (``….zip``) one file: whole, or not at all.
+
+    Args:
+        recipe: what `build` or `read` returned.
+        path: the bundle; an older one in its place is replaced.
+        sign: an ed25519 private key (PEM) to sign it with.
+
+    Raises:
+        InputError: for a path that cannot be written, a key that is none, or a file that would hold a
+            secret of this machine.
+    """
+    from recipe_core.bundle.write import write_bundle
+
+    return write_bundle(recipe, Path(path), sign)
+
+
+def read(path: str | Path, *, public_key: bytes | None = None) -> Recipe:
+    """Read the recipe in a bundle (zip or folder, every digest checked) or in a ``recipe.yaml``.
+
+    Raises:
+        BundleError: for a bundle that is damaged, changed or not signed by ``public_key``.
+        InputError: when there is nothing at ``path``.
+    """
+    from recipe_core.bundle.verify import read_bundle
+    from recipe_core.recipe import Recipe
+
+    path = Path(path)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return Recipe.parse(read_document(path, field="recipe"))
+    return read_bundle(path, public_key).recipe
+
+
+def validate(runs: Iterable[Run] | None = None) -> Comparison:
+    """Hold estimates against measured serving runs (those that ship with the library by default).
+
+    Returns:
+        ``figures`` (a frame with a row per measured figure: measured, estimated, low, high, error),
+        ``refused`` and ``not_covered``.
+    """
+    from recipe_core.calibration.validate import compare
+    from recipe_core.measured.serving_runs import published_runs
+
+    return compare(published_runs() if runs is None else list(runs))
+
+
+def as_request(value: Asked) -> PlanRequest:
+    """The request in plain values or in a file; raises InputError naming the first wrong field."""
+    if isinstance(value, PlanRequest):
+        return value
+    if isinstance(value, Mapping):
+        return PlanRequest.parse(value)
+    if isinstance(value, str | Path):
+        from recipe_core.hardware.custom import with_profiles
+
+        return PlanRequest.parse(with_profiles(read_document(Path(value), field="request")))
+    raise InputError(
+        f"a request is an object or the path of a file, not {type(value).__name__}.",
+        field="request",
+        hint="See docs/request.md for an example.",
+    )
