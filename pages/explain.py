@@ -17,6 +17,7 @@ from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
 from recipe_core.explain.curves import load_curve, scaling
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.physics.prediction import known
 from recipe_core.present import charts, tables
 from recipe_core.request.schema import LOADS
 from recipe_core.search.changes import fixes
@@ -111,10 +112,10 @@ def memory(board: Plan, row: int) -> None:
     st.caption(
         "Pinned, best and nearest refused splits. The dotted line is what the engine may use, the solid one what a process can have."
     )
-    if stages := board.estimate(row).get("memory", {}).get("stages"):
+    if (parts := board.estimate(row).memory) and (stages := parts.stages):
         st.markdown(f"**Pipeline stages of {common.escape(board.label(row))}**")
         held = [
-            {name.removesuffix("_bytes"): value for name, value in stage.items()}
+            {name.removesuffix("_bytes"): value for name, value in stage.to_json().items()}
             for stage in stages
         ]
         names = {name.removesuffix("_bytes"): said for name, said in board.parts.items()}
@@ -128,7 +129,7 @@ def memory(board: Plan, row: int) -> None:
 
 def step_time(board: ServingPlan, row: int) -> None:
     """Where the time of a token and of a first token goes."""
-    estimate = board.explained(row)
+    breakdown = known(board.explained(row).breakdown_s)
     left, right = st.columns(2, gap="large")
     for place, part, title in (
         (left, "decode", "Time per output token"),
@@ -136,14 +137,13 @@ def step_time(board: ServingPlan, row: int) -> None:
     ):
         with place:
             st.markdown(f"**{title} of {common.escape(board.label(row))}**")
-            figure = charts.waterfall(estimate["breakdown_s"][part], CAUSES, dark=common.dark())
+            figure = charts.waterfall(getattr(breakdown, part), CAUSES, dark=common.dark())
             st.plotly_chart(figure, key=f"waterfall-{part}", alt=f"{title} by part")
     st.markdown("**The same time by cause**")
-    found = {
-        name: board.explained(each).get("causes_s", {}) for name, each in beside(board, row).items()
-    }
+    causes = {name: board.explained(each).causes_s for name, each in beside(board, row).items()}
     figure = charts.causes_bars(
-        [(name, causes.get("decode", {})) for name, causes in found.items()], dark=common.dark()
+        [(name, of_split.decode if of_split else {}) for name, of_split in causes.items()],
+        dark=common.dark(),
     )
     st.plotly_chart(figure, key="causes", alt="Time per output token by cause")
     st.caption(
@@ -250,7 +250,7 @@ def training_lines(board: TrainingPlan, row: int) -> None:
 def training_step(board: TrainingPlan, row: int) -> None:
     """Where the time of a step goes."""
     figure = charts.waterfall(
-        board.estimate(row)["breakdown_s"]["step"], TRAINING_CAUSES, dark=common.dark()
+        known(board.estimate(row).breakdown_s).step, TRAINING_CAUSES, dark=common.dark()
     )
     st.plotly_chart(figure, key="waterfall-step", alt="Time of a step by part")
 

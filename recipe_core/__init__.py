@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from recipe_core.base.errors import InputError, NoAnswer, RecipeError
     from recipe_core.doors.library import build, check, estimate, plan, read, validate, write
+    from recipe_core.physics.results import Estimate
     from recipe_core.recipe.schema import Recipe
     from recipe_core.request.schema import PlanRequest as Request
     from recipe_core.search.plan import Plan, Split
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Estimate",
     "InputError",
     "NoAnswer",
     "Plan",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Estimate": "physics.results",
     "InputError": "base.errors",
     "NoAnswer": "base.errors",
     "Plan": "search.plan",

@@ -280,7 +280,7 @@ def capacity(path: Path) -> str:
                 asked | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
             )
         )
-        held = table.estimate(at)["memory"]["kv_cache_tokens"] / float(row.max_seq_len)
+        held = table.estimate(at).memory.kv_cache_tokens / float(row.max_seq_len)
         errors.append(abs(held / float(row.max_concurrent_seqs_measured) - 1))
     worst, middle = max(errors), float(pd.Series(errors).median())
     return f"TensorRT-LLM, {len(errors)} measured capacities on H100 and GB300: median error {middle:.1%}, largest {worst:.1%}."

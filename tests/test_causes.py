@@ -13,7 +13,7 @@ CAUSES = {"compute", "memory", "network", "overhead", "queue"}
 def estimate_of(model="meta-llama/Llama-3.1-70B-Instruct", **parts):
     candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {"tp": 8})
     table, row = plan_candidate(make_request(model, "h100-sxm", candidate=candidate, **parts))
-    answer = table.detailed(row)
+    answer = table.detailed(row).to_json()
     assert answer["feasible"], answer["reasons"]
     return answer
 
@@ -62,7 +62,7 @@ def test_one_device_has_no_network():
 
 def test_causes_of_a_row_are_its_own_and_not_the_plan_s_first():
     table = plan(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm"))
-    answer = table.detailed(int(table.order[0]))
+    answer = table.detailed(int(table.order[0])).to_json()
     assert sum(answer["causes_s"]["decode"].values()) == pytest.approx(
         answer["serving"]["tpot_s"], rel=1e-9
     )

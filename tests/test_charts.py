@@ -174,7 +174,7 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
     row = next(int(row) for row in found.order if found.degree("pp")[row] == 4)
     stages = [
         {name.removesuffix("_bytes"): value for name, value in stage.items()}
-        for stage in found.estimate(row)["memory"]["stages"]
+        for stage in found.estimate(row).to_json()["memory"]["stages"]
     ]
     figure = charts.stage_bars(
         stages, found.parts, found.usable_bytes(row), found.capacity_bytes(row)
@@ -187,7 +187,7 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
 
 
 def test_a_waterfall_ends_at_the_whole_time() -> None:
-    parts = board().estimate(board().best_row)["breakdown_s"]["decode"]
+    parts = board().estimate(board().best_row).breakdown_s.decode
     bars = charts.waterfall(parts, labels.CAUSES).data[0]
     assert list(bars["x"])[:-1] == sorted(
         (seconds * 1e3 for seconds in parts.values()), reverse=True
@@ -199,7 +199,7 @@ def test_a_waterfall_ends_at_the_whole_time() -> None:
 def test_causes_are_stacked_to_the_whole_time() -> None:
     found = board()
     assert isinstance(found, ServingPlan)
-    causes = found.explained(found.best_row)["causes_s"]["decode"]
+    causes = found.explained(found.best_row).causes_s.decode
     bars = charts.causes_bars([("best", causes)]).data
     assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best_row])
     assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)

@@ -43,7 +43,7 @@ def one(model=FLASH, tp=2, max_context=30_000, engine="vllm", **parts):
     table, at = plan_candidate(
         make_request(model, "h200-sxm", 8, 1, workload=workload, candidate=candidate)
     )
-    return table.blocks[0], table.estimate(at)
+    return table.blocks[0], table.estimate(at).to_json()
 
 
 @pytest.mark.parametrize(("name", "block_bytes"), [(FLASH, 1_002_240), (PRO, 1_435_968)])

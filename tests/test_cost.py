@@ -28,7 +28,7 @@ def estimate_of(*args, hardware=None, **parts):
     values = request_values(*args, **parts)
     values["hardware"] |= hardware or {}
     table, row = plan_candidate(type(make_request()).parse(values))
-    return table.estimate(row)
+    return table.estimate(row).to_json()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from recipe_core.targets import form
 from tests.conftest import finished
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("request", "recipe", "manifest")
+DOCUMENTS = ("request", "recipe", "manifest", "estimate")
 UNITS = {
     "_per_s": "per second",
     "_s": "second",
@@ -52,7 +52,7 @@ def described(name: str) -> dict[str, dict[str, Any]]:
     whole = schema(name)
     properties = {}
     for model, definition in {"": whole, **whole.get("$defs", {})}.items():
-        for field, values in definition["properties"].items():
+        for field, values in definition.get("properties", {}).items():
             properties[f"{model}.{field}"] = values
     return properties
 

@@ -70,9 +70,7 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
         table = plan(request)
         for row in map(int, table.order[:TOP]):
             other = table.setting(row).needs_other_checkpoint
-            assert (
-                any("Needs a checkpoint" in note for note in table.estimate(row)["notes"]) == other
-            )
+            assert any("Needs a checkpoint" in note for note in table.estimate(row).notes) == other
             if other:
                 continue
             placed = [

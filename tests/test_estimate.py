@@ -31,7 +31,7 @@ def memory_of(**candidate):
     workload = candidate.pop("workload", {})
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1} | candidate
     table, row = plan_candidate(make_request(model, name, 8, 4, workload=workload, candidate=split))
-    return table.estimate(row)["memory"]
+    return table.estimate(row).memory.to_json()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_layers_are_spread_over_stages_as_vllm_does(layers, stages, sizes):
 def test_parts_add_to_totals_exactly(name, chip):
     table = plan(make_request(name, chip))
     for row in map(int, table.order):
-        answer = table.estimate(row)
+        answer = table.estimate(row).to_json()
         m, s, parts = answer["memory"], answer["serving"], answer["breakdown_s"]
         assert (
             m["weights_bytes"] + m["kv_needed_bytes"] + m["activations_bytes"] + m["runtime_bytes"]
@@ -200,7 +200,7 @@ def test_more_work_never_makes_a_token_faster(field):
 def test_an_open_loop_serves_what_arrives_or_is_refused():
     rate = {"mode": "open", "concurrency": None, "request_rate": 2.0}
     table, row = plan_candidate(make_request(workload=rate, candidate={"tp": 8, "pp": 1, "dp": 1}))
-    assert table.estimate(row)["serving"]["output_tokens_per_s"] == pytest.approx(512, rel=1e-6)
+    assert table.estimate(row).serving.output_tokens_per_s == pytest.approx(512, rel=1e-6)
     flood, row = plan_candidate(
         make_request(workload=rate | {"request_rate": 500.0}, candidate={"tp": 8, "pp": 1, "dp": 1})
     )
@@ -209,13 +209,17 @@ def test_an_open_loop_serves_what_arrives_or_is_refused():
 
 def test_a_slow_open_loop_is_as_fast_as_a_lonely_request():
     candidate = {"tp": 8, "pp": 1, "dp": 1}
-    lonely = plan_candidate(make_request(workload={"concurrency": 1}, candidate=candidate))[
-        0
-    ].estimate(0)["serving"]
+    lonely = (
+        plan_candidate(make_request(workload={"concurrency": 1}, candidate=candidate))[0]
+        .estimate(0)
+        .serving.to_json()
+    )
     rare = {"mode": "open", "concurrency": None, "request_rate": 0.01}
-    slow = plan_candidate(make_request(workload=rare, candidate=candidate))[0].estimate(0)[
-        "serving"
-    ]
+    slow = (
+        plan_candidate(make_request(workload=rare, candidate=candidate))[0]
+        .estimate(0)
+        .serving.to_json()
+    )
     assert slow["request_latency_s"] == pytest.approx(lonely["request_latency_s"], rel=0.02)
 
 

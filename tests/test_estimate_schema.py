@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import random
 from collections import Counter
+from dataclasses import FrozenInstanceError
 
 import pytest
+from pydantic import TypeAdapter
 
-from recipe_core.physics.estimate_schema import (
-    ServingCost,
-    ServingEnergy,
-    TrainingRun,
-    TrainingStage,
-)
-from recipe_core.physics.serving.cost import ENERGY, MONEY
-from recipe_core.physics.training.estimates import RUN
+from recipe_core.physics.results import Estimate
 from recipe_core.physics.training.memory import PARTS
+from recipe_core.physics.training.results import TrainingStage
 from recipe_core.present.schemas import schema
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
@@ -48,18 +45,33 @@ def validator():
     return jsonschema.validators.validator_for(found)(found)
 
 
-def plain(estimate):
+@pytest.fixture(scope="module")
+def adapter():
+    return TypeAdapter(Estimate)
+
+
+def plain(values):
     """As it is written: no number that JSON does not have."""
-    return json.loads(json.dumps(estimate, allow_nan=False))
+    return json.loads(json.dumps(values, allow_nan=False))
 
 
-def said(validator, estimate):
+def said(validator, values):
     """What is wrong with an estimate, of the kind that it is of."""
-    return [error.message for error in validator.iter_errors(plain(estimate))]
+    return [error.message for error in validator.iter_errors(plain(values))]
+
+
+def assert_holds(estimate, validator, adapter):
+    """An estimate is what the schema says, and is read back as it was, in the order of its keys."""
+    values = estimate.to_json()
+    assert said(validator, values) == []
+    again = adapter.validate_python(plain(values))
+    assert again == estimate
+    assert type(again) is type(estimate)
+    assert json.dumps(adapter.dump_python(again)) == json.dumps(values)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_estimates_of_serving_are_what_the_schema_says(validator, seed):
+def test_estimates_of_serving_are_what_the_schema_says(validator, adapter, seed):
     draw, seen = random.Random(seed), Counter()
     for _ in range(20):
         workload = draw.choice(LOADS)
@@ -80,17 +92,18 @@ def test_estimates_of_serving_are_what_the_schema_says(validator, seed):
         table = plan(request)
         for row in draw.sample(range(len(table)), min(8, len(table))):
             estimate = table.estimate(row) if draw.random() < 0.8 else table.detailed(row)
-            assert said(validator, estimate) == []
-            seen[estimate["feasible"]] += 1
+            assert_holds(estimate, validator, adapter)
+            seen[estimate.feasible] += 1
         for row in map(int, table.order[:2]):
-            assert said(validator, table.detailed(row)) == []
-            seen["causes"] += "causes_s" in table.detailed(row)
-            seen["percentiles"] += "ttft_p95_s" in table.detailed(row)["serving"]
+            detailed = table.detailed(row)
+            assert_holds(detailed, validator, adapter)
+            seen["causes"] += "causes_s" in detailed.to_json()
+            seen["percentiles"] += "ttft_p95_s" in detailed.to_json()["serving"]
     assert all(seen[what] >= 5 for what in (True, False, "causes", "percentiles"))
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_estimates_of_training_are_what_the_schema_says(validator, seed):
+def test_estimates_of_training_are_what_the_schema_says(validator, adapter, seed):
     draw, seen = random.Random(seed), Counter()
     for _ in range(3):
         workload = {
@@ -116,15 +129,15 @@ def test_estimates_of_training_are_what_the_schema_says(validator, seed):
             *map(int, table.order[:10]),
         ]:
             estimate = table.estimate(row)
-            assert said(validator, estimate) == []
-            seen[estimate["feasible"]] += 1
+            assert_holds(estimate, validator, adapter)
+            seen[estimate.feasible] += 1
     assert min(seen[True], seen[False]) >= 20
 
 
 def test_it_is_strict(validator):
     """Anything more, less or of another kind is found, at every depth."""
     table = plan(make_request())
-    good = plain(table.detailed(int(table.order[0])))
+    good = plain(table.detailed(int(table.order[0])).to_json())
     changes = [
         lambda e: e.update(surprise=1),
         lambda e: e["serving"].update(ttft_p95=1.0),
@@ -142,8 +155,53 @@ def test_it_is_strict(validator):
     assert said(validator, good) == []
 
 
-def test_its_names_are_those_of_the_estimates():
-    assert tuple(ServingCost.model_fields) == MONEY
-    assert tuple(ServingEnergy.model_fields) == ENERGY
-    assert tuple(TrainingStage.model_fields) == tuple(f"{part}_bytes" for part in PARTS)
-    assert set(TrainingRun.model_fields) == {*RUN, "elastic_nodes"}
+def test_its_names_are_those_of_the_parts_of_memory():
+    assert tuple(TrainingStage.__slots__) == tuple(f"{part}_bytes" for part in PARTS)
+
+
+def test_percentiles_are_described():
+    (percentiles,) = schema("estimate")["$defs"]["ServingFigures"]["patternProperties"].values()
+    assert "in seconds" in percentiles["description"]
+
+
+def test_percentiles_have_names_of_figures(adapter):
+    values = plan(make_request()).best.estimate.to_json()
+    values["serving"] |= {"ttft_p95_s": 1.0, "tpot_p99.9_s": 0.1}
+    assert adapter.validate_python(values).to_json()["serving"]["tpot_p99.9_s"] == 0.1
+    for name in ("ttft_p95", "percentiles_s", "watts_p50_s"):
+        with pytest.raises(ValueError, match=name):
+            adapter.validate_python(values | {"serving": values["serving"] | {name: 1.0}})
+
+
+def test_a_figure_comes_with_its_band():
+    table = plan(make_request())
+    estimate = table.detailed(table.best_row)
+    for name, (low, high) in estimate.bands.items():
+        figure = getattr(estimate, name)
+        assert (figure.low, figure.high) == (low, high)
+        assert figure.value == estimate.to_json()["serving"][name]
+        assert figure.basis == estimate.basis[name]
+        assert low <= figure.value <= high
+    assert {"tpot_s", "ttft_p95_s", "output_tokens_per_s"} <= set(dir(estimate))
+    with pytest.raises(AttributeError, match="no figure 'tpot'; known: ttft_s, tpot_s, "):
+        _ = estimate.tpot
+
+
+def test_a_split_that_cannot_run_has_no_figures():
+    table = plan(make_request(MODELS[3], "rtx-4090", 1))
+    estimate = table.estimate(table.nearest_row())
+    assert not estimate.feasible
+    assert estimate.predictions() == {}
+    with pytest.raises(AttributeError, match="the split cannot run"):
+        _ = estimate.tpot_s
+
+
+def test_estimates_are_values():
+    """Equal, copied and pickled as such; nothing changes one."""
+    table = plan(make_request())
+    estimate = table.best.estimate
+    assert estimate == table.best.estimate
+    assert copy.deepcopy(estimate) == pickle.loads(pickle.dumps(estimate)) == estimate
+    assert estimate != table.ranked[1].estimate
+    with pytest.raises(FrozenInstanceError):
+        estimate.feasible = False

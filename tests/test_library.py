@@ -20,7 +20,7 @@ from tests.conftest import request_values
 ROOT = Path(__file__).parent.parent
 PUBLIC = (
     "plan estimate check build write read validate "
-    "Request Plan Split Recipe RecipeError InputError NoAnswer"
+    "Request Plan Split Estimate Recipe RecipeError InputError NoAnswer"
 ).split()
 TRAINING = {
     "model": "meta-llama/Llama-3.1-8B",

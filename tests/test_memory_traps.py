@@ -14,7 +14,7 @@ def verdict(model, device, **parts):
     table, row = plan_candidate(
         make_request(model, device, parts.pop("per_node", 8), candidate=candidate, **parts)
     )
-    return table.reasons(row), table.estimate(row)
+    return table.reasons(row), table.estimate(row).to_json()
 
 
 @pytest.mark.parametrize(("count", "runs"), [(1, False), (2, True)])

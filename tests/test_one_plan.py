@@ -305,7 +305,7 @@ def test_json_says_what_splits_say(kind: str) -> None:
     for listed, split in zip(view["candidates"], table.ranked[:2], strict=True):
         assert listed["rank"] == split.rank
         assert listed["candidate"] == split.candidate
-        assert listed["estimate"] == split.estimate
+        assert listed["estimate"] == split.estimate.to_json()
         assert listed["pareto"] is (split.row in table.pareto().rows)
     assert [row["reasons"] for row in view["refused"]] == [
         table.reasons(int(row)) for row in np.flatnonzero(~table.feasible)[:3]
@@ -422,7 +422,7 @@ def test_check_answers_for_a_split_with_a_better_one(
     assert SPLITS[kind].items() <= verdict["candidate"].items()
     best = plain(kind).best
     assert best is not None
-    assert verdict["better"] == {"candidate": best.candidate, "estimate": best.estimate}
+    assert verdict["better"] == {"candidate": best.candidate, "estimate": best.estimate.to_json()}
     done = recipe("check", written(tmp_path, values), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == verdict

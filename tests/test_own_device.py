@@ -68,7 +68,7 @@ def figure(value: float) -> dict[str, Any]:
 
 def best(profile: Any, **parts: Any) -> dict[str, Any]:
     table = plan(make_request(device=profile, **parts))
-    return table.estimate(int(table.order[0]))
+    return table.estimate(int(table.order[0])).to_json()
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_training_tells_them_apart_too() -> None:
     found = []
     for request in asked:
         table, row = plan_candidate(request)
-        found.append(table.estimate(row)["training"]["step_s"])
+        found.append(table.estimate(row).training.step_s)
     assert len(set(found)) == 3
     assert found[2] < found[0]
 
@@ -417,7 +417,7 @@ def test_a_recipe_holds_the_whole_profile(recipe: Recipe) -> None:
     assert recipe.lock.device is not None
     assert recipe.lock.device.profile_digest == device(OURS).digest
     table, row = plan_candidate(recipe_request(recipe))
-    assert table.estimate(row)["serving"] == recipe.estimate["serving"]
+    assert table.estimate(row).serving.to_json() == recipe.estimate["serving"]
 
 
 def test_its_bundle_is_complete_and_checked(recipe: Recipe, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_more_ranks_than_kv_heads_repeat_the_cache_and_are_not_refused():
         make_request("Qwen/Qwen3-30B-A3B", "h100-sxm", 8, candidate={"tp": 8, "pp": 1, "dp": 1})
     )
     assert table.reasons(row) == []
-    assert "held 2 times: 4 KV heads over tp 8" in " ".join(table.estimate(row)["notes"])
+    assert "held 2 times: 4 KV heads over tp 8" in " ".join(table.estimate(row).notes)
 
 
 def test_heads_that_do_not_divide_are_refused_with_both_numbers():

@@ -133,11 +133,11 @@ def test_every_cause_and_part_has_a_name() -> None:
     ):
         board = plan(change(DEFAULT, {"model": model}))
         for row in board.order[:10]:
-            breakdown = board.estimate(int(row))["breakdown_s"]
+            breakdown = board.estimate(int(row)).to_json()["breakdown_s"]
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
         assert set(board.rules()) <= set(labels.REFUSALS)
         assert set(board.problem.model.parameters_by_part) <= set(labels.PARTS)
-    step = training().estimate(training().best_row)["breakdown_s"]["step"]
+    step = training().estimate(training().best_row).breakdown_s.step
     assert set(step) <= set(labels.TRAINING_CAUSES)
 
 

@@ -90,7 +90,7 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
     }
     for fallback in recipe.fallbacks:
         table, row = plan_candidate(fallback_request(PlanRequest.parse(recipe.request), fallback))
-        estimate = table.estimate(row)
+        estimate = table.estimate(row).to_json()
         assert estimate["feasible"], (fallback.kind, estimate["reasons"])
         assert table.candidate(row) == fallback.candidate
         assert estimate["serving"]["tpot_s"] == pytest.approx(fallback.figures["tpot_s"], rel=1e-9)

@@ -64,7 +64,7 @@ def test_rows_beyond_a_chunk_have_their_details_too():
     assert len(block.legal) > CHUNK
     assert block.estimates is None
     last = int(block.legal[-1])
-    assert block.row(last)["memory"]["total_bytes"] == block.quantities["total_bytes"][last]
+    assert block.row(last).memory.total_bytes == block.quantities["total_bytes"][last]
 
 
 def test_every_number_of_devices_is_tried():

@@ -349,11 +349,13 @@ def test_an_estimate_says_goodput_where_times_have_limits():
     request = {"candidate": {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}, "per_node": 1}
     assert (
         "goodput_requests_per_s"
-        not in plan_candidate(make_request(LLAMA_8B, **request))[0].detailed(0)["serving"]
+        not in plan_candidate(make_request(LLAMA_8B, **request))[0].detailed(0).serving.to_json()
     )
-    found = plan_candidate(
-        make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request)
-    )[0].detailed(0)
+    found = (
+        plan_candidate(make_request(LLAMA_8B, objective={"limits": {"ttft_ms": 400}}, **request))[0]
+        .detailed(0)
+        .to_json()
+    )
     serving = found["serving"]
     assert 0 < serving["goodput_requests_per_s"] < serving["output_tokens_per_s"] / 256
     assert (
@@ -393,7 +395,7 @@ def limited_plan(**limits):
 def best_figures(percentile: float) -> dict[str, float]:
     """The figures of the best split, with a percentile."""
     table = limited_plan(percentile=percentile)
-    return table.estimate(int(table.order[0]))["serving"]
+    return table.estimate(int(table.order[0])).serving.to_json()
 
 
 def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
@@ -403,7 +405,7 @@ def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
     by_mean, by_p95 = limited_plan(ttft_ms=limit_ms), limited_plan(ttft_ms=limit_ms, percentile=95)
     assert len(by_p95.order) < len(by_mean.order)
     for row in by_p95.order:
-        assert by_p95.estimate(int(row))["serving"]["ttft_p95_s"] <= limit_ms / 1e3
+        assert by_p95.estimate(int(row)).ttft_p95_s.value <= limit_ms / 1e3
     said = [reason for row in range(len(by_p95)) for reason in by_p95.reasons(row)]
     assert any(
         reason.startswith("p95 of time to first token")
@@ -439,7 +441,7 @@ def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when
     values = request_values(
         LLAMA_8B, per_node=1, candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
     )
-    figures = plan_candidate(PlanRequest.parse(values))[0].detailed(0)["serving"]
+    figures = plan_candidate(PlanRequest.parse(values))[0].detailed(0).serving.to_json()
     assert figures["ttft_p50_s"] <= figures["ttft_p95_s"] <= figures["ttft_p99_s"]
     asked = values | {"objective": {"limits": {"percentile": 95}}}
     plain, with_p95, longer = estimate_batch(

@@ -27,7 +27,7 @@ def setting(engine: str = "torchtitan", model: Any = LLAMA_8B, **workload: Any) 
         "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 512} | workload,
         "candidate": {"engine": engine},
     }
-    return settings(resolve(PlanRequest.parse(value)))
+    return settings(resolve(PlanRequest.parse(value)))[0]
 
 
 def cases(n: int, **columns: Any) -> TrainingCases:

@@ -35,7 +35,7 @@ def answer(
         "workload": asked,
     }
     table, row = plan_candidate(PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})}))
-    return table.estimate(row)
+    return table.estimate(row).to_json()
 
 
 def test_a_step_waits_for_slow_loaders() -> None:

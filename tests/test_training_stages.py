@@ -35,7 +35,7 @@ def setting(engine: str, vocabulary: int = 131072, **more: Any) -> TrainingSetti
         "workload": workload,
         "candidate": {"engine": engine},
     }
-    return settings(resolve(PlanRequest.parse(value)))
+    return settings(resolve(PlanRequest.parse(value)))[0]
 
 
 @pytest.mark.parametrize(("pp", "first", "last"), [(2, 18, 14), (4, 9, 6), (32, 2, 0)])

@@ -182,7 +182,7 @@ class View:
             self.refused[0].row(self.refused[1]) if self.refused else self.table.estimate(self.own)
         )
         refused = [str(finding) for finding in case.findings if finding.level == "error"]
-        ok = bool(own["feasible"]) and not refused
+        ok = own.feasible and not refused
         return {
             "ok": ok,
             "verdict": "cannot start" if not ok else "tight" if self.tight else "fits",
@@ -190,10 +190,10 @@ class View:
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
             "candidate": self.table.candidate(self.own),
-            "reasons": [*own["reasons"], *refused],
+            "reasons": [*own.reasons, *refused],
             "findings": [finding.to_json() for finding in case.findings],
             "waste": self.waste(ground.optimize),
-            "estimate": own,
+            "estimate": own.to_json(),
             "better": self.better(ground.optimize, needed=bool(refused)),
             "changes": [],
             "unread": case.arguments.unread,
@@ -270,7 +270,7 @@ class View:
         return {
             "candidate": self.table.candidate(row),
             "gain": gain,
-            "estimate": self.table.estimate(row),
+            "estimate": self.table.estimate(row).to_json(),
         }
 
     def _commands(self, row: int) -> list[Rendered]:

@@ -62,7 +62,7 @@ class Answers:
     def estimate(self, body: Body) -> Json:
         """One split: the request's candidate, or the best that agrees with it."""
         narrowed, row = plan_candidate(PlanRequest.parse(body), folders=self.folders)
-        return _clean({"candidate": narrowed.candidate(row), **narrowed.detailed(row)})
+        return _clean({"candidate": narrowed.candidate(row), **narrowed.detailed(row).to_json()})
 
     def check(self, body: Body) -> Json:
         """Whether a request's split can run, or a ``command`` on ``hardware``; an ``error`` in the answer says that a command is none."""

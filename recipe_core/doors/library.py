@@ -18,6 +18,7 @@ from recipe_core.search.plan import Plan, Split
 if TYPE_CHECKING:
     from recipe_core.calibration.validate import Comparison
     from recipe_core.measured.serving_runs import Run
+    from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
 
 Asked = PlanRequest | Mapping[str, Any] | str | Path
@@ -31,9 +32,10 @@ def plan(request: Asked, *, folders: bool = True) -> Plan:
         request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
         folders: whether the model may be named by a path on this machine.
 
-    Returns: The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``,
-        ``to_frame()``, ``to_json()``. Its ``columns`` are SI, one value per split, with the unit in
-        the name: seconds, bytes per device, tokens per second of the whole deployment, US dollars.
+    Returns:
+        The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
+        ``to_json()``. Its ``columns`` are SI, one value per split, with the unit in the name:
+        seconds, bytes per device, tokens per second of the whole deployment, US dollars.
 
     Raises:
         InputError: for a request that cannot be read; the message names the field and the fix.
@@ -42,14 +44,15 @@ def plan(request: Asked, *, folders: bool = True) -> Plan:
     return plans.plan(as_request(request), folders=folders)
 
 
-def estimate(request: Asked, *, folders: bool = True) -> Any:
+def estimate(request: Asked, *, folders: bool = True) -> Estimate:
     """Estimate the split in ``request.candidate``.
 
     Where that leaves something open, the best split that agrees with it.
 
-    Returns: The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in
-        seconds, throughput in tokens per second, cost in US dollars; each figure with its 80 %
-        band.
+    Returns:
+        The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in seconds,
+        throughput in tokens per second, cost in US dollars. ``estimate.tpot_s`` is a figure with
+        its 80 % band (``value``, ``low``, ``high``, ``basis``), ``to_json()`` the plain values.
 
     Raises:
         InputError: for a request that cannot be read.
@@ -116,8 +119,9 @@ def write(recipe: Recipe, path: str | Path, *, sign: bytes | None = None) -> Pat
         path: the bundle; an older one in its place is replaced.
         sign: an ed25519 private key (PEM) to sign it with.
 
-    Raises: InputError: for a path that cannot be written, a key that is none, or a file that would
-        hold a secret of this machine.
+    Raises:
+        InputError: for a path that cannot be written, a key that is none, or a file that would hold
+            a secret of this machine.
     """
     from recipe_core.bundle.write import write_bundle
 

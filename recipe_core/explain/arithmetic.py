@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,9 +14,12 @@ from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
 from recipe_core.model.spec import CompressedAttention
+from recipe_core.physics.prediction import known
 from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, state_bytes
 from recipe_core.physics.serving.memory import stage_columns
+from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.weights import layer_weight_bytes, stage_layers, vocabulary_bytes
+from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.search.measures import days
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
@@ -47,30 +49,30 @@ def _long(seconds: float) -> str:
 def arithmetic(board: ServingPlan, row: int) -> dict[str, list[Line]]:
     """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy."""
     estimate = board.estimate(row)
-    if "memory" not in estimate or not np.isfinite(estimate["memory"]["total_bytes"]):
+    if not np.isfinite(estimate.memory.total_bytes):
         return {}
     out = {"Memory of the fullest device": _memory_lines(board, row, estimate)}
-    if estimate["feasible"]:
+    if estimate.feasible:
         out["Time"] = _time_lines(board, estimate)
         out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
     return out
 
 
-def _memory_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> list[Line]:
+def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
     block, i = board.at(row)
-    m, case = estimate["memory"], block.cases.take([i])
+    m, case = estimate.memory, block.cases.take([i])
     estimates, k = block.detail(i)
     memory = estimates.memory
     request_bytes = float(memory.sequence_bytes[k])
     sequences = float(memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
     start, end = _fullest_stage(block.setting, case, sequences)
-    parts = " + ".join(gib(m[name]) for name in MEMORY)
+    parts = " + ".join(gib(getattr(m, name)) for name in MEMORY)
     return [
         Line(
             "Weights",
             "layers + embedding + head",
             _weights(block.setting, case, start, end),
-            gib(m["weights_bytes"]),
+            gib(m.weights_bytes),
         ),
         Line(
             "Cache of one request",
@@ -82,14 +84,14 @@ def _memory_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> 
             "KV cache needed",
             "requests per replica · cache of one request",
             f"{significant(sequences)} × {gib(request_bytes)}",
-            gib(m["kv_needed_bytes"]),
+            gib(m.kv_needed_bytes),
         ),
-        Line("Total", "weights + cache + activations + runtime", parts, gib(m["total_bytes"])),
+        Line("Total", "weights + cache + activations + runtime", parts, gib(m.total_bytes)),
         Line(
             "Usable",
             "memory fraction · capacity",
-            f"{m['usable_bytes'] / m['capacity_bytes']:.3g} × {gib(m['capacity_bytes'])}",
-            gib(m["usable_bytes"]),
+            f"{m.usable_bytes / m.capacity_bytes:.3g} × {gib(m.capacity_bytes)}",
+            gib(m.usable_bytes),
         ),
     ]
 
@@ -145,38 +147,38 @@ def _sum(parts: Mapping[str, float], labels: Mapping[str, str]) -> str:
     )
 
 
-def _time_lines(board: ServingPlan, estimate: Mapping[str, Any]) -> list[Line]:
-    s, parts, w = estimate["serving"], estimate["breakdown_s"], board.problem.workload
+def _time_lines(board: ServingPlan, estimate: ServingEstimate) -> list[Line]:
+    s, parts, w = known(estimate.serving), known(estimate.breakdown_s), board.problem.workload
     return [
         Line(
             "Time per output token",
             "sum of the parts of a decode step",
-            _sum(parts["decode"], CAUSES),
-            duration(s["tpot_s"]),
+            _sum(parts.decode, CAUSES),
+            duration(s.tpot_s),
         ),
         Line(
             "Time to first token",
             "sum of the parts",
-            _sum(parts["prefill"], CAUSES),
-            duration(s["ttft_s"]),
+            _sum(parts.prefill, CAUSES),
+            duration(s.ttft_s),
         ),
         Line(
             "Request latency",
             "first token + (output tokens - 1) · time per token",
-            f"{duration(s['ttft_s'])} + {w.output_tokens - 1:,} × {duration(s['tpot_s'])}",
-            duration(s["request_latency_s"]),
+            f"{duration(s.ttft_s)} + {w.output_tokens - 1:,} × {duration(s.tpot_s)}",
+            duration(s.request_latency_s),
         ),
     ]
 
 
-def _rate_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> list[Line]:
-    s, cost, energy = estimate["serving"], estimate["cost"], estimate["energy"]
+def _rate_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
+    s, cost, energy = known(estimate.serving), known(estimate.cost), known(estimate.energy)
     w, gpus = board.problem.workload, int(board.raw("gpus")[row])
-    out = s["output_tokens_per_s"]
+    out = s.output_tokens_per_s
     lines = []
     if w.mode == "closed":
         load = float(board.columns["load"][row])
-        numbers = f"{load:,.0f} × {w.output_tokens:,} ÷ {duration(s['request_latency_s'])}"
+        numbers = f"{load:,.0f} × {w.output_tokens:,} ÷ {duration(s.request_latency_s)}"
         lines.append(
             Line(
                 "Output",
@@ -190,35 +192,35 @@ def _rate_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> li
             "Output per device",
             "output ÷ devices",
             f"{rate(out)} ÷ {gpus}",
-            rate(s["output_tokens_per_s_per_gpu"]),
+            rate(s.output_tokens_per_s_per_gpu),
         )
     )
-    if cost["usd_per_hour"] is not None:
-        price = cost["usd_per_hour"] / gpus
+    if cost.usd_per_hour is not None and cost.usd_per_million_output_tokens is not None:
+        price = cost.usd_per_hour / gpus
         lines.append(
             Line(
                 "Cost per hour",
                 "devices · price of a device hour",
                 f"{gpus} × {usd(price)}",
-                usd(cost["usd_per_hour"]),
+                usd(cost.usd_per_hour),
             )
         )
-        numbers = f"{usd(cost['usd_per_hour'])} ÷ (3,600 s × {rate(out)}) × 1,000,000"
+        numbers = f"{usd(cost.usd_per_hour)} ÷ (3,600 s × {rate(out)}) × 1,000,000"
         lines.append(
             Line(
                 "Cost per million output tokens",
                 "cost per hour ÷ tokens per hour · 1e6",
                 numbers,
-                usd(cost["usd_per_million_output_tokens"]),
+                usd(cost.usd_per_million_output_tokens),
             )
         )
-    numbers = f"{significant(energy['watts'])} W ÷ {rate(out)}"
+    numbers = f"{significant(energy.watts)} W ÷ {rate(out)}"
     lines.append(
         Line(
             "Energy per output token",
             "power ÷ output",
             numbers,
-            f"{significant(energy['joules_per_token'])} J",
+            f"{significant(energy.joules_per_token)} J",
         )
     )
     return lines
@@ -227,39 +229,38 @@ def _rate_lines(board: ServingPlan, row: int, estimate: Mapping[str, Any]) -> li
 def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
     """Lines on a training split's fullest stage and, if it runs, its step and the run."""
     estimate = board.estimate(row)
-    if "memory" not in estimate:
+    m = estimate.memory
+    if m is None:
         return {}
-    m = estimate["memory"]
-    parts = {name: m[f"{name}_bytes"] for name in TRAINING_MEMORY if m[f"{name}_bytes"] > 0}
+    held = {name: getattr(m, f"{name}_bytes") for name in TRAINING_MEMORY}
+    parts = {name: value for name, value in held.items() if value > 0}
     total = " + ".join(
         f"{gib(value)} {TRAINING_MEMORY[name].lower()}" for name, value in parts.items()
     )
     out = {
-        "Memory of the fullest stage": [
-            Line("Peak", "sum of the parts", total, gib(m["total_bytes"]))
-        ]
+        "Memory of the fullest stage": [Line("Peak", "sum of the parts", total, gib(m.total_bytes))]
     }
-    if estimate["feasible"]:
+    if estimate.feasible:
         out["Time of a step"] = _step_lines(board, row, estimate)
         out["The run"] = _run_lines(board, estimate)
     return out
 
 
-def _step_lines(board: TrainingPlan, row: int, estimate: Mapping[str, Any]) -> list[Line]:
-    t, w, gpus = estimate["training"], board.problem.workload, int(board.raw("gpus")[row])
+def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> list[Line]:
+    t, w, gpus = known(estimate.training), board.problem.workload, int(board.raw("gpus")[row])
     tokens = w.global_batch * w.sequence_length
-    flops = t["flops_per_s_per_gpu"] / t["tokens_per_s_per_gpu"]
-    peak = t["flops_per_s_per_gpu"] / t["mfu"]
+    flops = t.flops_per_s_per_gpu / t.tokens_per_s_per_gpu
+    peak = t.flops_per_s_per_gpu / t.mfu
     mfu = (
-        f"{significant(flops / 1e9)} GFLOP × {rate(t['tokens_per_s_per_gpu'])} ÷ "
+        f"{significant(flops / 1e9)} GFLOP × {rate(t.tokens_per_s_per_gpu)} ÷ "
         f"{per_second(peak, 'FLOP')}"
     )
     return [
         Line(
             "Step",
             "sum of the parts",
-            _sum(estimate["breakdown_s"]["step"], TRAINING_CAUSES),
-            duration(t["step_s"]),
+            _sum(known(estimate.breakdown_s).step, TRAINING_CAUSES),
+            duration(t.step_s),
         ),
         Line(
             "Tokens of a step",
@@ -270,18 +271,19 @@ def _step_lines(board: TrainingPlan, row: int, estimate: Mapping[str, Any]) -> l
         Line(
             "Tokens per device",
             "tokens of a step ÷ step time ÷ devices",
-            f"{tokens:,} ÷ {duration(t['step_s'])} ÷ {gpus}",
-            rate(t["tokens_per_s_per_gpu"]),
+            f"{tokens:,} ÷ {duration(t.step_s)} ÷ {gpus}",
+            rate(t.tokens_per_s_per_gpu),
         ),
-        Line("MFU", "model flops per token · tokens per device ÷ peak", mfu, f"{t['mfu']:.1%}"),
+        Line("MFU", "model flops per token · tokens per device ÷ peak", mfu, f"{t.mfu:.1%}"),
     ]
 
 
-def _run_lines(board: TrainingPlan, estimate: Mapping[str, Any]) -> list[Line]:
-    run, cost, t = estimate["run"], estimate["cost"], estimate["training"]
+def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
+    run, cost, t = known(estimate.run), known(estimate.cost), known(estimate.training)
     w = board.problem.workload
     interval, write, mtbf = (
-        _long(run[name]) for name in ("checkpoint_interval_s", "checkpoint_s", "mtbf_s")
+        _long(seconds or 0.0)
+        for seconds in (run.checkpoint_interval_s, run.checkpoint_s, run.mtbf_s)
     )
     lines = [
         Line(
@@ -294,26 +296,24 @@ def _run_lines(board: TrainingPlan, estimate: Mapping[str, Any]) -> list[Line]:
             "Goodput",
             "share of time not lost to checkpoints and failures",
             f"{write} to write every {interval}, a failure every {mtbf}",
-            f"{run['goodput']:.2%}",
+            f"{run.goodput:.2%}",
         ),
     ]
-    if run["wall_s"] is None or w.tokens is None:
+    if run.wall_s is None or w.tokens is None:
         return lines
     tokens = f"{w.tokens:,.0f} ÷ {w.global_batch * w.sequence_length:,}"
     lines.append(
-        Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run['steps']:,.0f}")
+        Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run.steps:,.0f}")
     )
-    numbers = f"{run['steps']:,.0f} × {duration(t['step_s'])} ÷ {run['goodput']:.2%}"
-    lines.append(
-        Line("Time to finish", "steps · step time ÷ goodput", numbers, _long(run["wall_s"]))
-    )
-    if cost["usd"] is not None:
+    numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
+    lines.append(Line("Time to finish", "steps · step time ÷ goodput", numbers, _long(run.wall_s)))
+    if cost.usd is not None and cost.usd_per_hour is not None:
         lines.append(
             Line(
                 "Cost of the run",
                 "cost per hour · hours",
-                f"{usd(cost['usd_per_hour'])} × {significant(run['wall_s'] / 3600)} h",
-                usd(cost["usd"]),
+                f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h",
+                usd(cost.usd),
             )
         )
     return lines

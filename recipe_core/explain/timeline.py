@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
+from recipe_core.physics.prediction import known
 from recipe_core.search.training_plan import TrainingPlan
 
 DRAWN = ("1f1b", "interleaved", "gpipe")
@@ -162,7 +163,8 @@ def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
             "this split has no pipeline: every device holds all layers.",
             hint="Choose a split with pp above 1.",
         )
-    parts, total = estimate["breakdown_s"]["step"], int(estimate["training"]["micro_batches"])
+    parts, training = known(estimate.breakdown_s).step, known(estimate.training)
+    total = training.micro_batches
     forward_s = (
         sum(seconds for name, seconds in parts.items() if name.startswith("forward_")) / total
     )
@@ -174,7 +176,7 @@ def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
     shown = min(total, fitting - fitting % stages)
     tasks = timeline(candidate["schedule"], stages, shown, forward_s, backward_s, chunks)
     extent = f"the first {shown:,} of {total:,}" if shown < total else f"all {total:,}"
-    bubble = f"{estimate['training']['bubble_share']:.1%}"
+    bubble = f"{training.bubble_share:.1%}"
     return tasks, (
         f"{candidate['schedule'].upper()}, {extent} micro-batches. Stages idle for {bubble} of the "
         "step. Hover over a bar for its micro-batch. Embedding, head and gradients are not shown."

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.bundle.manifest import Manifest
-from recipe_core.physics.estimate_schema import Estimate
+from recipe_core.physics.results import Estimate
 from recipe_core.recipe import Recipe
 from recipe_core.request.schema import PlanRequest
 

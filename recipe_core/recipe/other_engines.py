@@ -71,7 +71,7 @@ def _on_engine(
         plan, row = plan_candidate(request.model_copy(update={"candidate": split}), folders=folders)
         reasons = plan.reasons(row) or start_reasons(plan, row)
         if not reasons:
-            figures = tuple(text_rows(plan.kind, plan.estimate(row)))
+            figures = tuple(text_rows(plan.kind, plan.estimate(row).to_json()))
     except RecipeError as error:
         reasons = [error.message]
     return OtherEngine(name, title, version, tuple(reasons), figures, changes)

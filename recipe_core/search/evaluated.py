@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.physics.serving.simulate import Simulation
 from recipe_core.space.refusal import Refusal
+
+if TYPE_CHECKING:
+    from recipe_core.physics.results import Estimate
 
 Bits = NDArray[np.uint64]
 
@@ -102,14 +105,14 @@ class EvaluatedCases(Generic[S, C, E]):
         """Every reason why case ``i`` is refused; empty when it is not."""
         return next(self.sentences(np.array([i])))
 
-    def row(self, i: int, *, explained: bool = False) -> Any:
+    def row(self, i: int, *, explained: bool = False) -> Estimate:
         """The estimate of case ``i``, ``explained`` with its times by cause."""
         return self.rows(np.array([i]), explained=explained)[0]
 
-    def rows(self, rows: Int, *, explained: bool = False) -> list[Any]:
+    def rows(self, rows: Int, *, explained: bool = False) -> list[Estimate]:
         """The estimates of some cases. Many at once cost little more than one."""
         estimates, places = self._details(rows)
-        out: list[Any] = estimates.rows(places, self._added_reasons(rows), explained=explained)
+        out: list[Estimate] = estimates.rows(places, self._added_reasons(rows), explained=explained)
         return out
 
     def sentences(self, rows: Int | None = None) -> Iterator[list[str]]:

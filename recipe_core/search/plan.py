@@ -20,6 +20,7 @@ from recipe_core.search.rows import PlanRows
 if TYPE_CHECKING:
     import pandas as pd
 
+    from recipe_core.physics.results import Estimate
     from recipe_core.search.changes import Change
     from recipe_core.search.sensitivity import Flip
 
@@ -185,7 +186,7 @@ class Plan(PlanRows):
         return {
             "schema_version": 1,
             "candidates": [
-                {"rank": rank, **case, "estimate": estimate, "pareto": pareto}
+                {"rank": rank, **case, "estimate": estimate.to_json(), "pareto": pareto}
                 for rank, (case, estimate, pareto) in enumerate(ranked, 1)
             ],
             "refused": [{**case, "reasons": sentences} for case, sentences in reasons],
@@ -208,7 +209,7 @@ class Plan(PlanRows):
             return None
         return {
             "candidate": self.candidate(row),
-            "estimate": self.estimate(row),
+            "estimate": self.estimate(row).to_json(),
             "reasons": self.reasons(row),
             "changes": [change.to_json() for change in self.changes()],
         }
@@ -227,8 +228,8 @@ class Split:
         return self.plan.candidate(self.row)
 
     @property
-    def estimate(self) -> Any:
-        """Memory, time, throughput and cost."""
+    def estimate(self) -> Estimate:
+        """Memory, time, throughput and cost; ``estimate.tpot_s`` is a figure with its band."""
         return self.plan.estimate(self.row)
 
     @property

@@ -92,7 +92,7 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
             pair = plan_type(request.workload.kind).one_case(problem, problem.candidate)
             if pair is None:
                 narrowed, row = plan_candidate(request)
-                answers[n] = narrowed.estimate(row)
+                answers[n] = narrowed.estimate(row).to_json()
             else:
                 groups[shared_key(problem, pair[0])].append((n, problem, *pair))
         except RecipeError as error:
@@ -101,7 +101,7 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
         _, problem, setting, _ = members[0]
         kind = plan_type(problem.request.workload.kind)
         judged = kind.of(problem, setting, kind.stack([cases for _, _, _, cases in members]))
-        answers |= {n: judged.estimate(row) for row, (n, _, _, _) in enumerate(members)}
+        answers |= {n: judged.estimate(row).to_json() for row, (n, _, _, _) in enumerate(members)}
     return [answers[n] for n in sorted(answers)]
 
 

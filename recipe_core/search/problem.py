@@ -70,8 +70,9 @@ TrainingProblem = Problem[TrainingWorkload]
 def resolve(request: PlanRequest, *, folders: bool = True) -> Problem[Any]:
     """Look up model, devices and links.
 
-    Raises: InputError: for unknown names, for fields that the kind of workload does not have, and
-        for what the schema has but this version does not model.
+    Raises:
+        InputError: for unknown names, for fields that the kind of workload does not have, and for
+            what the schema has but this version does not model.
     """
     refuse_other_kind(request)
     places = (request.hardware, *request.options.hardware)

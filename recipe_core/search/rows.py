@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.measures import MORE_IS_BETTER, Measure
 from recipe_core.search.problem import Problem
+
+if TYPE_CHECKING:
+    from recipe_core.physics.results import Estimate
 
 Answer = TypeVar("Answer")
 
@@ -136,11 +139,11 @@ class PlanRows(ABC):
     def _describe(self, block: EvaluatedCases[Any, Any, Any], cases: Int) -> list[dict[str, Any]]:
         """The splits of some cases of a block."""
 
-    def estimate(self, row: int) -> Any:
-        """The estimate of a row, as the contract writes it."""
+    def estimate(self, row: int) -> Estimate:
+        """The estimate of a row."""
         return self.estimates([row])[0]
 
-    def estimates(self, rows: Sequence[int] | Int) -> list[Any]:
+    def estimates(self, rows: Sequence[int] | Int) -> list[Estimate]:
         """The estimates of some rows. Many at once cost little more than one."""
         return self._of_blocks(rows, EvaluatedCases.rows)
 
@@ -164,7 +167,7 @@ class PlanRows(ABC):
         block, i = self.at(row)
         return block.detail(i)
 
-    def detailed(self, row: int) -> Any:
+    def detailed(self, row: int) -> Estimate:
         """The estimate of a row with everything that is left out where many are listed."""
         return self.estimate(row)
 
@@ -431,7 +434,7 @@ class PlanRows(ABC):
         None where that is unknown.
         """
         figure = self.measures[name].band
-        limits = self.estimate(row).get("bands", {}).get(figure) if figure else None
+        limits = (self.estimate(row).bands or {}).get(figure) if figure else None
         return band(limits, self.measures[name].show) if limits else None
 
 

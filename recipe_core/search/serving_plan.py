@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from recipe_core.base.labels import REFUSALS, serving_split
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import significant
 from recipe_core.physics.serving.estimates import Estimates, estimate
+from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
@@ -275,7 +276,11 @@ class ServingPlan(Plan):
             }
         )
 
-    def detailed(self, row: int) -> Any:
+    def estimate(self, row: int) -> ServingEstimate:
+        """The estimate of a row."""
+        return cast(ServingEstimate, super().estimate(row))
+
+    def detailed(self, row: int) -> ServingEstimate:
         """The estimate with times by cause, and percentiles unless simulating them takes long and no limit names one."""
         block, i = self.at(row)
         limits = self.request.objective.limits
@@ -284,12 +289,12 @@ class ServingPlan(Plan):
         requests = requests_each(block.setting, block.cases.take([i]))[0]
         if block.feasible[i] and requests <= affordable:
             block = _simulated(self.problem, block, np.array([i]), percentiles)
-        return block.row(i, explained=True)
+        return cast(ServingEstimate, block.row(i, explained=True))
 
-    def explained(self, row: int) -> Any:
+    def explained(self, row: int) -> ServingEstimate:
         """The estimate of a row with its times by cause, without simulating percentiles."""
         block, i = self.at(row)
-        return block.row(i, explained=True)
+        return cast(ServingEstimate, block.row(i, explained=True))
 
     def cache_tokens(self, row: int) -> int:
         """Tokens of cache a replica needs for the load of a row, each request at its full length."""

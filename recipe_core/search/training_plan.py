@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
+from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import CandidateRequest, Goal, PlanRequest
 from recipe_core.request.split_key import TRAINING_FIELDS, split_key, split_of
@@ -151,6 +152,10 @@ class TrainingPlan(Plan):
     def _describe(self, block: Any, cases: Int) -> list[dict[str, Any]]:
         """The splits of some cases of a block."""
         return describe(block.setting, block.cases.take(cases))
+
+    def estimate(self, row: int) -> TrainingEstimate:
+        """The estimate of a row."""
+        return cast(TrainingEstimate, super().estimate(row))
 
     def request_of(self, row: int) -> PlanRequest:
         """The request with the split of a row as its candidate."""

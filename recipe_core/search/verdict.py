@@ -19,16 +19,16 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
         InputError: for a request that cannot be planned.
     """
     checked, row = plan_candidate(request, folders=folders)
-    candidate, answer = checked.candidate(row), checked.estimate(row)
+    candidate, estimate = checked.candidate(row), checked.estimate(row)
     whole = plan(request, folders=folders)
     better = None
     if whole.best is not None and whole.best.candidate != candidate:
-        better = {"candidate": whole.best.candidate, "estimate": whole.best.estimate}
+        better = {"candidate": whole.best.candidate, "estimate": whole.best.estimate.to_json()}
     return {
-        "ok": answer["feasible"],
-        "reasons": answer["reasons"],
+        "ok": estimate.feasible,
+        "reasons": estimate.reasons,
         "candidate": candidate,
-        "estimate": answer,
+        "estimate": estimate.to_json(),
         "better": better,
         "changes": [change.to_json() for change in whole.changes()],
     }

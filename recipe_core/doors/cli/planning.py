@@ -107,7 +107,7 @@ def estimate(
     asked = PlanRequest.parse(read_request(request))
     with working("Estimating …"):
         table, row = plan_candidate(asked)
-        answer = table.detailed(row)
+        answer = table.detailed(row).to_json()
     with working("Tracing the model …"):
         traced_parts, text = _trace(table, row) if traced else ({}, "")
     if as_json:

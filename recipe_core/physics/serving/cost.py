@@ -35,19 +35,6 @@ from recipe_core.space.serving import Cases, Setting
 
 SECONDS_PER_HOUR = 3600.0
 
-MONEY = (
-    "usd_per_hour",
-    "usd_per_request",
-    "usd_per_million_output_tokens",
-    "usd_per_million_input_tokens_alone",
-    "usd_per_million_output_tokens_alone",
-    "prefill_share",
-)
-"""Cost fields of an estimate."""
-
-ENERGY = ("watts", "watts_limit", "joules_per_token", "joules_per_request")
-"""Power and energy fields of an estimate."""
-
 MEMORY_WATTS = 0.5
 """Watts above idle at full memory traffic, as a share of those at full compute; assumed, so that
 published draws are roughly met.

@@ -14,6 +14,7 @@ from recipe_core.physics.serving.cost import Cost, cost
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.physics.serving.pools import Pools, disaggregated
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit, serving
+from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.rows import estimate_rows, taken
 from recipe_core.physics.serving.simulate import (
     NO_LIMITS,
@@ -30,7 +31,7 @@ from recipe_core.space.serving import Cases, Setting
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All quantities of all cases; ``row`` gives one as the JSON of the contract."""
+    """All quantities of all cases; ``row`` gives one as an object."""
 
     setting: Setting
     cases: Cases
@@ -85,14 +86,16 @@ class Estimates:
                 out[place].append(refusal.say(int(rows[place])))
         return out
 
-    def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> dict[str, Any]:
-        """Case ``i`` as JSON values, ``explained`` with its times by cause too."""
+    def row(
+        self, i: int, limits: Sequence[str] = (), *, explained: bool = False
+    ) -> ServingEstimate:
+        """The estimate of case ``i``, ``explained`` with its times by cause too."""
         return self.rows(np.array([i]), [limits], explained=explained)[0]
 
     def rows(
         self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
-    ) -> list[dict[str, Any]]:
-        """The chosen cases as JSON values.
+    ) -> list[ServingEstimate]:
+        """The estimates of the chosen cases.
 
         Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no
         serving figures.

@@ -1,61 +1,70 @@
-"""Cases of an estimate as the JSON values of the contract: columns become lists once, then rows are put together from these."""
+"""Estimates of some cases: columns become lists once, then rows are put together from these."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import significant
+from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
 from recipe_core.physics.serving.bands import bands, grade
 from recipe_core.physics.serving.bottlenecks import causes
-from recipe_core.physics.serving.cost import ENERGY, MONEY, watts_basis
+from recipe_core.physics.serving.cost import watts_basis
 from recipe_core.physics.serving.memory import Memory, stage_columns
 from recipe_core.physics.serving.rates import resident_limit
+from recipe_core.physics.serving.results import (
+    Causes,
+    Pool,
+    PoolFigures,
+    PoolMemory,
+    ServingCost,
+    ServingEnergy,
+    ServingEstimate,
+    ServingFigures,
+    ServingMemory,
+    ServingParts,
+    StageMemory,
+)
+from recipe_core.physics.serving.simulate import FIGURES, Simulation
 from recipe_core.space.serving import Cases, Setting
 
 if TYPE_CHECKING:
     from recipe_core.physics.serving.estimates import Estimates
     from recipe_core.physics.serving.pools import Pools
 
-SCHEMA_VERSION = 1
 PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
-
-Row = dict[str, Any]
 
 
 def estimate_rows(
     e: Estimates, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool
-) -> list[Row]:
+) -> list[ServingEstimate]:
     """The chosen cases, in that order; ``limits``: for each the limits of the request that it breaks."""
     cases, memory = e.cases.take(rows), taken(e.memory, rows)
     reasons = [[*rules, *more] for rules, more in zip(e.reasons_of(rows), limits, strict=True)]
-    out: list[Row] = [
-        {
-            "schema_version": SCHEMA_VERSION,
-            "feasible": not said,
-            "reasons": said,
-            "notes": notes,
-            "memory": held,
-        }
-        for said, notes, held in zip(
-            reasons, _notes(e, rows, cases, memory), _memory_rows(memory), strict=True
+    feasible = np.array([not sentences for sentences in reasons], dtype=np.bool_)
+    figures = _figures(e, rows[feasible], explained=explained)
+    return [
+        ServingEstimate(
+            schema_version=SCHEMA_VERSION,
+            feasible=not sentences,
+            reasons=sentences,
+            notes=notes,
+            memory=held,
+            **({} if sentences else next(figures)),
+        )
+        for sentences, notes, held in zip(
+            reasons,
+            _notes(e, rows, cases, memory),
+            _memory_rows(e, rows, cases, memory),
+            strict=True,
         )
     ]
-    for place, stages in _stages(e.setting, cases, memory):
-        out[place]["memory"]["stages"] = stages
-    if e.pools is not None:
-        for row, held in zip(out, _memory_rows(taken(e.pools.memory, rows)), strict=True):
-            row["memory"]["prefill"] = held
-    feasible = np.array([row["feasible"] for row in out], dtype=np.bool_)
-    running = [row for row in out if row["feasible"]]
-    for row, figures in zip(running, _figures(e, rows[feasible], explained=explained), strict=True):
-        row |= figures
-    return out
 
 
 def taken(memory: Memory, rows: Int) -> Memory:
@@ -68,20 +77,26 @@ def _floats(column: Any) -> list[float]:
     return values
 
 
-def _dicts(columns: dict[str, list[Any]], n: int) -> list[Row]:
-    """Rows from columns."""
-    return (
-        [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        if columns
-        else [{} for _ in range(n)]
-    )
+def _built(kind: type[AnyPart], columns: Mapping[str, Iterable[Any]]) -> list[AnyPart]:
+    """One part a row, from a column a field; fields that have a default may be left out."""
+    part: Any = kind  # every part is a dataclass
+    ordered = (columns[field.name] for field in fields(part) if field.name in columns)
+    return [kind(*values) for values in zip(*ordered, strict=True)]
 
 
-def _memory_rows(memory: Memory) -> list[Row]:
+def _memory_rows(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> list[ServingMemory]:
+    columns: dict[str, Iterable[Any]] = dict(_memory_columns(memory))
+    columns["stages"] = _stages(e.setting, cases, memory)
+    if e.pools is not None:
+        columns["prefill"] = _built(PoolMemory, _memory_columns(taken(e.pools.memory, rows)))
+    return _built(ServingMemory, columns)
+
+
+def _memory_columns(memory: Memory) -> dict[str, list[Any]]:
     names = (*PARTS, "total_bytes", "capacity_bytes", "usable_bytes")
     columns: dict[str, list[Any]] = {name: _floats(getattr(memory, name)) for name in names}
     parts = zip(*(columns[name] for name in PARTS), strict=True)
-    columns |= {
+    return columns | {
         "kv_cache_bytes": _floats(memory.pool_bytes),
         "kv_cache_tokens": [int(tokens) for tokens in _floats(memory.pool_tokens)],
         "max_concurrency": [int(requests) for requests in _floats(memory.max_concurrency)],
@@ -92,108 +107,119 @@ def _memory_rows(memory: Memory) -> list[Row]:
             for row in parts
         ],
     }
-    return _dicts(columns, len(memory.total_bytes))
 
 
-def _stages(setting: Setting, cases: Cases, memory: Memory) -> Iterator[tuple[int, list[Row]]]:
-    """Memory of each pipeline stage of the cases that have several."""
-    held = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0)
-    for stages in np.unique(cases.pp[cases.pp > 1]).tolist():
-        rows = np.flatnonzero(cases.pp == stages)
-        columns = stage_columns(setting, cases.take(rows), stages, held[rows])
-        every = [
-            _dicts({name: _floats(column[name]) for name in (*PARTS, "total_bytes")}, len(rows))
-            for column in columns
+def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMemory] | None]:
+    """Memory of each pipeline stage, where a case has several."""
+    out: list[list[StageMemory] | None] = [None] * len(cases)
+    sequences = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0)
+    for count in np.unique(cases.pp[cases.pp > 1]).tolist():
+        rows = np.flatnonzero(cases.pp == count)
+        stages = [
+            _built(StageMemory, {name: _floats(column[name]) for name in (*PARTS, "total_bytes")})
+            for column in stage_columns(setting, cases.take(rows), count, sequences[rows])
         ]
-        yield from zip(rows.tolist(), map(list, zip(*every, strict=True)), strict=True)
+        for row, of_row in zip(rows.tolist(), zip(*stages, strict=True), strict=True):
+            out[row] = [*of_row]
+    return out
 
 
-def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[Row]:
-    """What cases that run have besides their memory."""
-    s, factors = e.serving, bands().bands[grade(e.setting)]
-    money = _dicts(
-        {name: [_known(value) for value in _floats(getattr(e.cost, name)[rows])] for name in MONEY},
-        len(rows),
-    )
-    energy = _dicts({name: _floats(getattr(e.cost, name)[rows]) for name in ENERGY}, len(rows))
-    basis = {
+def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, Any]]:
+    """What cases that run have besides their memory, by the fields of an estimate."""
+    figures = _latency_and_throughput(e, rows)
+    bands_of_rows = list(_bands(e.setting, figures))
+    fixed = {
         "usd_per_hour": e.setting.cluster.price_basis or "unknown",
         "watts": watts_basis(e.setting),
     }
-    parts = [_parts(seconds, rows) for seconds in (s.decode, s.prefill)]
-    pools = _pools(e.pools, e.cases, rows) if e.pools is not None else [{} for _ in rows]
-    by_cause = (
-        _causes(e, rows) if explained and e.pools is None else [{} for _ in rows]
-    )  # the steps of two pools are of two kinds
-    factor_of = {name: (band.low, band.high) for name, band in factors.items()}
-    for i, figures in enumerate(_means(e, rows)):
-        factor, tails = factor_of, _tails(e, int(rows[i]))
-        for (
-            name,
-            figure,
-            value,
-        ) in tails:  # the band of a mean is that of its percentiles: nothing tells them apart
-            figures[name], factor = value, factor | {name: factor_of[figure]}
-        yield {
-            "serving": figures,
-            "cost": money[i],
-            "energy": energy[i],
-            "bands": {
-                name: [value * factor[name][0], value * factor[name][1]]
-                for name, value in figures.items()
-            },
-            "basis": dict.fromkeys(figures, "computed") | basis,
-            "breakdown_s": {"decode": parts[0][i], "prefill": parts[1][i]},
-            **pools[i],
-            **by_cause[i],
-        }
+    costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
+    energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
+    columns: dict[str, Iterable[Any]] = {
+        "serving": figures,
+        "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
+        "energy": _built(ServingEnergy, energy),
+        "bands": bands_of_rows,
+        "basis": [dict.fromkeys(of_row, "computed") | fixed for of_row in bands_of_rows],
+        "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
+    }
+    if e.pools is not None:
+        columns["pools"] = _pools(e.pools, e.cases, rows)
+    elif explained:  # the steps of two pools are of two kinds
+        columns["causes_s"] = _causes(e, rows)
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
 
 
-def _means(e: Estimates, rows: Int) -> list[Row]:
-    s = e.serving
-    columns = {
-        name: getattr(s, name)[rows]
+def _bands(
+    setting: Setting, figures: Iterable[ServingFigures]
+) -> Iterator[dict[str, tuple[float, float]]]:
+    """The band of every figure."""
+    of_means = bands().bands[grade(setting)]
+
+    @cache
+    def ends(name: str) -> tuple[float, float]:
+        band = of_means[_banded(name)]
+        return band.low, band.high
+
+    for of_row in figures:
+        ranges = ((name, value, *ends(name)) for name, value in of_row.to_json().items())
+        yield {name: (value * low, value * high) for name, value, low, high in ranges}
+
+
+def _banded(name: str) -> str:
+    """The mean whose band a figure has: measurements do not tell a mean and its percentiles apart."""
+    if name == "goodput_requests_per_s":
+        return "output_tokens_per_s"
+    mean = f"{name.rpartition('_p')[0]}_s"
+    return mean if mean in FIGURES else name
+
+
+def _latency_and_throughput(e: Estimates, rows: Int) -> list[ServingFigures]:
+    """Means, and what was simulated."""
+    columns: dict[str, Iterable[Any]] = {
+        name: _floats(getattr(e.serving, name)[rows])
         for name in ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
     }
-    columns["output_tokens_per_s_per_gpu"] = columns["output_tokens_per_s"] / e.cases.devices[rows]
-    return _dicts({name: _floats(column) for name, column in columns.items()}, len(rows))
+    per_gpu = e.serving.output_tokens_per_s[rows] / e.cases.devices[rows]
+    columns["output_tokens_per_s_per_gpu"] = _floats(per_gpu)
+    if e.simulation is not None:
+        columns["percentiles_s"] = _percentiles(e.simulation, rows)
+        columns["goodput_requests_per_s"] = map(_known, _floats(e.simulation.goodput_per_s[rows]))
+    return _built(ServingFigures, columns)
 
 
-def _tails(e: Estimates, i: int) -> Iterator[tuple[str, str, float]]:
-    """What was simulated of a case: name (``ttft_p95_s``), the figure whose band it has, value."""
-    if e.simulation is None:
-        return
-    for figure, by in e.simulation.percentiles_s.items():
-        for percentile, values in by.items():
-            if np.isfinite(values[i]):
-                yield f"{figure.removesuffix('_s')}_p{percentile:g}_s", figure, float(values[i])
-    if np.isfinite(e.simulation.goodput_per_s[i]):
-        yield "goodput_requests_per_s", "output_tokens_per_s", float(e.simulation.goodput_per_s[i])
-
-
-def _pools(pools: Pools, cases: Cases, rows: Int) -> list[Row]:
-    """What each pool serves at most, how busy it is, and what goes between them."""
-    rate, prefill = pools.requests_per_s[rows], pools.prefill.devices[rows]
-    each = {
-        "prefill": (prefill, pools.prefill_per_s[rows]),
-        "decode": (cases.devices[rows] - prefill, pools.decode_per_s[rows]),
-    }
-    columns: dict[str, list[Any]] = {
-        name: _dicts(
-            {"gpus": gpus.tolist(), "requests_per_s": _floats(most), "busy": _floats(rate / most)},
-            len(rows),
-        )
-        for name, (gpus, most) in each.items()
-    }
-    columns |= {
-        name: _floats(getattr(pools, name)[rows]) for name in ("transfer_bytes", "transfer_s")
+def _percentiles(simulation: Simulation, rows: Int) -> list[dict[str, float]]:
+    """Percentiles by name (``ttft_p95_s``) of the cases that were simulated."""
+    columns = {
+        f"{figure.removesuffix('_s')}_p{percentile:g}_s": _floats(values[rows])
+        for figure, by in simulation.percentiles_s.items()
+        for percentile, values in by.items()
     }
     return [
-        {"pools": row} for row in _dicts(columns | {"requests_per_s": _floats(rate)}, len(rows))
+        {name: value for name, value in row.items() if math.isfinite(value)}
+        for row in _dicts(columns, len(rows))
     ]
 
 
-def _causes(e: Estimates, rows: Int) -> list[Row]:
+def _pools(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
+    """What each pool serves at most, how busy it is, and what goes between them."""
+    rate, prefill = pools.requests_per_s[rows], pools.prefill.devices[rows]
+
+    def pool(gpus: Int, most: Float) -> list[Pool]:
+        rates = {"requests_per_s": _floats(most), "busy": _floats(rate / most)}
+        return _built(Pool, {"gpus": gpus.tolist(), **rates})
+
+    columns: dict[str, Iterable[Any]] = {
+        "prefill": pool(prefill, pools.prefill_per_s[rows]),
+        "decode": pool(cases.devices[rows] - prefill, pools.decode_per_s[rows]),
+        "transfer_bytes": _floats(pools.transfer_bytes[rows]),
+        "transfer_s": _floats(pools.transfer_s[rows]),
+        "requests_per_s": _floats(rate),
+    }
+    return _built(PoolFigures, columns)
+
+
+def _causes(e: Estimates, rows: Int) -> list[Causes]:
     """The times of the breakdown by cause."""
     s = e.serving
     chosen = replace(
@@ -206,21 +232,30 @@ def _causes(e: Estimates, rows: Int) -> list[Row]:
         decode={name: seconds[rows] for name, seconds in s.decode.items()},
         prefill={name: seconds[rows] for name, seconds in s.prefill.items()},
     )
-    every = np.arange(len(rows))
-    columns: dict[str, list[Any]] = {
-        name: _parts(by, every)
-        for name, by in causes(e.setting, e.cases.take(rows), chosen).items()
-    }
-    return [{"causes_s": row} for row in _dicts(columns, len(rows))]
+    by = causes(e.setting, e.cases.take(rows), chosen)
+    return _times(Causes, by["decode"], by["prefill"], np.arange(len(rows)))
 
 
-def _parts(parts: dict[str, Float], rows: Int) -> list[dict[str, float]]:
-    """The parts of a time that there are."""
+def _times(
+    kind: type[AnyPart], decode: Mapping[str, Float], prefill: Mapping[str, Float], rows: Int
+) -> list[AnyPart]:
+    """The parts that there are of the time per output token and of the time to the first."""
+    return _built(kind, {"decode": _seconds(decode, rows), "prefill": _seconds(prefill, rows)})
+
+
+def _seconds(parts: Mapping[str, Float], rows: Int) -> list[dict[str, float]]:
     columns = {name: _floats(seconds[rows]) for name, seconds in parts.items()}
     return [
         {name: seconds for name, seconds in row.items() if seconds > 0}
         for row in _dicts(columns, len(rows))
     ]
+
+
+def _dicts(columns: Mapping[str, list[float]], n: int) -> list[dict[str, float]]:
+    """Rows from columns."""
+    if not columns:
+        return [{} for _ in range(n)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _known(value: float) -> float | None:

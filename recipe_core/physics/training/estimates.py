@@ -13,11 +13,22 @@ from recipe_core.base.units import duration, gib
 from recipe_core.engines.frameworks import training_data
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
+from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
 from recipe_core.physics.training.loss_chunks import decided
 from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
+from recipe_core.physics.training.results import (
+    StepParts,
+    TrainingCost,
+    TrainingEnergy,
+    TrainingEstimate,
+    TrainingFigures,
+    TrainingMemory,
+    TrainingRun,
+    TrainingStage,
+)
 from recipe_core.physics.training.run import Run, run
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.space.refusal import Refusal
@@ -26,23 +37,6 @@ from recipe_core.space.training import (
     TrainingSetting,
 )
 from recipe_core.space.training_rules import rules
-
-SCHEMA_VERSION = 1
-COST = ("usd_per_hour", "usd_per_million_tokens", "usd")
-ENERGY = ("watts", "joules_per_token", "energy_joules")
-RUN = (
-    *(
-        "steps",
-        "wall_s",
-        "checkpoint_bytes",
-        "checkpoint_s",
-        "checkpoint_stall_s",
-        "storage_bytes",
-        "mtbf_s",
-        "checkpoint_interval_s",
-    ),
-    *("goodput", "data_tokens_per_s", "data_bytes_per_s"),
-)
 
 
 def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
@@ -64,7 +58,7 @@ def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEstimates:
-    """All quantities of all cases; ``row`` gives one as the JSON of the contract."""
+    """All quantities of all cases; ``row`` gives one as an object."""
 
     setting: TrainingSetting
     cases: TrainingCases
@@ -136,8 +130,8 @@ class TrainingEstimates:
 
     def rows(
         self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
-    ) -> list[dict[str, Any]]:
-        """Some cases as JSON values; ``limits``: for each the limits of the request that it breaks."""
+    ) -> list[TrainingEstimate]:
+        """The estimates of some cases; ``limits``: for each the limits that it breaks."""
         return [
             self.row(i, broken, explained=explained)
             for i, broken in zip(rows.tolist(), limits, strict=True)
@@ -149,100 +143,95 @@ class TrainingEstimates:
         limits: Sequence[str] = (),
         *,
         explained: bool = False,  # noqa: ARG002 - a step is always told by its parts
-    ) -> dict[str, Any]:
-        """Case ``i`` as JSON values; infeasible ones (also by broken ``limits``) keep their memory only."""
+    ) -> TrainingEstimate:
+        """The estimate of case ``i``; one that cannot run (also by ``limits``) has memory alone."""
         reasons = [*self.reasons(i), *limits]
-        stages = int(self.cases.pp[i])
         legal = all(
             refusal.code in ("memory", "host-memory")
             for refusal in self.refusals
             if refusal.broken[i]
         )
-        out: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "feasible": not reasons,
-            "reasons": reasons,
-            "notes": self.remarks(i),
-        }
-        if legal:
-            out["memory"] = self._memory(i, stages)
-        if not reasons:
-            out |= self._figures(i, stages)
-        return out
-
-    def _memory(self, i: int, stages: int) -> dict[str, Any]:
-        by_stage = self.memory.stages_of(i)[:stages]
-        fullest = int(np.argmax(by_stage))
-        parts: dict[str, Any] = {
-            f"{name}_bytes": float(self.memory.parts[name][i, fullest]) for name in PARTS
-        }
-        device = self.setting.cluster.device
-        totals = {
-            "total_bytes": float(by_stage[fullest]),
-            "usable_bytes": self.memory.capacity_bytes,
-        }
-        out = (
-            parts
-            | totals
-            | {"capacity_bytes": device.usable_memory_bytes, "fullest_stage": fullest}
+        return TrainingEstimate(
+            schema_version=SCHEMA_VERSION,
+            feasible=not reasons,
+            reasons=reasons,
+            notes=self.remarks(i),
+            memory=self._memory(i) if legal else None,
+            **({} if reasons else self._figures(i)),
         )
-        if stages > 1:
-            out["stages"] = [
-                {f"{name}_bytes": float(self.memory.parts[name][i, s]) for name in PARTS}
-                for s in range(stages)
-            ]
-        if self.cases.offload[i]:
-            out["host_bytes"] = float(self.memory.host_bytes[i])
-        return out
 
-    def _figures(self, i: int, stages: int) -> dict[str, Any]:
-        c, step_s, devices = self.cases, float(self.step_s[i]), float(self.cases.devices[i])
+    def _memory(self, i: int) -> TrainingMemory:
+        stages, by_stage = int(self.cases.pp[i]), self._by_stage(i)
+        fullest = int(np.argmax(by_stage))
+        return TrainingMemory(
+            **self._stage_bytes(i, fullest),
+            total_bytes=float(by_stage[fullest]),
+            usable_bytes=self.memory.capacity_bytes,
+            capacity_bytes=self.setting.cluster.device.usable_memory_bytes,
+            fullest_stage=fullest,
+            stages=[TrainingStage(**self._stage_bytes(i, stage)) for stage in range(stages)]
+            if stages > 1
+            else None,
+            host_bytes=float(self.memory.host_bytes[i]) if self.cases.offload[i] else None,
+        )
+
+    def _by_stage(self, i: int) -> Float:
+        """Bytes of each stage of a case."""
+        return self.memory.stages_of(i)[: int(self.cases.pp[i])]
+
+    def _stage_bytes(self, i: int, stage: int) -> dict[str, float]:
+        return {f"{name}_bytes": float(self.memory.parts[name][i, stage]) for name in PARTS}
+
+    def _figures(self, i: int) -> dict[str, Any]:
+        """What a case that runs has besides its memory, by the fields of an estimate."""
+        run, bands = self.run, training_data().bands
+        training = self._training(i)
+        price = self.setting.cluster.price_basis or "unknown"
+        parts = {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}
+        least = self.setting.failures.min_nodes
+        return {
+            "training": training,
+            "run": TrainingRun(
+                **_known(run, TrainingRun, i),
+                elastic_nodes=None if least is None else elastic_nodes(self.cases, least, i),
+            ),
+            "cost": TrainingCost(**_known(run, TrainingCost, i)),
+            "energy": TrainingEnergy(**_known(run, TrainingEnergy, i)),
+            "bands": {
+                name: (getattr(training, name) * band.low, getattr(training, name) * band.high)
+                for name, band in bands.items()
+            },
+            "basis": dict.fromkeys(bands, "computed") | {"usd_per_hour": price},
+            "breakdown_s": StepParts(parts),
+        }
+
+    def _training(self, i: int) -> TrainingFigures:
+        step_s, devices = float(self.step_s[i]), float(self.cases.devices[i])
         rate = float(self.run.tokens_per_s[i]) / devices
-        flops = rate * float(flops_per_token(self.setting, c.sequence_length[[i]].astype(float))[0])
+        length = self.cases.sequence_length[[i]].astype(float)
+        flops = rate * float(flops_per_token(self.setting, length)[0])
         device = self.setting.cluster.device
         dtype = compute_dtype(self.setting.precision, device.peak_flops_per_s)
         peak = device.peak_flops_per_s[dtype].value  # type: ignore[index]  # a dtype of the profile
-        by_stage = self.memory.stages_of(i)[:stages]
-        training: dict[str, Any] = {
-            "step_s": step_s,
-            "tokens_per_s": rate * devices,
-            "tokens_per_s_per_gpu": rate,
-            "flops_per_s_per_gpu": flops,
-            "mfu": flops / peak,
-            "peak_memory_bytes": float(by_stage.max()),
-            "memory_by_stage_bytes": [float(each) for each in by_stage],
-            "micro_batches": int(c.micro_batches[i]),
-            "bubble_share": float(self.parts["bubble"][i]) / step_s,
-        }
-        bands = training_data().bands
-        return {
-            "training": training,
-            "run": self._run(i),
-            "cost": {name: _known(getattr(self.run, name)[i]) for name in COST},
-            "energy": {name: _known(getattr(self.run, name)[i]) for name in ENERGY},
-            "bands": {
-                name: [training[name] * band.low, training[name] * band.high]
-                for name, band in bands.items()
-            },
-            "basis": dict.fromkeys(bands, "computed")
-            | {"usd_per_hour": self.setting.cluster.price_basis or "unknown"},
-            "breakdown_s": {
-                "step": {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}
-            },
-        }
-
-    def _run(self, i: int) -> dict[str, Any]:
-        figures: dict[str, Any] = {name: _known(getattr(self.run, name)[i]) for name in RUN}
-        least = self.setting.failures.min_nodes
-        return (
-            figures
-            if least is None
-            else figures | {"elastic_nodes": elastic_nodes(self.cases, least, i)}
+        by_stage = self._by_stage(i)
+        return TrainingFigures(
+            step_s=step_s,
+            tokens_per_s=rate * devices,
+            tokens_per_s_per_gpu=rate,
+            flops_per_s_per_gpu=flops,
+            mfu=flops / peak,
+            peak_memory_bytes=float(by_stage.max()),
+            memory_by_stage_bytes=by_stage.astype(float).tolist(),
+            micro_batches=int(self.cases.micro_batches[i]),
+            bubble_share=float(self.parts["bubble"][i]) / step_s,
         )
 
 
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _known(run: Run, part: type[Any], i: int) -> dict[str, Any]:
+    """What a part of an estimate takes from a run, None where it is unknown."""
+    columns = [field.name for field in fields(part) if field.name in Run.__slots__]
+    values = ((name, getattr(run, name)[i]) for name in columns)
+    return {name: float(value) if np.isfinite(value) else None for name, value in values}
 
 
 def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:

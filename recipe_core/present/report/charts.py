@@ -12,6 +12,7 @@ from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
 from recipe_core.explain.curves import load_curve, scaling
 from recipe_core.explain.timeline import step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.physics.prediction import known
 from recipe_core.present import charts, tables
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.schema import Recipe
@@ -65,10 +66,10 @@ def split_charts(own: Plan, board: Plan | None) -> Iterator[Chart]:
         yield from _serving(own)
     elif isinstance(own, TrainingPlan):
         yield from _training(own, board)
-    if stages := own.estimate(0).get("memory", {}).get("stages"):
+    if (memory := own.estimate(0).memory) and memory.stages:
         parts = [
-            {name.removesuffix("_bytes"): value for name, value in stage.items()}
-            for stage in stages
+            {name.removesuffix("_bytes"): value for name, value in stage.to_json().items()}
+            for stage in memory.stages
         ]
         names = {name.removesuffix("_bytes"): said for name, said in own.parts.items()}
         yield Chart(
@@ -79,12 +80,13 @@ def split_charts(own: Plan, board: Plan | None) -> Iterator[Chart]:
 
 def _serving(own: ServingPlan) -> Iterator[Chart]:
     estimate = own.detailed(0)
+    breakdown = known(estimate.breakdown_s)
     for part, title in (
         ("decode", "Time per output token, by part"),
         ("prefill", "Time to first token, by part"),
     ):
-        yield Chart(title, charts.waterfall(estimate["breakdown_s"][part], CAUSES))
-    if causes := estimate.get("causes_s", {}).get("decode"):
+        yield Chart(title, charts.waterfall(getattr(breakdown, part), CAUSES))
+    if estimate.causes_s and (causes := estimate.causes_s.decode):
         yield Chart("Time per output token, by cause", charts.causes_bars([(own.label(0), causes)]))
     load, limit = float(own.columns["load"][0]), own.request.objective.limits.tpot_ms
     unit = _LOADS[LOADS[own.problem.workload.mode]]
@@ -114,7 +116,7 @@ def _serving(own: ServingPlan) -> Iterator[Chart]:
 def _training(own: TrainingPlan, board: Plan | None) -> Iterator[Chart]:
     yield Chart(
         "Time of a step, by part",
-        charts.waterfall(own.estimate(0)["breakdown_s"]["step"], TRAINING_CAUSES),
+        charts.waterfall(known(own.estimate(0).breakdown_s).step, TRAINING_CAUSES),
     )
     try:
         tasks, note = step_timeline(own, 0)

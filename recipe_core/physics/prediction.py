@@ -1,0 +1,196 @@
+"""What estimates are made of: parts that write themselves as JSON, and single figures with their bands.
+
+A part is a plain dataclass, since a plan lists a thousand estimates; fields are described by the
+string under each. Pydantic derives the JSON Schema from them, and reads a written estimate back
+(``TypeAdapter(Estimate)``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from recipe_core.base.described import prose
+
+Amount = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Known = Amount | None
+"""Null where it is unknown."""
+Seconds = dict[str, Amount]
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+def as_documented(schema: dict[str, Any], part: type[Any]) -> None:
+    """Every description as one line, those of inherited fields too: pydantic reads one class's source."""
+    from pydantic import TypeAdapter
+
+    properties = schema["properties"]
+    for base in part.__mro__[1:]:
+        if is_dataclass(base):
+            for name, inherited in TypeAdapter(base).json_schema()["properties"].items():
+                if "description" in inherited:
+                    properties[name].setdefault("description", inherited["description"])
+    for described in (schema, *properties.values()):
+        if "description" in described:
+            described["description"] = prose(described["description"])
+
+
+DOCUMENTED = ConfigDict(
+    extra="forbid", use_attribute_docstrings=True, json_schema_extra=as_documented
+)
+"""For parts whose fields have a string under each."""
+
+
+class Part:
+    """A part of an estimate. What is None is left out where None is the default, else written as null."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = DOCUMENTED
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, in the order of the fields."""
+        part: Any = type(self)
+        names, values_of, special = _layout(part)
+        out = dict(zip(names, values_of(self), strict=True))
+        for name, write, optional in special:
+            value = out[name]
+            if value is None:
+                if optional:
+                    del out[name]
+            elif write is not None:
+                out[name] = write(value)
+        return out
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Pydantic writes a part as ``to_json`` does, and reads that back."""
+        return core_schema.no_info_before_validator_function(
+            cls._nested,
+            handler(source),
+            serialization=core_schema.plain_serializer_function_ser_schema(cls.to_json),
+        )
+
+    @classmethod
+    def _nested(cls, value: Any) -> Any:
+        """JSON values with figures that are written flat put back into the fields that hold them."""
+        return value
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def known(part: AnyPart | None) -> AnyPart:
+    """A part of an estimate that every split that runs has.
+
+    Raises:
+        ValueError: for a split that cannot run.
+    """
+    if part is None:
+        raise ValueError("a split that cannot run has no such figures")
+    return part
+
+
+Writer = Callable[[Any], Any]
+
+
+@cache
+def _layout(
+    part: Any,
+) -> tuple[tuple[str, ...], Writer, tuple[tuple[str, Writer | None, bool], ...]]:
+    """The fields of a part, how all are read at once, and those that are not written as they are.
+
+    Of these: how each is written, and whether None is left out.
+    """
+    hints, names = get_type_hints(part), tuple(field.name for field in fields(part))
+    writers = ((f.name, _writer(hints[f.name]), f.default is None) for f in fields(part))
+    special = tuple((name, write, out) for name, write, out in writers if write or out)
+    return names, attrgetter(*names) if len(names) > 1 else _only(names[0]), special
+
+
+def _only(name: str) -> Writer:
+    return lambda part: (getattr(part, name),)
+
+
+def _writer(kind: Any) -> Writer | None:
+    """How a value of a type becomes JSON; None where it is that already."""
+    if isinstance(kind, type) and issubclass(kind, Part):
+        return kind.to_json
+    held, origin = [one for one in get_args(kind) if one is not NoneType], get_origin(kind)
+    if origin in (Union, UnionType):
+        return _writer(held[0])
+    inner = _writer(held[-1]) if held and origin is not Literal else None
+    if origin is dict:
+        return dict if inner is None else lambda values: {k: inner(v) for k, v in values.items()}
+    if origin in (list, tuple):
+        return list if inner is None else lambda values: [inner(value) for value in values]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One figure of an estimate, in the unit of its name."""
+
+    value: float
+    """The estimate."""
+    low: float
+    """Lower end of the band in which eight of ten measured runs are expected."""
+    high: float
+    """Upper end of that band."""
+    basis: str
+    """What the figure rests on: ``computed``, or how measurements support it."""
+
+
+class EstimateBase(Part):
+    """What estimates of both kinds have in common: ``estimate.tpot_s`` is a figure with its band."""
+
+    __slots__ = ()
+    feasible: bool
+    bands: dict[str, tuple[float, float]] | None
+    basis: dict[str, str] | None
+
+    def figures(self) -> Mapping[str, Any]:
+        """The kind's own figures by name, as JSON values; none where the split cannot run."""
+        raise NotImplementedError
+
+    def predictions(self) -> dict[str, Prediction]:
+        """Every figure that has a band; none where the split cannot run."""
+        figures, basis = self.figures(), self.basis or {}
+        return {
+            name: Prediction(figures[name], low, high, basis[name])
+            for name, (low, high) in (self.bands or {}).items()
+        }
+
+    def __getattr__(self, name: str) -> Prediction:
+        """A figure with its band; only asked for names that are no fields."""
+        if name.startswith("_") or name in {f.name for f in fields(type(self))}:  # type: ignore[arg-type]  # every kind of estimate is a dataclass
+            raise AttributeError(name)
+        predictions = self.predictions()
+        if name in predictions:
+            return predictions[name]
+        known = ", ".join(predictions) or "none, as the split cannot run"
+        raise AttributeError(f"{type(self).__name__} has no figure {name!r}; known: {known}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.predictions()]

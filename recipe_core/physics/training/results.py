@@ -1,0 +1,191 @@
+"""What an estimate of training says: SI units, in the names.
+
+Memory is per device, of the fullest; throughput is of the whole job unless a name says per_gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from recipe_core.physics.prediction import (
+    Amount,
+    Count,
+    EstimateBase,
+    Known,
+    Part,
+    Positive,
+    Seconds,
+    Share,
+)
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStage(Part):
+    """Memory of one device of a pipeline stage when it holds most."""
+
+    parameters_bytes: Amount
+    """Parameters in the precision of the computation, in bytes."""
+    gradients_bytes: Amount
+    """Gradients, in bytes."""
+    optimizer_bytes: Amount
+    """States of the optimizer, in bytes."""
+    master_bytes: Amount
+    """Master copy of the parameters, in bytes."""
+    reference_bytes: Amount
+    """Frozen reference model (DPO), in bytes."""
+    gathered_bytes: Amount
+    """Parameters gathered from other devices for the layers at work, in bytes."""
+    activations_bytes: Amount
+    """Activations kept for the backward pass, in bytes."""
+    loss_bytes: Amount
+    """Logits and their gradients, in bytes."""
+    temporary_bytes: Amount
+    """Buffers of the operation at work, in bytes."""
+    reserve_bytes: Amount
+    """Reserve of the allocator and of communication, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMemory(TrainingStage):
+    """Memory of a device of the fullest stage."""
+
+    total_bytes: Positive
+    """Sum of the parts, in bytes."""
+    usable_bytes: Positive
+    """Memory that a process can have, in bytes."""
+    capacity_bytes: Positive
+    """Memory of the device, in bytes."""
+    fullest_stage: Count
+    """Index of the stage that holds most, from 0."""
+    stages: list[TrainingStage] | None = None
+    """Memory of each pipeline stage, where there are several."""
+    host_bytes: Amount | None = None
+    """States that a device keeps in its host's memory or on its disks, in bytes, where it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFigures(Part):
+    """Time, throughput and memory of a step."""
+
+    step_s: Positive
+    """Time of a step, in seconds."""
+    tokens_per_s: Positive
+    """Trained tokens per second, of the whole job while it runs."""
+    tokens_per_s_per_gpu: Positive
+    """Trained tokens per second and device."""
+    flops_per_s_per_gpu: Positive
+    """Model floating-point operations per second and device, without recomputation."""
+    mfu: Positive
+    """Model FLOPs utilisation: ``flops_per_s_per_gpu`` as a share of the device's peak in the
+    precision of the computation."""
+    peak_memory_bytes: Positive
+    """Memory of the fullest device, in bytes."""
+    memory_by_stage_bytes: list[Positive]
+    """Memory of a device of each pipeline stage, in bytes."""
+    micro_batches: AtLeastOne
+    """Micro-batches that a replica computes in a step."""
+    bubble_share: Share
+    """Share of a step in which pipeline stages wait for each other, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun(Part):
+    """The whole run, with failures and checkpoints; null where it depends on an unstated number of tokens."""
+
+    steps: Known
+    """Steps of the run."""
+    wall_s: Known
+    """Time from start to finish, in seconds."""
+    checkpoint_bytes: Known
+    """Size of a checkpoint, in bytes."""
+    checkpoint_s: Known
+    """Time to write a checkpoint, in seconds."""
+    checkpoint_stall_s: Known
+    """Time that training waits for a checkpoint, in seconds."""
+    storage_bytes: Known
+    """Storage for the checkpoints that are kept, in bytes."""
+    mtbf_s: Known
+    """Mean time between failures of the whole job, in seconds."""
+    checkpoint_interval_s: Known
+    """Time between checkpoints, in seconds."""
+    goodput: Known
+    """Share of the time that ends up in the model, after checkpoints and failures, 0 to 1."""
+    data_tokens_per_s: Known
+    """Tokens per second that data loading must deliver."""
+    data_bytes_per_s: Known
+    """Bytes per second that data loading must read."""
+    elastic_nodes: list[AtLeastOne] | None = None
+    """Numbers of nodes that an elastic run can go on with after failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCost(Part):
+    """Cost of the devices; null where their price, or the number of tokens to train, is unknown."""
+
+    usd_per_hour: Known
+    """All devices for an hour, in US dollars."""
+    usd_per_million_tokens: Known
+    """A million trained tokens, in US dollars."""
+    usd: Known
+    """The whole run, in US dollars."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnergy(Part):
+    """Power and energy of all devices, without their hosts."""
+
+    watts: Known
+    """Mean power, in watts."""
+    joules_per_token: Known
+    """Energy of a trained token, in joules."""
+    energy_joules: Known
+    """Energy of the whole run, in joules."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts(Part):
+    """Times by what takes them."""
+
+    step: Seconds
+    """Parts of ``step_s``, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEstimate(EstimateBase):
+    """An estimate of training; one that is not feasible has reasons, and memory unless a rule other than memory refuses it."""
+
+    schema_version: Literal[1]
+    """Version of this schema."""
+    feasible: bool
+    """Whether the split can run within the limits of the request."""
+    reasons: list[str]
+    """Why it cannot run; empty when it can."""
+    notes: list[str]
+    """What to know beside the figures."""
+    memory: TrainingMemory | None = None
+    """Memory of the fullest device."""
+    training: TrainingFigures | None = None
+    """Time, throughput and memory of a step."""
+    run: TrainingRun | None = None
+    """The whole run."""
+    cost: TrainingCost | None = None
+    """Cost of the devices."""
+    energy: TrainingEnergy | None = None
+    """Power and energy of the devices."""
+    bands: dict[str, tuple[float, float]] | None = None
+    """Lower and upper end, by figure, of the band in which eight of ten measured runs are expected,
+    in the figure's unit."""
+    basis: dict[str, str] | None = None
+    """What each figure and the price rest on."""
+    breakdown_s: StepParts | None = None
+    """Parts of a step, in seconds."""
+
+    def figures(self) -> Mapping[str, Any]:
+        """Time, throughput and memory of a step by name."""
+        return {} if self.training is None else self.training.to_json()
