@@ -22,6 +22,7 @@ from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import resolve
 from recipe_core.search.training_plan import TrainingPlan
 from tests.sizes import examples
 
@@ -70,8 +71,9 @@ def request(
 
 @cache
 def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingPlan:
-    limits = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
-    return plan(request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits)
+    replicas = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
+    asked = request(engine, model, nodes, per_node=per_node, global_batch=batch)
+    return TrainingPlan.search(resolve(asked), replicas)
 
 
 MANY_SIZES = ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
