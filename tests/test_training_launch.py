@@ -105,6 +105,12 @@ def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingPlan, int, Launc
     return chance.sample(out, min(len(out), WANTED + 50))
 
 
+def launched(engine: str, candidate: dict[str, Any]) -> Launch:
+    """What a stated split is started with."""
+    table, row = plan_candidate(request(engine, candidate=candidate))
+    return training_launch(*table.detail(row))
+
+
 def flags(words: tuple[str, ...]) -> dict[str, Any]:
     """``--name value`` and ``--name`` of a command's end."""
     out: dict[str, Any] = {}
@@ -614,21 +620,17 @@ def test_every_option_is_told_or_refused_by_its_name(
 def test_megatron_is_told_the_stages_that_were_estimated() -> None:
     """A head worth 2.4 layers leaves the last of four stages the fewest."""
     piped = {"engine": "megatron", "tp": 1, "pp": 4, "dp": 4, "zero_stage": 1, "micro_batch": 1}
-    words = flags(
-        training_launch(*plan_candidate(request("megatron", candidate=piped))).processes[0].argv
-    )
+    words = flags(launched("megatron", piped).processes[0].argv)
     assert words["pipeline-model-parallel-layout"] == "Et*9|t*9|t*8|t*6L"
     chunks = piped | {"virtual_stages": 2}
-    words = flags(
-        training_launch(*plan_candidate(request("megatron", candidate=chunks))).processes[0].argv
-    )
+    words = flags(launched("megatron", chunks).processes[0].argv)
     assert "pipeline-model-parallel-layout" not in words
 
 
 def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
     plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 2, "micro_batch": 3}
     with pytest.raises(NoAnswer, match=r"dp 16 × micro_batch 3 = 48; nearest: 96 or 144") as error:
-        training_launch(*plan_candidate(request("torch", candidate=plain)))
+        launched("torch", plain)
     assert error.value.field == "workload.global_batch"
 
 
