@@ -87,7 +87,6 @@ class SchemaOf:
         handler: GetJsonSchemaHandler,
     ) -> JsonSchemaValue:
         """The model's schema in place of the mapping's."""
-        self.model.model_rebuild()  # models are built when they are first read: this may be before
         return handler(self.model.__pydantic_core_schema__)
 
 
