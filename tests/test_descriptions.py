@@ -156,7 +156,9 @@ def test_the_api_bears_the_descriptions() -> None:
     told = models["Limits"]["properties"]["tpot_ms"]["description"]
     assert told == describe_field("objective.limits.tpot_ms")
     body = document["paths"]["/plan"]["post"]["requestBody"]["content"]["application/json"]
-    assert body["schema"]["properties"]["model"]["description"] == describe_field("model")
+    assert body["schema"]["$ref"] == "#/components/schemas/PlanRequest"
+    told = models["PlanRequest"]["properties"]["model"]["description"]
+    assert told == describe_field("model")
     names = described("request").keys()
     missing = {name.split(".")[0] for name in names if not name.startswith(".")} - models.keys()
     assert missing == set()

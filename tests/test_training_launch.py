@@ -22,6 +22,7 @@ from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import resolve
 from recipe_core.search.training_plan import TrainingPlan
 from tests.sizes import examples
 
@@ -70,8 +71,9 @@ def request(
 
 @cache
 def table(engine: str, model: str, nodes: int, per_node: int, batch: int) -> TrainingPlan:
-    limits = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
-    return plan(request(engine, model, nodes, per_node=per_node, global_batch=batch), limits=limits)
+    replicas = CandidateRequest(tp=1, pp=1, cp=1, ep=1) if engine in REPLICAS else None
+    asked = request(engine, model, nodes, per_node=per_node, global_batch=batch)
+    return TrainingPlan.search(resolve(asked), replicas)
 
 
 MANY_SIZES = ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8, 8))
@@ -101,6 +103,12 @@ def rendered(engine: str) -> list[tuple[dict[str, Any], TrainingPlan, int, Launc
             (found.candidate(row), found, row, training_launch(*found.detail(row))) for row in fine
         ]
     return chance.sample(out, min(len(out), WANTED + 50))
+
+
+def launched(engine: str, candidate: dict[str, Any]) -> Launch:
+    """What a stated split is started with."""
+    table, row = plan_candidate(request(engine, candidate=candidate))
+    return training_launch(*table.detail(row))
 
 
 def flags(words: tuple[str, ...]) -> dict[str, Any]:
@@ -612,21 +620,17 @@ def test_every_option_is_told_or_refused_by_its_name(
 def test_megatron_is_told_the_stages_that_were_estimated() -> None:
     """A head worth 2.4 layers leaves the last of four stages the fewest."""
     piped = {"engine": "megatron", "tp": 1, "pp": 4, "dp": 4, "zero_stage": 1, "micro_batch": 1}
-    words = flags(
-        training_launch(*plan_candidate(request("megatron", candidate=piped))).processes[0].argv
-    )
+    words = flags(launched("megatron", piped).processes[0].argv)
     assert words["pipeline-model-parallel-layout"] == "Et*9|t*9|t*8|t*6L"
     chunks = piped | {"virtual_stages": 2}
-    words = flags(
-        training_launch(*plan_candidate(request("megatron", candidate=chunks))).processes[0].argv
-    )
+    words = flags(launched("megatron", chunks).processes[0].argv)
     assert "pipeline-model-parallel-layout" not in words
 
 
 def test_a_batch_that_does_not_come_out_is_refused_with_every_term() -> None:
     plain = {"engine": "torch", "tp": 1, "pp": 1, "dp": 16, "zero_stage": 2, "micro_batch": 3}
     with pytest.raises(NoAnswer, match=r"dp 16 × micro_batch 3 = 48; nearest: 96 or 144") as error:
-        training_launch(*plan_candidate(request("torch", candidate=plain)))
+        launched("torch", plain)
     assert error.value.field == "workload.global_batch"
 
 
