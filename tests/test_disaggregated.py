@@ -221,7 +221,7 @@ def test_both_pools_are_counted_and_shown():
         assert sum(memory[name] for name in parts) == memory["total_bytes"]
     assert any("pool bounds the rate" in note for note in answer["notes"])
     table, row = plan_candidate(PlanRequest.parse(values()))
-    assert split_name(table.candidate(row)) == "tp 4 · dp 2, prompts on 2 × tp 4"
+    assert split_name(table.candidate(row)) == "tp 4 · dp 2, prefill on 2 × tp 4"
 
 
 def test_what_is_left_open_is_chosen_beside_the_prefill_pool():

@@ -436,7 +436,7 @@ def test_check_says_why_a_split_cannot_run(kind: str, api: TestClient, tmp_path:
     values = REQUESTS[kind] | {"candidate": SPLITS[kind] | {"dp": 16}}
     verdict = api.post("/check", json=values).json()
     assert verdict["ok"] is False
-    assert any("devices; there are" in reason for reason in verdict["reasons"])
+    assert any("devices; only" in reason for reason in verdict["reasons"])
     done = recipe("check", written(tmp_path, values))
     assert done.returncode == 1
     assert done.stdout.startswith("no: it cannot run")
