@@ -75,7 +75,7 @@ def _deployment(
     draw: random.Random, found: ServingProblem, chosen: Setting, splits: Cases
 ) -> Deployment | None:
     """One of the splits with limits, pools and drafts; None where a rule refuses those."""
-    values = describe(chosen, splits.take([draw.randrange(len(splits))]))[0]
+    values = describe(chosen, splits, np.array([draw.randrange(len(splits))]))[0]
     values |= {
         "max_num_seqs": draw.choice((1, 17, 256, 1024)),
         "max_batched_tokens": draw.choice((2048, 3001, 8192, 16384)),
@@ -104,7 +104,9 @@ def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any
     """A decoding and a prefill split that share the cluster, each as often as still fits."""
     there = chosen.cluster.devices
     units = [n for n in range(len(splits)) if splits.devices[n] <= there // 2 and splits.cp[n] == 1]
-    decode, prefill = (describe(chosen, splits.take([draw.choice(units)]))[0] for _ in range(2))
+    decode, prefill = (
+        describe(chosen, splits, np.array([draw.choice(units)]))[0] for _ in range(2)
+    )
     sizes = [pool["tp"] * pool["pp"] * pool["dp"] for pool in (decode, prefill)]
     replicas = draw.randint(1, (there - sizes[1]) // sizes[0])
     others = draw.randint(1, (there - replicas * sizes[0]) // sizes[1])

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from recipe_core.base.errors import InputError
 from recipe_core.base.secrets import is_secret
 from recipe_core.commands.ground import Ground
@@ -92,7 +94,7 @@ def convert(
     ready = understood(case, ground, folders=folders)
     request = _request(
         ready.found.request,
-        describe(ready.setting, ready.own)[0]
+        describe(ready.setting, ready.own, np.array([0]))[0]
         if len(ready.own) == 1
         else ready.case.meant.candidate,
     )

@@ -281,30 +281,32 @@ def one_case(problem: ServingProblem, candidate: CandidateRequest) -> tuple[Sett
 # The candidate of a case
 
 
-def describe(shared: Setting, columns: Cases) -> list[dict[str, Any]]:
-    """Every case as the candidate of the contract: what a recipe pins and a launch repeats."""
-    n = len(columns)
+def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]:
+    """Some cases as candidates of the contract: what a recipe pins and a launch repeats."""
+    n = len(rows)
     values: dict[str, list[Any]] = {"engine": [shared.engine.name] * n}
-    values |= {name: getattr(columns, name).tolist() for name in DEGREES}
+    values |= {name: getattr(columns, name)[rows].tolist() for name in DEGREES}
     values |= {
         "weight_dtype": [shared.weight_dtype] * n,
         "kv_dtype": [shared.kv_dtype] * n,
-        "max_batched_tokens": _whole(columns.max_batched_tokens),
-        "max_num_seqs": _whole(columns.max_num_seqs),
-        "memory_fraction": columns.memory_fraction.tolist(),
-        "block_size": _whole(columns.block_tokens),
+        "max_batched_tokens": _whole(columns.max_batched_tokens[rows]),
+        "max_num_seqs": _whole(columns.max_num_seqs[rows]),
+        "memory_fraction": columns.memory_fraction[rows].tolist(),
+        "block_size": _whole(columns.block_tokens[rows]),
     }
     out = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    for i in np.flatnonzero(columns.draft_tokens).tolist():
-        out[i]["speculative"] = {
+    for place in np.flatnonzero(columns.draft_tokens[rows]).tolist():
+        i = rows[place]
+        out[place]["speculative"] = {
             "tokens": int(columns.draft_tokens[i]),
             "acceptance": float(columns.acceptance[i]),
             "method": _draft_method(shared.model, int(columns.draft_layers[i])),
         }
-    for i in np.flatnonzero(columns.prefill_tp).tolist():
+    for place in np.flatnonzero(columns.prefill_tp[rows]).tolist():
+        i = rows[place]
         pool = {name: int(getattr(columns, f"prefill_{name}")[i]) for name in POOL_DEGREES}
-        out[i]["replicas"] = int(columns.copies[i])
-        out[i]["prefill"] = {**pool, "replicas": int(columns.prefill_copies[i])}
+        out[place]["replicas"] = int(columns.copies[i])
+        out[place]["prefill"] = {**pool, "replicas": int(columns.prefill_copies[i])}
     return out
 
 

@@ -230,7 +230,7 @@ class ServingPlan(Plan):
 
     def _describe(self, block: Block, cases: Int) -> list[dict[str, Any]]:
         """The splits of some cases of a block, drafts as the request names them."""
-        out = describe(block.setting, block.cases.take(cases))
+        out = describe(block.setting, block.cases, cases)
         for candidate in out:
             if draft := candidate.get("speculative"):
                 draft |= self._requested_draft(draft)

@@ -292,9 +292,9 @@ def _worthwhile(
 # The candidate of a case
 
 
-def describe(shared: TrainingSetting, columns: TrainingCases) -> list[dict[str, Any]]:
-    """Every case as the candidate of the contract: what a recipe pins and a launch repeats."""
-    return [_described(shared, columns, i) for i in range(len(columns))]
+def describe(shared: TrainingSetting, columns: TrainingCases, rows: Int) -> list[dict[str, Any]]:
+    """Some cases as candidates of the contract: what a recipe pins and a launch repeats."""
+    return [_described(shared, columns, i) for i in rows.tolist()]
 
 
 def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[str, Any]:

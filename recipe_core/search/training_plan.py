@@ -151,7 +151,7 @@ class TrainingPlan(Plan):
 
     def _describe(self, block: Any, cases: Int) -> list[dict[str, Any]]:
         """The splits of some cases of a block."""
-        return describe(block.setting, block.cases.take(cases))
+        return describe(block.setting, block.cases, cases)
 
     def estimate(self, row: int) -> TrainingEstimate:
         """The estimate of a row."""
