@@ -295,7 +295,7 @@ def test_the_users_options_are_passed_on():
         ({"engine_options": {"max_loras": "two"}}, "takes int"),
         ({"engine_options": {"api_key": "x"}}, "is a secret"),
         ({"environment": {"HF_TOKEN": "x"}}, "is a secret"),
-        ({"environment": {"A B": "x"}}, "no name of an environment variable"),
+        ({"environment": {"A B": "x"}}, "not a valid environment variable name"),
     ],
 )
 def test_options_that_contradict_or_leak_are_refused(options, says):

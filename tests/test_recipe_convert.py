@@ -213,7 +213,7 @@ def test_a_cookbook_is_read_for_a_device():
     ("document", "says"),
     [
         ([], "is an object"),
-        ({}, "no form that is known"),
+        ({}, "not in a known form"),
         ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
         ({"families": []}, "no configuration"),
     ],

@@ -1,7 +1,8 @@
-"""What to do where a recipe cannot run: other splits, fewer devices, other formats, a shorter context, other devices.
+"""What to do where a recipe cannot run: another split, device, format, or a shorter context.
 
-Each is really planned, and rendered once: what its engine cannot be started with is no fallback. They come in this order, from the
-smallest change of plans to the largest; of each kind the best by the request's objective.
+Each fallback is planned, and rendered once: what its engine cannot be started with is none. They
+come from the smallest change of plans to the largest; of each kind the best by the request's
+objective.
 """
 
 from __future__ import annotations
@@ -43,29 +44,26 @@ FIGURES = {
 
 
 def fallbacks(
-    decision: Decision, asked: PlanRequest, *, folders: bool = True
+    decision: Decision, request: PlanRequest, *, folders: bool = True
 ) -> tuple[Fallback, ...]:
-    """The fallbacks of a decision; ``asked`` is the request before the split was chosen."""
-    found = _training(decision) if asked.is_training else _serving(decision, asked, folders)
-    return tuple(found)
+    """The fallbacks of a decision; ``request`` is the user's, before the split was chosen."""
+    if request.is_training:
+        return tuple(_training(decision))
+    return tuple(_serving(decision, request, folders))
 
 
 # Serving: every fallback is the best row of a plan
 
 
-def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    request = decision.request.model_copy(
-        update={
-            "candidate": None,
-            "options": decision.request.options.model_copy(update={"engines": (decision.engine,)}),
-        }
-    )
+def _serving(decision: Decision, original: PlanRequest, folders: bool) -> Iterator[Fallback]:
+    options = decision.request.options.model_copy(update={"engines": (decision.engine,)})
+    request = decision.request.model_copy(update={"candidate": None, "options": options})
     alternatives = plan(request, folders=folders)
     yield from _other_splits(decision, alternatives)
     yield from _fewer(decision, alternatives)
     yield from _narrower(decision, request, folders)
     yield from _shorter(decision, request, folders)
-    yield from _elsewhere(decision, asked, folders)
+    yield from _elsewhere(decision, original, folders)
 
 
 def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
@@ -80,7 +78,7 @@ def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallb
 
 
 def _starting(plan: Plan, rows: Iterable[Any]) -> Iterator[int]:
-    """Of the first rows those that can be started, the user's own options and variables included."""
+    """Of the first rows those that can be started, with the user's own options and variables."""
     return (row for row in map(int, islice(rows, TRIED)) if not start_reasons(plan, row))
 
 
@@ -89,44 +87,37 @@ def _known(value: Any) -> float | None:
 
 
 def _other_splits(decision: Decision, plan: Plan) -> Iterator[Fallback]:
-    others = (row for row in plan.order if plan.candidate(int(row)) != decision.candidate)
-    for row in islice(_starting(plan, others), OTHER_SPLITS):
+    rows = (row for row in plan.order if plan.candidate(int(row)) != decision.candidate)
+    for row in islice(_starting(plan, rows), OTHER_SPLITS):
         yield _fallback("other-split", plan, row, {})
 
 
 def _fewer(decision: Decision, plan: Plan) -> Iterator[Fallback]:
     """The best on half of the devices or fewer, else on any fewer."""
     gpus = plan.columns["gpus"][plan.order]
-    for most in (decision.gpus // 2, decision.gpus - 1):
-        for row in _starting(plan, plan.order[gpus <= most]):
+    for limit in (decision.gpus // 2, decision.gpus - 1):
+        for row in _starting(plan, plan.order[gpus <= limit]):
             yield _fallback("fewer-gpus", plan, row, {})
             return
 
 
 def _narrower(decision: Decision, request: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """The best with other weights that the engine makes at load, and the best with another cache."""
-    spec, here = engine(decision.engine), decision.cluster.device
-    weights = [
-        each
-        for each in spec.online_weight_dtypes
-        if each in here.weight_dtypes and each != decision.candidate["weight_dtype"]
-    ]
-    caches = [
-        each
-        for each in spec.kv_dtypes
-        if each in here.kv_dtypes and each != decision.candidate["kv_dtype"]
-    ]
-    asked = {"options.weight_dtypes": ["auto", *weights], "options.kv_dtypes": ["auto", *caches]}
-    alternatives = plan(change(request, asked), folders=folders)
-    same = ("weight_dtype", "kv_dtype")
-    for changing in same:
-        kept = next(name for name in same if name != changing)
-        narrow = weights if changing == "weight_dtype" else caches
+    """The best with weights that the engine quantises at load, and the best with another cache."""
+    spec, profile, split = engine(decision.engine), decision.cluster.device, decision.candidate
+    weights = [d for d in spec.online_weight_dtypes if d in profile.weight_dtypes]
+    caches = [d for d in spec.kv_dtypes if d in profile.kv_dtypes]
+    narrow = {
+        "weight_dtype": [dtype for dtype in weights if dtype != split["weight_dtype"]],
+        "kv_dtype": [dtype for dtype in caches if dtype != split["kv_dtype"]],
+    }
+    formats = {f"options.{name}s": ["auto", *dtypes] for name, dtypes in narrow.items()}
+    alternatives = plan(change(request, formats), folders=folders)
+    for changing, fixed in (("weight_dtype", "kv_dtype"), ("kv_dtype", "weight_dtype")):
         settings = ((row, alternatives.setting(int(row))) for row in alternatives.order)
         rows = (
             row
             for row, s in settings
-            if getattr(s, changing) in narrow and getattr(s, kept) == decision.candidate[kept]
+            if getattr(s, changing) in narrow[changing] and getattr(s, fixed) == split[fixed]
         )
         for row in islice(_starting(alternatives, rows), 1):
             yield _fallback("other-precision", alternatives, row, {})
@@ -149,92 +140,87 @@ def _shorter(decision: Decision, request: PlanRequest, folders: bool) -> Iterato
             "output_tokens": max(workload.output_tokens // 2, 1),
         }
         longest = workload.model_copy(update=lengths).longest_tokens
-        changes = {f"workload.{name}": value for name, value in lengths.items()} | {
-            "workload.max_context": max(half, longest)
-        }
+        changes = {f"workload.{name}": value for name, value in lengths.items()}
+        changes["workload.max_context"] = max(half, longest)
     alternatives = plan(change(request, changes), folders=folders)
     for row in islice(_starting(alternatives, alternatives.order), 1):
         yield _fallback("lower-context", alternatives, row, changes)
 
 
-def _elsewhere(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
-    """The best on each other device of the request, else on the likeliest devices of each vendor, one a vendor."""
-    named = [
-        each for each in asked.options.hardware if device(each.device) != decision.cluster.device
-    ]
-    hardware = named or [
-        hardware_of(other, decision.gpus) for other in likely_devices(decision.cluster.device)
-    ]
-    if not hardware:
+def _elsewhere(decision: Decision, original: PlanRequest, folders: bool) -> Iterator[Fallback]:
+    """The best on each other device of the request.
+
+    Without one, the best of each vendor on the devices that are likeliest.
+    """
+    profile = decision.cluster.device
+    requested = [c for c in original.options.hardware if device(c.device) != profile]
+    clusters = requested or [hardware_of(other, decision.gpus) for other in likely_devices(profile)]
+    if not clusters:
         return
-    first, *rest = hardware
-    stated = {
-        "hardware": _plain(first),
-        "options.hardware": [_plain(each) for each in rest],
+    engines = list(original.options.engines)
+    if original.candidate and original.candidate.engine:
+        engines = [original.candidate.engine]
+    changes = {
+        "hardware": _plain(clusters[0]),
+        "options.hardware": [_plain(cluster) for cluster in clusters[1:]],
+        "options.engines": engines,
         "candidate": None,
     }
-    engines = (
-        [asked.candidate.engine]
-        if asked.candidate and asked.candidate.engine
-        else list(asked.options.engines)
-    )
-    request = change(decision.request, stated | {"options.engines": engines})
+    request = change(decision.request, changes)
     try:
         alternatives = plan(request, folders=folders)
     except RecipeError:  # a device that the engine or the links do not fit
         return
-    seen: set[str] = set()
+    covered: set[str] = set()
 
-    def key(row: Any) -> str:
-        there = alternatives.setting(int(row)).cluster.device
-        return str(there.digest if named else there.vendor)
+    def kind(row: Any) -> str:
+        other = alternatives.setting(int(row)).cluster.device
+        return str(other.digest if requested else other.vendor)
 
-    for row in _starting(alternatives, (row for row in alternatives.order if key(row) not in seen)):
-        seen.add(key(row))
-        yield _fallback(
-            "other-device",
-            alternatives,
-            row,
-            {"hardware": _plain(alternatives.setting(row).cluster.asked)},
-        )
+    # Lazy: each fallback that is yielded excludes the rows of its kind that follow.
+    rows = (row for row in alternatives.order if kind(row) not in covered)
+    for row in _starting(alternatives, rows):
+        covered.add(kind(row))
+        hardware = _plain(alternatives.setting(row).cluster.asked)
+        yield _fallback("other-device", alternatives, row, {"hardware": hardware})
 
 
 def _plain(hardware: HardwareRequest | None) -> dict[str, Any]:
     return hardware.model_dump(mode="json", exclude_none=True) if hardware else {}
 
 
-def likely_devices(here: Device) -> list[Device]:
-    """Devices that are rented out on demand and are nearest to this one in memory, a few of each vendor."""
-    rented = {offer.device for offer in offers() if offer.commitment == "on-demand"} - {here.name}
-    found: dict[str, list[Device]] = {}
-    for other in map(device, sorted(rented & set(device_names()))):
-        found.setdefault(other.vendor, []).append(other)
-    near = [
-        sorted(each, key=lambda d: abs(np.log(d.usable_memory_bytes / here.usable_memory_bytes)))
-        for each in found.values()
-    ]
-    return [other for each in near for other in each[:OTHERS_A_VENDOR]]
+def likely_devices(profile: Device) -> list[Device]:
+    """Devices for rent on demand that are nearest to this one in memory, a few of each vendor."""
+    rented = {offer.device for offer in offers() if offer.commitment == "on-demand"}
+    by_vendor: dict[str, list[Device]] = {}
+    for other in map(device, sorted((rented & set(device_names())) - {profile.name})):
+        by_vendor.setdefault(other.vendor, []).append(other)
+
+    def distance(other: Device) -> float:
+        return float(abs(np.log(other.usable_memory_bytes / profile.usable_memory_bytes)))
+
+    likely: list[Device] = []
+    for devices in by_vendor.values():
+        likely += sorted(devices, key=distance)[:OTHERS_A_VENDOR]
+    return likely
 
 
 def hardware_of(other: Device, gpus: int) -> HardwareRequest:
-    """As many devices of another kind, in nodes as they are usual."""
+    """As many devices of another kind, in nodes of their usual size."""
     per_node = min(gpus, other.node.devices)
     return HardwareRequest(device=other.name, per_node=per_node, nodes=math.ceil(gpus / per_node))
 
 
-# Training: every fallback is the same split with one thing changed (fewer devices may have to keep less)
+# Training: every fallback is the same split with one change; fewer devices may have to keep less
 
 
 def _training(decision: Decision) -> Iterator[Fallback]:
     split = decision.candidate
     halved = split | {"dp": split["dp"] // 2, "shard": max(split["shard"] // 2, 1)}
-    for smaller in (
-        (halved, halved | {"zero_stage": 3, "micro_batch": 1, "recompute": "full"})
-        if split["dp"] > 1
-        else ()
-    ):
-        if found := list(_trained(decision, "fewer-gpus", {}, smaller)):
-            yield from found
+    frugal = halved | {"zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    for smaller in (halved, frugal) if split["dp"] > 1 else ():
+        if alternatives := list(_trained(decision, "fewer-gpus", {}, smaller)):
+            yield from alternatives
             break
     for precision in ("bf16", "fp8"):
         if precision != split["precision"]:
@@ -248,20 +234,15 @@ def _training(decision: Decision) -> Iterator[Fallback]:
     for other in likely_devices(decision.cluster.device):
         if other.vendor in vendors:
             continue
-        for fallback in _trained(
-            decision,
-            "other-device",
-            {"hardware": _plain(_same_nodes(other, decision.cluster))},
-            split,
-        ):
+        changes = {"hardware": _plain(_same_nodes(other, decision.cluster))}
+        for fallback in _trained(decision, "other-device", changes, split):
             vendors.add(other.vendor)
             yield fallback
 
 
-def _same_nodes(other: Device, here: Cluster) -> HardwareRequest:
-    return HardwareRequest(
-        device=other.name, per_node=min(here.per_node, other.node.devices), nodes=here.nodes
-    )
+def _same_nodes(other: Device, cluster: Cluster) -> HardwareRequest:
+    per_node = min(cluster.per_node, other.node.devices)
+    return HardwareRequest(device=other.name, per_node=per_node, nodes=cluster.nodes)
 
 
 def _trained(

@@ -1,4 +1,4 @@
-"""How a chosen split is started: processes, their options, and how to ask them. Typed; rendered to argv, never to a string."""
+"""How a serving split is started: its processes as words, never as a string for a shell."""
 
 from __future__ import annotations
 
@@ -37,26 +37,23 @@ def launch(deployment: Deployment) -> Launch:
     """The processes of a deployment.
 
     Raises:
-        NoAnswer: when the engine cannot be started this way: weights the checkpoint does not hold, a cache dtype it cannot be told,
-            groups that do not pack into nodes.
+        NoAnswer: when the engine cannot be started this way: weights the checkpoint does not hold,
+            a cache dtype it cannot be told, groups that do not pack into nodes.
         InputError: for the user's own options and variables.
     """
     setting = deployment.setting
     engine = setting.engine
     if setting.needs_other_checkpoint:
         stored = setting.model.weight_dtype
-        raise NoAnswer(
-            f"{setting.model.name} stores {stored} weights and {engine.title} does not load them as {setting.weight_dtype}.",
-            field="candidate.weight_dtype",
-            hint=f"Name a checkpoint that stores {setting.weight_dtype}, or use weight_dtype: auto.",
-        )
+        dtype = setting.weight_dtype
+        message = f"{setting.model.name} stores {stored} weights, which {engine.title} cannot load"
+        hint = f"Name a checkpoint that stores {dtype}, or use weight_dtype: auto."
+        raise NoAnswer(f"{message} as {dtype}.", field="candidate.weight_dtype", hint=hint)
     if not setting.cache_can_be_had:
-        raise NoAnswer(
-            f"{no_such_cache(setting)}.", field="candidate.kv_dtype", hint="Use kv_dtype: auto."
-        )
-    return BUILDERS[engine.name](
-        replace(deployment, environment=check_environment(deployment.environment))
-    )
+        message = f"{no_such_cache(setting)}."
+        raise NoAnswer(message, field="candidate.kv_dtype", hint="Use kv_dtype: auto.")
+    environment = check_environment(deployment.environment)
+    return BUILDERS[engine.name](replace(deployment, environment=environment))
 
 
 __all__ = ["BUILDERS", "Deployment", "Launch", "launch"]
