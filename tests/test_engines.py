@@ -289,7 +289,7 @@ def test_the_users_options_are_passed_on():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"engine_options": {"max_num_seqs": 4}}, "stated by the recipe"),
+        ({"engine_options": {"max_num_seqs": 4}}, "set by the recipe"),
         ({"engine_options": {"enforce_eager": True}}, "changes the split that was estimated"),
         ({"engine_options": {"tool_call_parsr": "hermes"}}, "tool_call_parser"),
         ({"engine_options": {"max_loras": "two"}}, "takes int"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -62,8 +61,8 @@ class Meant:
     @property
     def devices(self) -> int | None:
         """Devices that the split uses; None where a degree is left open."""
-        degrees = [self.candidate.get(name) for name in ("tp", "pp", "dp")]
-        return math.prod(degrees) if all(degrees) else None
+        tp, pp, dp = (self.candidate.get(name) for name in ("tp", "pp", "dp"))
+        return tp * pp * dp if tp and pp and dp else None
 
 
 def meaning_of(arguments: Arguments) -> Meant:

@@ -124,9 +124,9 @@ def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
     setting = deployment.setting
     rules, is_moe, cluster = setting.engine.split, setting.model.is_moe, setting.cluster
     # The rule of placement works on columns; this is one row of them.
-    degrees = tuple(np.asarray(degree) for degree in (pool.tp, pool.pp, pool.dp, pool.ep))
+    tp, pp, dp, ep = (np.asarray(degree) for degree in (pool.tp, pool.pp, pool.dp, pool.ep))
     sizes = (np.asarray(size) for size in (pool.replicas, cluster.per_node, cluster.nodes))
-    servers = placement.servers(rules, is_moe, degrees, *sizes)
+    servers = placement.servers(rules, is_moe, (tp, pp, dp, ep), *sizes)
     if not servers.nodes:
         message = placement.uneven(pool.tp, pool.pp, pool.dp, cluster.per_node)
         hint = f"{placement.UNEVEN_FIX.capitalize()}."
