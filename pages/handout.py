@@ -20,6 +20,7 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.present import overview, snippets
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.other_engines import OtherEngine, other_engines
+from recipe_core.request.link import left_out
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
@@ -277,6 +278,8 @@ def doors(bundle: Bundle, request: PlanRequest) -> None:
         st.caption(
             "The address of every page is a link to all that is on it, but for what was filled in for your place."
         )
+        if sentence := left_out(request):
+            st.caption(common.escape(sentence))
         parts.code(f"{here}?{urlencode(common.link())}")
     with cli:
         st.caption("With the request saved as request.yaml:")

@@ -350,7 +350,7 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
         ),
         (
             {"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}},
-            "does not load them as int4",
+            "cannot load as int4",
         ),
         ({"objective": {"limits": {"tpot_ms": 0.1}}}, "exceeds the limit"),
     ],

@@ -119,7 +119,7 @@ def test_a_cache_that_holds_fewer_than_are_in_flight_is_tight():
             "vllm serve Qwen/Qwen3-32B-FP8 -tp 4 --quantization awq",
             "awq does not load the fp8-block weights",
         ),
-        ("vllm serve Qwen/Qwen3-32B -tp 4 --swap-space 4", "no --swap-space"),
+        ("vllm serve Qwen/Qwen3-32B -tp 4 --swap-space 4", "no longer has --swap-space"),
         (
             "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-batched-tokens 64 --max-num-seqs 128",
             "less than one for each",
@@ -133,7 +133,7 @@ def test_a_cache_that_holds_fewer_than_are_in_flight_is_tight():
             "balancing experts needs expert parallelism",
         ),
         ("vllm serve Qwen/Qwen3-32B -tp two", "takes int, not 'two'"),
-        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-32B -tp 4", "sees 2 devices and uses 4"),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-32B -tp 4", "sees 2 devices but needs 4"),
         (
             "docker run --ipc=host vllm/vllm-openai:v0.32.0 vllm serve Qwen/Qwen3-32B -tp 4",
             "starts vllm serve by itself",

@@ -124,7 +124,7 @@ def test_a_request_in_one_line() -> None:
     )
     assert "8 × h100-sxm or 16 × mi300x in 2 nodes" in summary(several)
     assert summary(TRAINING).endswith(
-        "pre-train, 256 × 4,096 tokens a step, 10.0 B tokens · time to finish"
+        "pre-train, 256 × 4,096 tokens per step, 10.0 B tokens · time to finish"
     )
     assert steps_of(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
     assert summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1

@@ -341,7 +341,7 @@ def test_values_are_typed(command, values):
         ("vllm serve m -tp 2 -tp 4", "repeated", "the last, 4, counts"),
         ("vllm serve m -tp $TP", "open", "is left open: $TP"),
         ("vllm serve m other", "stray", "'other' belongs to no option"),
-        ("vllm serve m --max-model-len=-5", "range", "-5 is no number of tokens"),
+        ("vllm serve m --max-model-len=-5", "range", "-5 is not a number of tokens"),
         ("vllm serve m -tp 0", "range", "greater than or equal to 1"),
         ("vllm serve m --gpu-memory-utilization 1.5", "range", "less than or equal to 1"),
         ("trtllm-serve m --tp-size 2", "unknown", "Did you mean --tp_size"),

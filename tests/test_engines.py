@@ -292,13 +292,13 @@ def test_the_users_options_are_passed_on():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"engine_options": {"max_num_seqs": 4}}, "stated by the recipe"),
+        ({"engine_options": {"max_num_seqs": 4}}, "set by the recipe"),
         ({"engine_options": {"enforce_eager": True}}, "changes the split that was estimated"),
         ({"engine_options": {"tool_call_parsr": "hermes"}}, "tool_call_parser"),
         ({"engine_options": {"max_loras": "two"}}, "takes int"),
         ({"engine_options": {"api_key": "x"}}, "is a secret"),
         ({"environment": {"HF_TOKEN": "x"}}, "is a secret"),
-        ({"environment": {"A B": "x"}}, "no name of an environment variable"),
+        ({"environment": {"A B": "x"}}, "not a valid environment variable name"),
     ],
 )
 def test_options_that_contradict_or_leak_are_refused(options, says):

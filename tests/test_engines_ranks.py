@@ -192,7 +192,7 @@ def test_ray_places_replicas_too():
     [
         ("vllm", {EXTERNAL: True, HYBRID: True}, EXTERNAL, "excludes"),
         ("vllm", {RAY: "ray", HYBRID: True}, RAY, "does not go with a balancer"),
-        ("vllm", {RAY: "uni"}, RAY, "not laid out"),
+        ("vllm", {RAY: "uni"}, RAY, "not supported"),
         ("vllm", {"data_parallel_rank": 1}, "data_parallel_rank", "by its place"),
         ("vllm", {"master_addr": "x"}, "master_addr", "by its place"),
         ("sglang", {"node_rank": 1}, "node_rank", "by its place"),

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import change, value_of
-from recipe_core.request.link import DEFAULT, FIELDS, TRAINING, from_query, link_query, to_query
-from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
+from recipe_core.request.link import (
+    DEFAULT,
+    FIELDS,
+    TRAINING,
+    from_query,
+    left_out,
+    link_query,
+    to_query,
+)
+from recipe_core.request.schema import LOADS, CandidateRequest, Loading, PlanRequest
 from recipe_core.request.split_key import read_pins
 from tests.sizes import examples
 
@@ -38,9 +46,11 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
             "sequence_length": draw(tokens),
             "global_batch": draw(counts),
         }
-        return training | draw(
-            some(method=st.sampled_from(["pretrain", "finetune", "lora", "qlora"]), tokens=numbers)
+        loading = some(
+            workers=st.integers(1, 1024), read_bytes_per_s=numbers, bytes_per_token=numbers
         )
+        methods = st.sampled_from(["pretrain", "finetune", "lora", "qlora"])
+        return training | draw(some(method=methods, tokens=numbers, loading=loading))
     mode = draw(st.sampled_from(sorted(LOADS)))
     load = draw(numbers if mode == "open" else counts)
     lengths = {"input_tokens": draw(tokens), "output_tokens": draw(tokens)}
@@ -183,7 +193,7 @@ def test_only_what_differs_is_written() -> None:
         ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
         ({"candidate.engine": "vlm"}, "unknown engine"),
         ({"model": "{not json"}, "not valid JSON"),
-        ({"model": "x" * 70_000}, "at most"),
+        ({"model": "x" * 70_000}, "the limit is 65,536"),
         ({"wheels": "4"}, "not a field"),
         ({"v": "9"}, "version 1"),
     ],
@@ -225,6 +235,46 @@ def test_training_has_its_own_defaults() -> None:
     assert not ignored
     assert request.workload == TRAINING
     assert to_query(request) == {"v": "1", "workload.kind": "training"}
+
+
+def test_data_loading_is_plain_values_of_a_link() -> None:
+    request, ignored = from_query({"workload.kind": "training", "workload.loading.workers": "8"})
+    assert not ignored
+    assert request.workload == TRAINING.model_copy(update={"loading": Loading(workers=8)})
+    assert to_query(request)["workload.loading.workers"] == "8"
+    _, ignored = from_query({"workload.loading.workers": "8"})
+    assert ignored == ["workload.loading.workers=8: workload.loading is not a known field."]
+
+
+def test_a_link_leaves_out_what_may_be_private_and_says_so() -> None:
+    private = {
+        "options.engine_options": {"tool_call_parser": "hermes"},
+        "options.environment": {"NCCL_SOCKET_IFNAME": "eth1.private"},
+    }
+    request = change(DEFAULT, private)
+    assert request.options.environment == private["options.environment"]
+    query = to_query(request)
+    assert query == {"v": "1"}
+    sentence = left_out(request)
+    assert sentence is not None
+    assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME" in sentence
+    assert "eth1" not in sentence
+    assert left_out(DEFAULT) is None
+
+
+@pytest.mark.parametrize("field", ["options.engine_options", "options.environment"])
+def test_a_link_cannot_set_what_it_leaves_out(field: str) -> None:
+    request, ignored = from_query({field: '{"A": "b"}', "hardware.nodes": "2"})
+    assert request.hardware.nodes == 2
+    assert request.options == DEFAULT.options
+    assert ignored == [f"{field}: is not read from links, because it may hold private values."]
+
+
+def test_edits_keep_engine_options_whose_names_have_dots() -> None:
+    options = {"limit_mm_per_prompt.image": 2}
+    request = change(DEFAULT, {"options.engine_options": options})
+    assert change(request, {"hardware.nodes": 2}).options.engine_options == options
+    assert change(request, {"options.engine_options": {}}).options.engine_options == {}
 
 
 def test_clusters_beside_the_request_survive_their_link() -> None:

@@ -10,6 +10,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.commands.ground import Ground
 from recipe_core.recipe import make_recipe, relaunch
 from recipe_core.recipe.convert import convert
+from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.published import read_published
 from tests.conftest import make_request
 
@@ -86,6 +87,31 @@ def test_what_cannot_be_carried_over_is_said():
     assert "hf_secret" not in said
     assert found.recipe.environment["VLLM_LOGGING_LEVEL"] == "INFO"
     assert found.recipe.lock.seeds["seed"] == 7
+
+
+def test_placeholders_of_a_launch_are_left_open():
+    """``launch.json`` holds the words that the launcher fills: they are no address of anything."""
+    words = ["vllm", "serve", "Qwen/Qwen3-8B", "--host", "${host}", "--port", "${port}"]
+    converted = convert(words, H100)
+    assert converted.recipe.parameters == Parameters()
+    assert "--host ${host}: left open" in lost(converted)
+    assert "--port ${port}: left open" in lost(converted)
+
+
+def test_an_image_that_is_left_open_is_not_taken_over():
+    converted = convert("docker run --ipc=host vllm/vllm-openai:$TAG --model Qwen/Qwen3-8B", H100)
+    assert converted.recipe.parameters.image is None
+    assert "vllm/vllm-openai:$TAG: left open" in lost(converted)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [(["--host", "a b"], "parameters.host"), (["--port", "99999"], "parameters.port")],
+)
+def test_an_address_that_no_recipe_can_have_is_refused_by_name(words, field):
+    with pytest.raises(InputError) as error:
+        convert(["vllm", "serve", "Qwen/Qwen3-8B", *words], H100)
+    assert error.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -187,7 +213,7 @@ def test_a_cookbook_is_read_for_a_device():
     ("document", "says"),
     [
         ([], "is an object"),
-        ({}, "no form that is known"),
+        ({}, "not in a known form"),
         ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
         ({"families": []}, "no configuration"),
     ],

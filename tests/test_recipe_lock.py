@@ -145,7 +145,7 @@ def test_a_revision_is_locked_and_started():
 
 
 def test_an_engine_that_cannot_be_told_a_revision_says_so():
-    with pytest.raises(InputError, match="cannot be told a revision"):
+    with pytest.raises(InputError, match="cannot load a revision"):
         make_recipe(
             make_request("Qwen/Qwen3-0.6B@v1", "h100-sxm", 1, candidate={"engine": "transformers"})
         )

@@ -485,7 +485,7 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
     ("engine", "parts", "work", "field", "said"),
     [
         ("torch", {"cp": 2, "dp": 8}, {}, "candidate.cp", "does not cut sequences (cp 2)"),
-        ("torch", {"precision": "fp8"}, {}, "candidate.precision", "no products in 8 bits"),
+        ("torch", {"precision": "fp8"}, {}, "candidate.precision", "no 8-bit matrix products"),
         ("torch", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
         (
             "torch",
@@ -499,14 +499,14 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
             {"recompute": "full", "recompute_layers": 4},
             {},
             "candidate.recompute_layers",
-            "all layers are recomputed or none",
+            "recomputes all layers or none",
         ),
         (
             "torch",
             {},
             {"document_tokens": 512},
             "workload.document_tokens",
-            "attention that ends with documents",
+            "document_tokens is estimated, not launched",
         ),
         (
             "torch",
@@ -523,7 +523,7 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
             "after every micro-batch",
         ),
         ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "has no muon"),
-        ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs an end"),
+        ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs a token budget"),
         ("torch", {}, {"method": "qlora"}, "workload.method", "qlora is estimated, not launched"),
         ("torch", {}, {"method": "dpo"}, "workload.method", "dpo is estimated, not launched"),
         (
@@ -534,13 +534,19 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
             "not launched with adapters",
         ),
         ("torch", {}, {"method": "lora", "model": INLINE}, "model", "a config has none"),
-        ("torchtitan", {}, {}, "candidate.zero_stage", "whole copies after every micro-batch"),
+        (
+            "torchtitan",
+            {},
+            {},
+            "candidate.zero_stage",
+            "gradients of replicas after every micro-batch",
+        ),
         (
             "torchtitan",
             {"pp": 2, "dp": 8, "virtual_stages": 2, "schedule": "zb-v"},
             {},
             "candidate.schedule",
-            "layers that are compiled",
+            "schedule for compiled layers",
         ),
         (
             "torchtitan",

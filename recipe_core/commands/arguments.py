@@ -1,4 +1,4 @@
-"""Words after an engine's program against its option table: values by option, and what the engine would refuse."""
+"""Words after an engine's program, read by its option table, and what the engine would refuse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to say about a command. ``error``: the engine refuses to start; ``warning``: it starts, but not as meant."""
+    """Something to say about a command.
+
+    ``error``: the engine refuses to start; ``warning``: it starts, but not as meant.
+    """
 
     level: Level
     code: str
@@ -44,14 +47,14 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is left out."""
-        named = {
+        values = {
             "level": self.level,
             "code": self.code,
             "option": self.option,
             "message": self.message,
             "hint": self.hint,
         }
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message
@@ -59,7 +62,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Arguments:
-    """What was said: values by option name (those left open as text in ``open``), the words without a flag, the words of no option."""
+    """What a command states: values by option name, and in ``open`` the text of those left open.
+
+    ``positional``: words without a flag; ``unread``: words of no option.
+    """
 
     engine: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +82,7 @@ class Arguments:
 
 
 def read_arguments(name: str, words: Sequence[str]) -> Arguments:
-    """The words after an engine's program, at the pinned version of the engine; never raises for what they say."""
+    """The words after an engine's program, at its pinned version; no content makes it raise."""
     return _Reader(name, words).read()
 
 
@@ -91,7 +97,8 @@ class _Reader:
         self.title = f"{spec.title} {spec.version}"
         self.table, self.grammar = spec.options, grammars()[name]
         self.words, self.at = words, 0
-        self.found = Arguments(name)
+        self.out = Arguments(name)
+        # Parts of JSON values (``--flag.key value``), laid over the whole ones at the end.
         self.nested: dict[str, dict[str, Any]] = {}
 
     def read(self) -> Arguments:
@@ -99,16 +106,16 @@ class _Reader:
             word = self.words[self.at]
             self.at += 1
             if not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word):
-                self.found.positional.append(word)
+                self.out.positional.append(word)
             elif word == "--":
-                self.found.positional += self.words[self.at :]
+                self.out.positional += self.words[self.at :]
                 self.at = len(self.words)
             else:
                 self._flag(word)
         for name, value in self.nested.items():
-            given = self.found.values.get(name)
-            self.found.values[name] = {**given, **value} if isinstance(given, dict) else value
-        return self.found
+            flat = self.out.values.get(name)
+            self.out.values[name] = {**flat, **value} if isinstance(flat, dict) else value
+        return self.out
 
     def _flag(self, word: str) -> None:
         flag, equals, text = word.partition("=")
@@ -129,151 +136,106 @@ class _Reader:
     def _glued(self, word: str) -> tuple[str, str] | None:
         """A short flag and the value that follows without a blank: ``-O3``, ``-qfp8``."""
         short = word[:2]
-        flag = self.grammar.glued.get(short) or (
-            short if len(word) > 2 and short in self.table.by_spelling else None
-        )
-        return None if flag is None else (flag, word[2:].removeprefix("="))
+        flag = self.grammar.glued.get(short)
+        if not flag and len(word) > 2 and short in self.table.by_spelling:
+            flag = short
+        return (flag, word[2:].removeprefix("=")) if flag else None
 
     def _option(self, flag: str) -> Option | None:
         """The option of a flag: itself, or the only one that it begins."""
         exact = self.table.by_spelling.get(flag)
-        if (
-            exact is not None
-            or not self.grammar.abbreviations
-            or not flag.startswith("--")
-            or len(flag) < 3
-        ):
+        may_be_short = self.grammar.abbreviations and flag.startswith("--") and len(flag) >= 3
+        if exact is not None or not may_be_short:
             return exact
-        options = _beginning(self.found.engine, flag)
+        options = _beginning(self.out.engine, flag)
         return options[0] if len(options) == 1 else None
 
     def _known(self, option: Option, flag: str, glued: str | None) -> None:
         if option.deprecated:
-            instead = self.grammar.gone.get(option.flag)
-            self.found.say(
-                "warning",
-                "deprecated",
-                option.flag,
-                f"{option.flag} is deprecated in {self.title}.",
-                _instead(instead),
-            )
+            message = f"{option.flag} is deprecated in {self.title}."
+            hint = _instead(self.grammar.gone.get(option.flag))
+            self.out.say("warning", "deprecated", option.flag, message, hint)
         if option.type == "switch":
             self._switch(option, flag, glued)
             return
         texts = [glued] if glued is not None else self._following(option)
         if not texts and not option.optional:
-            self.found.say(
-                "error", "no-value", option.flag, f"{option.flag} needs a value: {option.takes}."
-            )
+            message = f"{option.flag} needs a value: {option.takes}."
+            self.out.say("error", "no-value", option.flag, message)
             return
         values = [self._value(option, text) for text in texts]
         if any(value is None for value in values):
             return
-        value = values if option.many else values[0] if values else True
-        if self.found.values.get(option.name, value) != value:
-            self.found.say(
-                "warning",
-                "repeated",
-                option.flag,
-                f"{option.flag} is given more than once; the last, {value}, counts.",
-            )
-        self.found.values[option.name] = value
+        single = values[0] if values else True
+        value = values if option.many else single
+        if self.out.values.get(option.name, value) != value:
+            message = f"{option.flag} is given more than once; the last, {value}, counts."
+            self.out.say("warning", "repeated", option.flag, message)
+        self.out.values[option.name] = value
 
     def _following(self, option: Option) -> list[str]:
         """The words that an option takes."""
-        most = len(self.words) if option.many else 1
         start = self.at
-        while (
-            self.at < len(self.words)
-            and self.at - start < most
-            and self._is_value(self.words[self.at])
-        ):
+        end = len(self.words) if option.many else min(start + 1, len(self.words))
+        while self.at < end and self._is_value(self.words[self.at]):
             self.at += 1
         return list(self.words[start : self.at])
 
     @staticmethod
     def _is_value(word: str) -> bool:
-        return (
-            not word.startswith("-")
-            or word == "-"
-            or " " in word
-            or _NEGATIVE.fullmatch(word) is not None
-        )
+        is_flag = word.startswith("-") and word != "-" and " " not in word
+        return not is_flag or _NEGATIVE.fullmatch(word) is not None
 
     def _switch(self, option: Option, flag: str, glued: str | None) -> None:
-        self.found.values[option.name] = flag == option.flag or not flag.startswith("--no-")
-        after = self.words[self.at] if self.at < len(self.words) else ""
-        stray = (
-            glued if glued is not None else after if after.casefold() in ("true", "false") else None
-        )
+        self.out.values[option.name] = flag == option.flag or not flag.startswith("--no-")
+        stray = glued
         if stray is None:
-            return
-        self.at += glued is None
-        self.found.values[option.name] = stray.casefold() != "false"
-        off = (
-            f"write --no-{option.flag[2:]} to turn it off"
-            if option.negated
-            else "leave it out to turn it off"
-        )
-        self.found.say(
-            "error",
-            "switch-value",
-            option.flag,
-            f"{option.flag} is a switch and takes no value, not {stray!r}; {off}.",
-        )
+            stray = self.words[self.at] if self.at < len(self.words) else ""
+            if stray.casefold() not in ("true", "false"):
+                return
+            self.at += 1
+        self.out.values[option.name] = stray.casefold() != "false"
+        off = f"write --no-{option.flag[2:]}" if option.negated else "leave it out"
+        message = f"{option.flag} is a switch and takes no value, not {stray!r}"
+        self.out.say("error", "switch-value", option.flag, f"{message}; {off} to turn it off.")
 
     def _value(self, option: Option, text: str) -> Any:
         """A value in its type; None when it has another or is left open."""
-        if is_open(text) and (
-            option.type != "str" or option.choices or option.name in self.grammar.means
-        ):
-            self.found.open[option.name] = text
-            self.found.say("warning", "open", option.flag, f"{option.flag} is left open: {text}.")
+        free_text = option.type == "str" and not option.choices
+        if is_open(text) and (not free_text or option.name in self.grammar.means):
+            self.out.open[option.name] = text
+            self.out.say("warning", "open", option.flag, f"{option.flag} is left open: {text}.")
             return None
         if text in option.words:
             return text
         value = _typed(option, text)
         if value is None:
-            hint = _closest(text, option.choices)
-            self.found.say(
-                "error",
-                "value",
-                option.flag,
-                f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}.",
-                hint,
-            )
+            message = f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}."
+            self.out.say("error", "value", option.flag, message, _closest(text, option.choices))
         elif isinstance(value, dict):
             self._check_keys(option, value)
         elif option.keys:
-            self.found.say(
-                "error",
-                "value",
-                option.flag,
-                f"{option.flag} takes a JSON object, not {text[:80]!r}.",
-            )
+            message = f"{option.flag} takes a JSON object, not {text[:80]!r}."
+            self.out.say("error", "value", option.flag, message)
         return value
 
     def _check_keys(self, option: Option, keys: Iterable[str]) -> None:
         for key in keys if option.keys else ():
             if key not in option.keys:
                 message = f"{option.flag} has no key {key[:80]!r} in {self.title}."
-                self.found.say("error", "key", option.flag, message, _closest(key, option.keys))
+                self.out.say("error", "key", option.flag, message, _closest(key, option.keys))
 
     def _nested(self, option: Option, flag: str, path: str, text: str | None) -> None:
         """``--flag.key.sub value``: a part of a JSON value; ``key+`` is a list."""
         if text is None:
             texts = self._following(option.model_copy(update={"many": False}))
             if not texts:
-                self.found.say("error", "no-value", flag, f"{flag} needs a value.")
+                self.out.say("error", "no-value", flag, f"{flag} needs a value.")
                 return
             text = texts[0]
         if option.type != "json" and not (option.type == "str" and not option.choices):
-            self.found.say(
-                "error",
-                "value",
-                flag,
-                f"{option.flag} takes {option.takes}; it has no part {path!r}.",
-            )
+            message = f"{option.flag} takes {option.takes}; it has no part {path!r}."
+            self.out.say("error", "value", flag, message)
             return
         keys = path.removesuffix("+").split(".")
         part: Any = text.split(",") if path.endswith("+") else _json_or_text(text)
@@ -285,13 +247,13 @@ class _Reader:
         inner[keys[-1]] = part
 
     def _unknown(self, flag: str, word: str, glued: bool) -> None:
-        takes, message, hint = _explained(self.found.engine, flag)
-        self.found.unread.append(word)
+        takes, message, hint = _explained(self.out.engine, flag)
+        self.out.unread.append(word)
         last = 0 if glued else min(self.at + takes, len(self.words))
         while self.at < last and self._is_value(self.words[self.at]):
-            self.found.unread.append(self.words[self.at])
+            self.out.unread.append(self.words[self.at])
             self.at += 1
-        self.found.say("error", "unknown", flag, f"{self.title} {message}", hint)
+        self.out.say("error", "unknown", flag, f"{self.title} {message}", hint)
 
 
 @cache
@@ -302,32 +264,26 @@ def _sorted_flags(name: str) -> list[str]:
 def _beginning(name: str, flag: str) -> list[Option]:
     """The options that a flag begins."""
     flags, table = _sorted_flags(name), engine(name).options.by_spelling
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for n in range(bisect_left(flags, flag), len(flags)):
         if not flags[n].startswith(flag):
             break
-        found[table[flags[n]].flag] = table[flags[n]]
-    return list(found.values())
+        options[table[flags[n]].flag] = table[flags[n]]
+    return list(options.values())
 
 
 @lru_cache(maxsize=4096)
 def _explained(name: str, flag: str) -> tuple[int, str, str | None]:
-    """How many words a flag that is not there takes, and what to say of it."""
+    """How many words an unknown flag takes, the message about it, and a hint."""
     spec, grammar = engine(name), grammars()[name]
     gone = grammar.gone.get(flag)
     if gone is not None:
-        return (
-            1 << 20 if gone.takes == "many" else gone.takes,
-            f"has no {flag} any more.",
-            _instead(gone),
-        )
-    begun = _beginning(name, flag) if grammar.abbreviations and flag.startswith("--") else []
-    if len(begun) > 1:
-        return (
-            1,
-            f"has several options that begin with {flag[:80]}.",
-            f"Write one in full: {', '.join(o.flag for o in begun[:5])}.",
-        )
+        takes = 1 << 20 if gone.takes == "many" else gone.takes
+        return takes, f"no longer has {flag}.", _instead(gone)
+    options = _beginning(name, flag) if grammar.abbreviations and flag.startswith("--") else []
+    if len(options) > 1:
+        hint = f"Write one in full: {', '.join(option.flag for option in options[:5])}."
+        return 1, f"has several options that begin with {flag[:80]}.", hint
     return 1, f"has no {flag[:80]}.", _closest(flag, tuple(spec.options.by_spelling))
 
 
@@ -343,16 +299,15 @@ def _closest(text: str, known: Sequence[str]) -> str | None:
     if len(text) > 100:
         return None
     folded = {word.casefold().replace("_", "-"): word for word in known}
-    close = difflib.get_close_matches(
-        text.casefold().replace("_", "-"), list(folded), n=2, cutoff=0.6
-    )
-    return f"Did you mean {' or '.join(folded[each] for each in close)}?" if close else None
+    word = text.casefold().replace("_", "-")
+    close = difflib.get_close_matches(word, list(folded), n=2, cutoff=0.6)
+    return f"Did you mean {' or '.join(folded[match] for match in close)}?" if close else None
 
 
-def _shortened(option: Option, most: int = 8) -> str:
-    if len(option.choices) <= most:
+def _shortened(option: Option, limit: int = 8) -> str:
+    if len(option.choices) <= limit:
         return option.takes
-    return f"{', '.join(option.choices[:most])} or {len(option.choices) - most} others"
+    return f"{', '.join(option.choices[:limit])} or {len(option.choices) - limit} others"
 
 
 def _typed(option: Option, text: str) -> Any:

@@ -33,7 +33,9 @@ class Item:
 
 
 def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
-    """The commands of a file, or of all files in a folder that may hold some; what cannot be read is its place and an error.
+    """The commands of a file, or of all files in a folder that may hold some.
+
+    What cannot be read is its place and an error.
 
     Raises:
         InputError: when there is no such file or folder, or it holds no file with a known suffix.
@@ -41,16 +43,11 @@ def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
     if not path.is_dir():
         yield from _items(path, path.name)
         return
-    files = [
-        file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file()
-    ][:MAX_FILES]
+    files = [f for f in sorted(path.rglob("*")) if f.suffix in SUFFIXES and f.is_file()]
     if not files:
-        raise InputError(
-            f"{path} holds no file of commands.",
-            field="dir",
-            hint=f"Known suffixes: {', '.join(SUFFIXES)}.",
-        )
-    for file in files:
+        hint = f"Known suffixes: {', '.join(SUFFIXES)}."
+        raise InputError(f"{path} holds no file of commands.", field="dir", hint=hint)
+    for file in files[:MAX_FILES]:
         source = str(file.relative_to(path))
         try:
             yield from _items(file, source)
@@ -65,12 +62,12 @@ def _items(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]]:
             if line.strip():
                 yield _line(f"{source}:{number}", line)
         return
-    parts = {".md": _blocks, ".txt": _lines}.get(file.suffix, _whole)(text)
+    parts = {".md": _blocks, ".txt": _lines}.get(file.suffix, _one_script)(text)
     for at, part in parts:
         yield Item(f"{source}:{at}", part, {})
 
 
-def _whole(text: str) -> Iterator[tuple[int, str]]:
+def _one_script(text: str) -> Iterator[tuple[int, str]]:
     yield 1, text
 
 
@@ -87,10 +84,10 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
     """What stands between fences, with the line of the first."""
     fence, start, block = "", 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
-        found = _FENCE.match(line)
-        if not fence and found:
-            fence, start, block = found[1], number, []
-        elif fence and found and found[1] == fence:
+        mark = _FENCE.match(line)
+        if not fence and mark:
+            fence, start, block = mark[1], number, []
+        elif fence and mark and mark[1] == fence:
             yield start, "\n".join(block)
             fence = ""
         elif fence:
@@ -105,7 +102,9 @@ def _line(source: str, line: str) -> Item | tuple[str, RecipeError]:
 
 
 def item(source: str, value: Any) -> Item:
-    """A command from plain values: ``{"command": text or words, "hardware": …}``, the rest as ``Ground`` takes it.
+    """A command from plain values: ``{"command": text or words, "hardware": …}``.
+
+    The fields beside the command are those of ``Ground``.
 
     Raises:
         InputError: when it names no command.
@@ -113,47 +112,47 @@ def item(source: str, value: Any) -> Item:
     command = value.get("command", value.get("argv")) if isinstance(value, dict) else None
     if not isinstance(command, str | list):
         raise InputError("is missing: text or a list of words.", field="command")
-    return Item(
-        source,
-        command,
-        {name: given for name, given in value.items() if name not in ("command", "argv")},
-    )
+    ground = {name: field for name, field in value.items() if name not in ("command", "argv")}
+    return Item(source, command, ground)
 
 
 def check_items(
-    items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, every: bool = False
+    items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, one_each: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """A verdict a server, in order, each with its ``source``; ``usual`` is what to judge on where an item does not say.
+    """One verdict per server, in order, each with its ``source``.
 
-    Items that start no known engine have no verdict; with ``every`` each item has exactly one: on its first server, or an error.
+    ``usual``: the ground where an item states none. Items that start no known engine have no
+    verdict; with ``one_each`` each item has exactly one: on its first server, or an error.
     """
     answers: dict[int, list[dict[str, Any]]] = {}
     grounds: dict[str, Ground] = {}
     groups: defaultdict[str, list[int]] = defaultdict(list)
-    for n, each in enumerate(items):
-        if not isinstance(each, Item):
-            answers[n] = [each[1].to_json()]
+    for n, entry in enumerate(items):
+        if not isinstance(entry, Item):
+            answers[n] = [entry[1].to_json()]
             continue
         try:
-            ground = Ground.of(**usual | each.ground)
+            ground = Ground.of(**{**usual, **entry.ground})
             grounds[key := ground.model_dump_json()] = ground
             groups[key].append(n)
         except RecipeError as error:
             answers[n] = [error.to_json()]
     for key, members in groups.items():
-        commands = [each.command for n in members if isinstance(each := items[n], Item)]
+        commands = [entry.command for n in members if isinstance(entry := items[n], Item)]
         answers |= dict(zip(members, check_commands(commands, grounds[key]), strict=True))
-    for n, each in enumerate(items):
-        source = each.source if isinstance(each, Item) else each[0]
-        found = answers[n]
-        if every:
-            found = found[:1] or [
-                InputError(
-                    "no known engine in the command.", field="command", hint=f"Known: {programs()}."
-                ).to_json()
-            ]
-        for place, answer in enumerate(found, 1):
-            yield {"source": source if len(found) == 1 else f"{source}#{place}", **_short(answer)}
+    for n, entry in enumerate(items):
+        source = entry.source if isinstance(entry, Item) else entry[0]
+        verdicts = answers[n]
+        if one_each:
+            verdicts = verdicts[:1] or [_no_engine()]
+        for number, answer in enumerate(verdicts, 1):
+            place = source if len(verdicts) == 1 else f"{source}#{number}"
+            yield {"source": place, **_short(answer)}
+
+
+def _no_engine() -> dict[str, Any]:
+    hint = f"Known: {programs()}."
+    return InputError("no known engine in the command.", field="command", hint=hint).to_json()
 
 
 def _short(answer: dict[str, Any]) -> dict[str, Any]:
@@ -167,25 +166,25 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """An answer a line of a ``.jsonl``, in order: a verdict on a command, and whether the split of a request can run."""
-    is_command = [
-        isinstance(value, dict) and ("command" in value or "argv" in value) for value in values
+    """One answer per line of a ``.jsonl``, in order.
+
+    Of a command the verdict; of a request whether its split can run, and why not.
+    """
+    commands = [
+        isinstance(value, dict) and bool({"command", "argv"} & set(value)) for value in values
     ]
-    items = [
-        _item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if is_command[n - 1]
-    ]
-    verdicts = check_items(items, usual, every=True)
-    estimates = iter(estimate_batch((value for n, value in enumerate(values) if not is_command[n])))
-    for each in is_command:
-        if each:
+    items = [_item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if commands[n - 1]]
+    verdicts = check_items(items, usual, one_each=True)
+    requests = (value for value, is_command in zip(values, commands, strict=True) if not is_command)
+    estimates = iter(estimate_batch(requests))
+    for is_command in commands:
+        if is_command:
             yield next(verdicts)
             continue
         answer = next(estimates)
-        yield (
-            answer
-            if "error" in answer
-            else {"ok": answer["feasible"], "reasons": answer["reasons"]}
-        )
+        if "error" not in answer:
+            answer = {"ok": answer["feasible"], "reasons": answer["reasons"]}
+        yield answer
 
 
 def _item_or_error(source: str, value: Any) -> Item | tuple[str, RecipeError]:

@@ -17,9 +17,10 @@ DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
 class Ground(BaseModel):
     """What commands are judged on: devices, load, goal.
 
-    ``hardware``: a device, ``device:count``, or a whole profile; ``gpus`` in each of ``nodes`` (default: the device's usual node, and as
-    many nodes as the command needs). Lengths in tokens; those left out are 1,024 and 256, or shorter where the command's context is.
-    ``model`` stands in for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
+    ``hardware``: a device, ``device:count``, or a whole profile; ``gpus`` in each of ``nodes``
+    (default: the device's usual node, and as many nodes as the command needs). Lengths in tokens;
+    those left out are 1,024 and 256, or shorter where the command's context is. ``model`` stands in
+    for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -38,38 +39,27 @@ class Ground(BaseModel):
     def of(cls, **values: Any) -> Ground:
         """From plain values; raises InputError naming the field that is wrong."""
         try:
-            ground = cls.model_validate(
-                {name: value for name, value in values.items() if value is not None}
-            )
+            ground = cls.model_validate({k: v for k, v in values.items() if v is not None})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field = str(first["loc"][0])
-            known = (
-                f"Known here: {', '.join(cls.model_fields)}."
-                if first["type"] == "extra_forbidden"
-                else None
-            )
-            raise InputError(
-                f"{first['msg'][0].lower()}{first['msg'][1:]}.", field=field, hint=known
-            ) from None
-        if not isinstance(ground.hardware, str):
-            device(ground.hardware)
-            return ground
-        count = ground.hardware.partition(":")[2]
-        if ":" in ground.hardware and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
-            raise InputError(
-                f"{ground.hardware!r} is not a device or device:count.",
-                field="hardware",
-                hint="For example h100-sxm:8.",
-            )
-        if count and ground.gpus not in (None, int(count)):
-            raise InputError(
-                f"{ground.hardware} and {ground.gpus} devices contradict.",
-                field="gpus",
-                hint="Say it once.",
-            )
+            unknown = first["type"] == "extra_forbidden"
+            hint = f"Known here: {', '.join(cls.model_fields)}." if unknown else None
+            message = f"{first['msg'][0].lower()}{first['msg'][1:]}."
+            raise InputError(message, field=str(first["loc"][0]), hint=hint) from None
+        ground._check_count()
         device(ground.device)
         return ground
+
+    def _check_count(self) -> None:
+        if not isinstance(self.hardware, str):
+            return
+        count = self.hardware.partition(":")[2]
+        if ":" in self.hardware and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
+            message = f"{self.hardware!r} is not a device or device:count."
+            raise InputError(message, field="hardware", hint="For example h100-sxm:8.")
+        if count and self.gpus not in (None, int(count)):
+            message = f"{self.hardware} contradicts gpus {self.gpus}."
+            raise InputError(message, field="gpus", hint="State the count once.")
 
     @property
     def device(self) -> str | dict[str, Any]:
@@ -78,6 +68,6 @@ class Ground(BaseModel):
 
     @property
     def per_node(self) -> int | None:
-        """Devices in a node, where that is said."""
+        """Devices in a node, where the ground states them."""
         count = self.hardware.partition(":")[2] if isinstance(self.hardware, str) else ""
         return int(count) if count else self.gpus

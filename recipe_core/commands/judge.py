@@ -1,6 +1,7 @@
-"""Verdicts on engines' command lines: whether they start, what they waste, and a better command. Nothing of them is executed.
+"""Verdicts on engines' command lines: whether they start, what they waste, and a better command.
 
-Commands that share model, device, engine and number formats are columns of one estimate, each with all other splits of its devices.
+Nothing of them is executed. Commands that share model, device, engine and number formats are
+columns of one estimate, each with all other splits of its devices.
 """
 
 from __future__ import annotations
@@ -35,65 +36,64 @@ from recipe_core.space.serving import Cases, Setting, stack
 def check_command(
     command: str | Sequence[str], ground: Ground, *, folders: bool = True
 ) -> dict[str, Any]:
-    """The verdict on the first server that a command (text, a JSON list as text, or words) starts, and changes where none can run.
+    """The verdict on the first server that a command starts, and changes where none can run.
 
     Args:
-        command: what to judge.
-        ground: on what.
+        command: text, a JSON list as text, or words.
+        ground: devices, load and goal to judge it on.
         folders: whether models may be read from paths and asked of the hub.
 
     Raises:
-        InputError: when it cannot be read or starts no known engine. What is wrong with its model or a value is in the answer.
+        InputError: when it cannot be read or starts no known engine. What is wrong with its model
+            or a value is in the answer.
     """
     case = _first(command)
     verdict = _judge([case], ground, folders)[0]
     answer = verdict.answer(ground)
     if isinstance(verdict, View) and not answer["ok"] and answer["better"] is None:
-        found = plan(_without_split(verdict.ready.found.request), folders=folders)
-        answer["changes"] = [remedy.to_json() for remedy in helpful_changes(found)]
+        any_split = plan(_without_split(verdict.ready.problem.request), folders=folders)
+        answer["changes"] = [change.to_json() for change in helpful_changes(any_split)]
     return answer
 
 
 def check_commands(
     commands: Iterable[str | Sequence[str]], ground: Ground, *, folders: bool = True
 ) -> list[list[dict[str, Any]]]:
-    """Verdicts on every server of every command or script, in order; one that cannot be read answers its error."""
-    read: list[list[Case] | RecipeError] = []
+    """Verdicts on every server of every command or script, in order.
+
+    A command that cannot be read answers its error.
+    """
+    results: list[list[Case] | RecipeError] = []
     for command in commands:
         try:
-            read.append(_cases(command))
+            results.append(_cases(command))
         except RecipeError as error:
-            read.append(error)
-    verdicts = iter(
-        _judge(
-            [case for cases in read if not isinstance(cases, RecipeError) for case in cases],
-            ground,
-            folders,
-        )
-    )
-    return [
-        [each.to_json()]
-        if isinstance(each, RecipeError)
-        else [next(verdicts).answer(ground) for _ in each]
-        for each in read
-    ]
+            results.append(error)
+    cases = [case for result in results if isinstance(result, list) for case in result]
+    verdicts = iter(_judge(cases, ground, folders))
+    answers = []
+    for result in results:
+        if isinstance(result, RecipeError):
+            answers.append([result.to_json()])
+        else:
+            answers.append([next(verdicts).answer(ground) for _ in result])
+    return answers
 
 
 def _without_split(request: PlanRequest) -> PlanRequest:
     """The same question for any split of the same engine."""
-    options = request.options.model_copy(
-        update={"engines": (request.candidate.engine,) if request.candidate else ()}
-    )
+    engines = (request.candidate.engine,) if request.candidate else ()
+    options = request.options.model_copy(update={"engines": engines})
     return request.model_copy(update={"options": options, "candidate": None})
 
 
 def read_command(command: str | Sequence[str]) -> Case:
-    """The first server that a command starts, read; raises InputError when it starts no known engine."""
+    """The first server that a command starts; raises InputError when it starts no known engine."""
     return _first(command)
 
 
 def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
-    """What a command asks for, on its ground; raises InputError where something is missing or unknown."""
+    """A command on its ground; raises InputError where something is missing or unknown."""
     return _resolve(case, ground, _Models(folders))
 
 
@@ -103,14 +103,12 @@ def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
 def _first(command: str | Sequence[str]) -> Case:
     cases = _cases(command)
     if not cases:
-        raise InputError(
-            "no known engine in the command.", field="command", hint=f"Known: {programs()}."
-        )
+        hint = f"Known: {programs()}."
+        raise InputError("no known engine in the command.", field="command", hint=hint)
     case = cases[0]
     if len(cases) > 1:
-        case.say(
-            "note", "several", f"the command starts {len(cases)} servers; the first is judged."
-        )
+        message = f"the command starts {len(cases)} servers; the first is judged."
+        case.say("note", "several", message)
     return case
 
 
@@ -120,20 +118,17 @@ def _cases(command: str | Sequence[str]) -> list[Case]:
         launch = launch_of(words)
         return [_case(launch)] if launch else []
     script = read_script(str(command))
-    launches, others = find_launches(script)
+    launches, programs_beside = find_launches(script)
     cases = [_case(launch) for launch in launches]
     for case in cases[:1]:
-        if others:
-            named = ", ".join(dict.fromkeys(other[:40] for other in others[:20]))
-            case.say(
-                "note", "others", f"not looked at: {named}{', …' if len(others) > 20 else ''}."
-            )
+        if programs_beside:
+            names = list(dict.fromkeys(name[:40] for name in programs_beside[:20]))
+            if len(programs_beside) > 20:
+                names.append("…")
+            case.say("note", "others", f"not checked: {', '.join(names)}.")
         if script.loose_ends:
-            case.say(
-                "warning",
-                "loose-end",
-                f"{script.loose_ends} lines end in a backslash and a blank: a shell ends the command there.",
-            )
+            lines = f"{script.loose_ends} lines end in a backslash and a space"
+            case.say("warning", "loose-end", f"{lines}: a shell ends the command there.")
     return cases
 
 
@@ -141,19 +136,16 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
     """The words of a command that is given as a list, None for text."""
     if isinstance(command, str):
         if len(command) > MAX_CHARACTERS:
-            raise InputError(
-                f"the command has {len(command):,} characters; at most {MAX_CHARACTERS:,} are read.",
-                field="command",
-            )
+            size = f"{len(command):,} characters; at most {MAX_CHARACTERS:,} are read"
+            raise InputError(f"the command has {size}.", field="command")
         if not command.lstrip().startswith("["):
             return None
         command = parse_json(command, "the command")
     if not isinstance(command, list | tuple) or not all(isinstance(word, str) for word in command):
         raise InputError("a command is text or a list of words.", field="command")
     if sum(map(len, command)) > MAX_CHARACTERS:
-        raise InputError(
-            f"the command has more than {MAX_CHARACTERS:,} characters.", field="command"
-        )
+        message = f"the command has more than {MAX_CHARACTERS:,} characters."
+        raise InputError(message, field="command")
     return tuple(command)
 
 
@@ -173,40 +165,24 @@ def _check_surroundings(case: Case) -> None:
         return
     tag = image_tag(launch.image)
     if tag is None or tag == "latest":
-        case.say(
-            "note",
-            "unpinned",
-            f"{launch.image} changes without notice.",
-            f"Pin it: judged with {spec.title} {spec.version}.",
-        )
+        message = f"{launch.image} changes without notice."
+        case.say("note", "unpinned", message, f"Pin it: judged with {spec.title} {spec.version}.")
     elif (version := _version(tag)) is not None and version != spec.version:
-        case.say(
-            "note",
-            "version",
-            f"the image holds {spec.title} {version}; judged with the options of {spec.version}.",
-        )
-        case.findings[:] = [
-            replace(f, level="warning") if f.code in ("unknown", "value") else f
-            for f in case.findings
-        ]
+        message = f"the image holds {spec.title} {version}; judged with the options of"
+        case.say("note", "version", f"{message} {spec.version}.")
+        # Another release may have the options that the pinned one lacks.
+        for n, finding in enumerate(case.findings):
+            if finding.code in ("unknown", "value"):
+                case.findings[n] = replace(finding, level="warning")
     if launch.repeated:
         words = " ".join(launch.program)
-        case.say(
-            "error",
-            "repeated-program",
-            f"the image starts {words} by itself.",
-            f"Leave {words} out, or set --entrypoint.",
-        )
-    if (
-        launch.shares_memory is False
-        and (case.meant.candidate.get("tp") or 1) * (case.meant.candidate.get("pp") or 1) > 1
-    ):
-        case.say(
-            "warning",
-            "shared-memory",
-            "several ranks share memory through /dev/shm.",
-            "Add --ipc=host or --shm-size.",
-        )
+        hint = f"Leave {words} out, or set --entrypoint."
+        case.say("error", "repeated-program", f"the image starts {words} by itself.", hint)
+    candidate = case.meant.candidate
+    ranks = (candidate.get("tp") or 1) * (candidate.get("pp") or 1)
+    if launch.shares_memory is False and ranks > 1:
+        message = "several ranks share memory through /dev/shm, which is small in a container."
+        case.say("warning", "shared-memory", message, "Add --ipc=host or --shm-size.")
 
 
 def _version(tag: str) -> str | None:
@@ -231,12 +207,10 @@ class _Models:
                 self._known[name] = load_model(name, folders=self.folders)
             except RecipeError as error:
                 self._known[name] = error
-            except (OSError, RuntimeError, ValueError) as error:  # what no path can be
-                self._known[name] = ModelError(
-                    f"{name[:80]!r} names no model: {error}.",
-                    field="model",
-                    hint="Give a catalog id or a folder.",
-                )
+            except (OSError, RuntimeError, ValueError) as error:  # no path can have this name
+                message = f"{name[:80]!r} is not a model: {error}."
+                hint = "Give a catalog id or a folder."
+                self._known[name] = ModelError(message, field="model", hint=hint)
         model = self._known[name]
         if isinstance(model, RecipeError):
             raise model
@@ -251,69 +225,62 @@ def _judge(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unkn
     for n, case in enumerate(cases):
         try:
             ready = _resolve(case, ground, models)
-            groups[shared_key(ready.found, ready.setting)].append((n, ready))
+            groups[shared_key(ready.problem, ready.setting)].append((n, ready))
         except RecipeError as error:
             out[n] = Unknown(case, error)
     for members in groups.values():
         group = _group([ready for _, ready in members])
         views = {n: View(ready, group) for n, ready in members}
-        refused = group.refused(view.own for view in views.values())
+        refused = group.refused(view.row for view in views.values())
         for view in views.values():
-            view.refused = refused.get(view.own)
+            view.refused = refused.get(view.row)
         out |= views
     return [out[n] for n in range(len(cases))]
 
 
 def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
-    """From what a command says to the columns of its estimate; raises InputError where something is missing or unknown."""
+    """From a command to the columns of its estimate.
+
+    Raises:
+        InputError: where something is missing or unknown.
+    """
     meant = case.meant
     name = ground.model or meant.model
     if not name:
-        raise InputError(
-            "the command names no model.",
-            field="command",
-            hint="Write it after serve, or as --model.",
-        )
+        hint = "Write it after serve, or as --model."
+        raise InputError("the command names no model.", field="command", hint=hint)
     if is_open(name):
-        raise InputError(
-            f"the command leaves its model open: {name}.",
-            field="command",
-            hint="Say which it is with --model.",
-        )
+        message = f"the command leaves its model open: {name}."
+        raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
     settle(meant, model, case.launch.env)
+    config = {**model.config, **meant.config, "_name_or_path": name}
     request = {
-        "model": dict(model.config) | meant.config | {"_name_or_path": name}
-        if meant.config
-        else name,
+        "model": config if meant.config else name,
         "hardware": _hardware(case, ground),
         "workload": _workload(case, ground, model),
         "objective": {"optimize": ground.optimize},
-        "candidate": {"engine": meant.engine} | meant.candidate,
+        "candidate": {"engine": meant.engine, **meant.candidate},
     }
     check_rules(meant, model)
-    found = _looked_up(case, request, models)
-    return Ready(case, found, *_own(case, found))
+    problem = _problem(case, request, models)
+    return Ready(case, problem, *_columns(case, problem))
 
 
-def _looked_up(case: Case, request: dict[str, Any], models: _Models) -> ServingProblem:
-    """The request with its names looked up; without a draft where the model has none or it cannot be estimated."""
+def _problem(case: Case, request: dict[str, Any], models: _Models) -> ServingProblem:
+    """The request with its names looked up; without a draft that the model cannot have."""
     try:
         return resolve(PlanRequest.parse(request), folders=models.folders)
     except InputError as error:
-        if "speculative" not in request["workload"] or not (error.field or "").startswith(
-            "workload.speculative"
-        ):
+        about_draft = (error.field or "").startswith("workload.speculative")
+        if "speculative" not in request["workload"] or not about_draft:
             raise
         del request["workload"]["speculative"]
         if error.field == "workload.speculative.method":
             case.say("error", "draft", error.message)
         else:
-            case.say(
-                "note",
-                "unmodelled",
-                f"speculative decoding is not in the estimate: {error.message}",
-            )
+            message = f"speculative decoding is not in the estimate: {error.message}"
+            case.say("note", "unmodelled", message)
         return resolve(PlanRequest.parse(request), folders=models.folders)
 
 
@@ -321,130 +288,105 @@ def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
     node = device(ground.device).node
     used, per_node = case.meant.devices, ground.per_node or node.devices
     nodes = ground.nodes or case.meant.nodes or 1
+    states_none = ground.nodes is None and case.meant.nodes is None and ground.per_node is None
     if nodes == 1 and not fabric(node.fabric).joins(per_node) and per_node % node.devices == 0:
-        nodes, per_node = (
-            per_node // node.devices,
-            node.devices,
-        )  # sixteen of what no node holds more than eight of
-    elif (
-        ground.nodes is None
-        and case.meant.nodes is None
-        and ground.per_node is None
-        and used
-        and used > per_node
-    ):
+        # Sixteen devices of a kind that no node holds more than eight of are two nodes.
+        nodes, per_node = per_node // node.devices, node.devices
+    elif states_none and used and used > per_node:
         nodes = -(-used // per_node)
     if nodes != (ground.nodes or case.meant.nodes or 1):
-        case.say(
-            "note",
-            "nodes",
-            f"judged on {nodes} nodes of {per_node} devices.",
-            "Say what there is with --gpus and --nodes.",
-        )
+        message = f"judged on {nodes} nodes of {per_node} devices."
+        case.say("note", "nodes", message, "Set --gpus and --nodes to the hardware you have.")
     if ground.nodes and case.meant.nodes and ground.nodes != case.meant.nodes:
-        case.say(
-            "error",
-            "nodes",
-            f"the command is for {case.meant.nodes} nodes; there are {ground.nodes}.",
-        )
-    seen = case.launch.visible_devices
-    own = case.own_devices
-    if seen is not None and own is not None and nodes == 1 and own > seen:
-        case.say(
-            "error",
-            "visible",
-            f"the server sees {seen} devices and uses {own}.",
-            "Let it see more, or cut the split.",
-        )
+        message = f"the command is for {case.meant.nodes} nodes; only {ground.nodes} available."
+        if ground.nodes > case.meant.nodes:
+            message = f"the command is for {case.meant.nodes} nodes, not {ground.nodes}."
+        case.say("error", "nodes", message)
+    visible, needed = case.launch.visible_devices, case.server_devices
+    if visible is not None and needed is not None and nodes == 1 and needed > visible:
+        message = f"the server sees {visible} devices but needs {needed}."
+        case.say("error", "visible", message, "Make more visible, or use a smaller split.")
     return {"device": ground.device, "per_node": per_node, "nodes": nodes}
 
 
 def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
-    """The load, within the context that the command sets (or the model has); "auto" is as long as the load needs."""
+    """The load, within the context that the command sets or the model has.
+
+    A context of "auto" is as long as the load needs.
+    """
     longest = case.meant.max_context
     limit = longest if isinstance(longest, int) and longest > 0 else model.max_context
-    given = ground.input_tokens, ground.output_tokens
-    tokens = {
-        "input_tokens": given[0] or max(1, min(DEFAULT_INPUT, limit // 2)),
-        "output_tokens": given[1] or max(1, min(DEFAULT_OUTPUT, limit // 4)),
+    workload: dict[str, Any] = {
+        "input_tokens": ground.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2)),
+        "output_tokens": ground.output_tokens or max(1, min(DEFAULT_OUTPUT, limit // 4)),
     }
-    asked = sum(tokens.values())
-    if asked > limit:
-        case.say(
-            "error",
-            "too-long",
-            f"requests of {asked:,} tokens are longer than the {limit:,} that the server takes.",
-        )
-    context = {} if longest == "auto" else {"max_context": max(limit, asked)}
+    tokens = sum(workload.values())
+    if tokens > limit:
+        message = f"requests of {tokens:,} tokens exceed the server's limit of {limit:,}."
+        case.say("error", "too-long", message)
+    if longest != "auto":
+        workload["max_context"] = max(limit, tokens)
     draft = case.meant.draft
-    speculative = {}
     if draft is not None and isinstance(draft["tokens"], int) and ground.acceptance is not None:
-        named = {name: draft[name] for name in ("method", "model") if draft.get(name)}
-        speculative = {
-            "speculative": {"tokens": draft["tokens"], "acceptance": ground.acceptance} | named
-        }
+        speculative = {"tokens": draft["tokens"], "acceptance": ground.acceptance}
+        speculative |= {name: draft[name] for name in ("method", "model") if draft.get(name)}
+        workload["speculative"] = speculative
     elif draft is not None:
-        case.say(
-            "note",
-            "unmodelled",
-            "speculative decoding is not in the estimate.",
-            "Give the share of accepted tokens: --acceptance.",
-        )
-    return tokens | context | speculative | {"concurrency": ground.concurrency}
+        hint = "Give the share of accepted tokens: --acceptance."
+        case.say("note", "unmodelled", "speculative decoding is not in the estimate.", hint)
+    return {**workload, "concurrency": ground.concurrency}
 
 
-def _own(case: Case, found: ServingProblem) -> tuple[Setting, Cases]:
-    """The columns of the command's split (of all that agree with it, where it leaves degrees open); what is not modelled is left out."""
-    candidate = {"engine": case.meant.engine} | case.meant.candidate
+def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
+    """The columns of the command's split, without what is not modelled.
+
+    Where it leaves degrees open, those of every split that agrees with it.
+    """
+    fields = {"engine": case.meant.engine, **case.meant.candidate}
     while True:
-        stated = CandidateRequest.model_validate(candidate)
+        candidate = CandidateRequest.model_validate(fields)
         try:
-            exact = one_case(found, stated)
+            exact = one_case(problem, candidate)
             break
         except InputError as error:
             name = (error.field or "").removeprefix("candidate.").split(".")[0]
-            if name not in candidate or name == "engine":
+            if name not in fields or name == "engine":
                 raise
-            case.say(
-                "note",
-                "unmodelled",
-                f"{name} {candidate.pop(name)} is not in the estimate: {error.message}",
-            )
+            message = f"{name} {fields.pop(name)} is not in the estimate: {error.message}"
+            case.say("note", "unmodelled", message)
     if exact is not None:
         return exact
-    chosen = setting(
-        found,
-        engine_of(stated.engine, found.cluster),
-        stated.weight_dtype or "auto",
-        stated.kv_dtype or "auto",
-    )
-    columns = every_split(found, chosen, stated)
+    spec = engine_of(candidate.engine, problem.cluster)
+    dtypes = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
+    open_setting = setting(problem, spec, *dtypes)
+    columns = every_split(problem, open_setting, candidate)
     if not len(columns):
-        raise InputError(
-            f"no split of {found.cluster.devices} devices agrees with the command.", field="command"
-        )
-    return chosen, columns
+        message = f"no split of {problem.cluster.devices} devices agrees with the command."
+        raise InputError(message, field="command")
+    return open_setting, columns
 
 
 def _group(members: list[Ready]) -> Group:
-    """One estimate of all splits: of each member its own, and every other one on its devices with the same share of memory."""
+    """One estimate: of each member its own split, and all others on its devices.
+
+    Those others keep the command's share of memory.
+    """
     blocks: list[Cases] = []
-    placed: dict[tuple[Any, ...], tuple[int, int]] = {}
+    ranges: dict[tuple[Any, ...], tuple[int, int]] = {}
     at = 0
     for ready in members:
         key = ready.others_key
-        if key not in placed:
-            limits = {
-                name: value for name, value in zip(KEPT, key[-1], strict=True) if value is not None
-            }
-            others = every_split(
-                ready.found, ready.setting, CandidateRequest.model_validate(limits)
+        if key not in ranges:
+            limits = zip(KEPT, key[-1], strict=True)
+            fixed = {name: value for name, value in limits if value is not None}
+            splits = every_split(
+                ready.problem, ready.setting, CandidateRequest.model_validate(fixed)
             )
-            blocks.append(others)
-            placed[key] = (at, at + len(others))
-            at += len(others)
-        blocks.append(ready.own)
-        ready.rows = (at, *placed[key])
-        at += len(ready.own)
+            blocks.append(splits)
+            ranges[key] = (at, at + len(splits))
+            at += len(splits)
+        blocks.append(ready.cases)
+        ready.rows = (at, *ranges[key])
+        at += len(ready.cases)
     first = members[0]
-    return Group(ServingPlan.of(first.found, first.setting, stack(blocks)))
+    return Group(ServingPlan.of(first.problem, first.setting, stack(blocks)))

@@ -1,4 +1,7 @@
-"""Which words of a command start an engine's server: wrappers, containers and nested shells looked through. Nothing is executed."""
+"""Which words of a command start an engine's server, inside wrappers, containers and shells too.
+
+Nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 from recipe_core.commands.words import Script, Words, read_script
 from recipe_core.engines.grammar import grammars
@@ -15,43 +19,12 @@ MAX_DEPTH = 3
 
 Env = MutableMapping[str, str]
 
-_MENTIONED = frozenset(
-    {
-        "echo",
-        "printf",
-        "pip",
-        "pip3",
-        "grep",
-        "pgrep",
-        "pkill",
-        "cat",
-        "man",
-        "which",
-        "curl",
-        "apt",
-        "conda",
-        "#",
-    }
+_MENTIONED = frozenset(  # split: a word a line would fill the page
+    "echo printf pip pip3 grep pgrep pkill cat man which curl apt conda #".split()  # noqa: SIM905
 )
+"""Programs that name an engine without starting it."""
 _KEYWORDS = frozenset(
-    {
-        "do",
-        "done",
-        "then",
-        "else",
-        "elif",
-        "if",
-        "fi",
-        "while",
-        "until",
-        "for",
-        "!",
-        "{",
-        "}",
-        "time",
-        "$",
-        "sudo",
-    }
+    "do done then else elif if fi while until for ! { } time $ sudo".split()  # noqa: SIM905
 )
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
@@ -62,39 +35,24 @@ _VISIBLE = (
     "NVIDIA_VISIBLE_DEVICES",
 )
 
-# Options of `docker run` without a value; every other one takes one.
 _SWITCHES = frozenset(
-    {
-        "--detach",
-        "--interactive",
-        "--tty",
-        "--rm",
-        "--init",
-        "--privileged",
-        "--read-only",
-        "--publish-all",
-        "--no-healthcheck",
-    }
-    | {
-        "--oom-kill-disable",
-        "--sig-proxy",
-        "--disable-content-trust",
-        "--quiet",
-        "--help",
-        "--replace",
-        "--no-hosts",
-        "--rmi",
-    }
+    f"--{name}"
+    for name in (  # noqa: SIM905
+        "detach interactive tty rm init privileged read-only publish-all no-healthcheck"
+        " oom-kill-disable sig-proxy disable-content-trust quiet help replace no-hosts rmi"
+    ).split()
 )
+"""Options of ``docker run`` without a value; every other one takes one."""
 _SHORT_SWITCHES = frozenset("ditPq")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A server that a command starts: the engine, the words after the program, and what surrounds them.
+    """A server that a command starts: engine, words after the program, and what surrounds them.
 
-    ``program``: the words that start it; ``image`` and ``shares_memory`` (whether its processes may use the host's shared memory) of a
-    container, None outside; ``repeated``: whether the words repeat what the image starts by itself.
+    ``program``: the words that start it; ``image`` and ``shares_memory`` (whether its processes may
+    use the host's shared memory) of a container, None outside; ``repeated``: whether the words
+    repeat what the image starts by itself.
     """
 
     engine: str
@@ -108,34 +66,30 @@ class Launch:
 
     @property
     def visible_devices(self) -> int | None:
-        """How many devices the environment or the container lets the server see; None when it does not say."""
+        """Devices that environment or container show the server; None where neither says."""
         for name in _VISIBLE:
-            listed = self.env.get(name, "")
-            if (
-                listed
-                and all(part.strip() for part in listed.split(","))
-                and listed not in ("all", "void", "none")
-                and "$" not in listed
-            ):
-                return len(listed.split(","))
-        asked = (self.gpus or "").strip("\"'").removeprefix("count=")
-        if asked.isdecimal():
-            return int(asked) if len(asked) < 6 else None
-        return (
-            len(asked.removeprefix("device=").split(",")) if asked.startswith("device=") else None
-        )
+            text = self.env.get(name, "")
+            devices = text.split(",")
+            if text in ("all", "void", "none") or "$" in text:
+                continue
+            if all(device.strip() for device in devices):
+                return len(devices)
+        gpus = (self.gpus or "").strip("\"'").removeprefix("count=")
+        if gpus.isdecimal():
+            return int(gpus) if len(gpus) < 6 else None
+        return gpus.count(",") + 1 if gpus.startswith("device=") else None
 
 
 def find_launches(script: Script, depth: int = 0) -> tuple[list[Launch], list[str]]:
     """The servers that a script starts, and the programs of its other commands."""
-    found: list[Launch] = []
-    others: list[str] = []
+    launches: list[Launch] = []
+    programs: list[str] = []
     for command in script.commands:
-        inside = list(_servers(command, script.env, depth))
-        found += inside
-        if not inside and command.words[0] not in _KEYWORDS:
-            others.append(command.words[0])
-    return found, others
+        servers = list(_servers(command, script.env, depth))
+        launches += servers
+        if not servers and command.words[0] not in _KEYWORDS:
+            programs.append(command.words[0])
+    return launches, programs
 
 
 def launch_of(words: tuple[str, ...], env: Mapping[str, str] | None = None) -> Launch | None:
@@ -148,17 +102,11 @@ def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator
     if not words or _base(words[0]) in _MENTIONED:
         return
     env = ChainMap(command.env, script_env)
-    start = next(
-        (
-            n
-            for n, word in enumerate(words[:-1])
-            if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]
-        ),
-        None,
-    )
-    if start is not None:
-        yield from _contained(words[words.index("run", start) + 1 :], env, depth)
-    elif (plain := _matched(words, env)) is not None:
+    for n, word in enumerate(words[:-1]):
+        if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]:
+            yield from _contained(words[words.index("run", n) + 1 :], env, depth)
+            return
+    if (plain := _matched(words, env)) is not None:
         yield plain
     else:
         yield from _nested(words, env, depth)
@@ -187,25 +135,17 @@ def _patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
 
 
 def _matched(words: tuple[str, ...], env: Env) -> Launch | None:
-    """The first engine's program among the words; assignments before it (as ``env`` takes them) count."""
+    """The first engine's program among the words, with the variables assigned before it."""
     set_before: dict[str, str] = {}
     for n, word in enumerate(words):
         for name, pattern in _patterns().get(_base(word), ()):
-            first = n - 1 if pattern[0] == "-m" else n
-            if (
-                first < 0
-                or (
-                    words[first] if pattern[0] == "-m" else _base(word),
-                    *words[first + 1 : first + len(pattern)],
-                )
-                != pattern
-            ):
+            module = pattern[0] == "-m"
+            first = n - 1 if module else n
+            program, args = words[first : first + len(pattern)], words[first + len(pattern) :]
+            if first < 0 or (program if module else (_base(word), *program[1:])) != pattern:
                 continue
-            args = words[first + len(pattern) :]
             if not args or args[0] not in grammars()[name].other_commands:
-                return Launch(
-                    name, words[first : first + len(pattern)], args, ChainMap(set_before, env)
-                )
+                return Launch(name, program, args, ChainMap(set_before, env))
         name, equals, value = word.partition("=")
         if equals and name.isidentifier():
             set_before[name] = value
@@ -217,20 +157,11 @@ def _nested(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
     shell = next((n for n, word in enumerate(words) if _base(word) in _SHELLS), None)
     if shell is None or depth >= MAX_DEPTH:
         return
-    rest = words[shell + 1 :]
-    text = next(
-        (
-            rest[n + 1]
-            for n, word in enumerate(rest[:-1])
-            if word[0:1] == "-" and word[1:2] != "-" and word.endswith("c")
-        ),
-        None,
-    )
-    if text is None:
-        return
-    inner = read_script(text)
-    for found in find_launches(inner, depth + 1)[0]:
-        yield replace(found, env=ChainMap(dict(found.env), env))
+    for word, text in pairwise(words[shell + 1 :]):
+        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
+            for launch in find_launches(read_script(text), depth + 1)[0]:
+                yield replace(launch, env=ChainMap(dict(launch.env), env))
+            return
 
 
 def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
@@ -238,29 +169,31 @@ def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]
     options, image, args = _run_options(words)
     if image is None:
         return
-    set_inside = {
+    passed = {
         name: value for name in (*_VISIBLE, *_keys(options)) if (value := env.get(name)) is not None
     }
-    set_inside |= dict(_pairs(options))
+    passed |= dict(_pairs(options))
     entrypoint = tuple(options.get("--entrypoint", [])[-1:])
-    own = next(
-        (
-            start
-            for repository, start in _images().items()
-            if _repository(image).endswith(f"/{repository}")
-        ),
-        None,
-    )
-    inside = _matched((*entrypoint, *args), set_inside)
-    if inside is None and own is not None and own[1] and not entrypoint:
-        inside = Launch(own[0], own[1], args, set_inside)
-    elif inside is not None and own is not None and own[1] and not entrypoint:
-        inside = replace(inside, repeated=True)
+    engine, start = _image_start(image)
+    launch = _matched((*entrypoint, *args), passed)
+    if start and not entrypoint:
+        if launch is None:
+            launch = Launch(engine, start, args, passed)
+        else:
+            launch = replace(launch, repeated=True)
     shared = "--shm-size" in options or options.get("--ipc", [""])[-1] == "host"
     gpus = options["--gpus"][-1] if "--gpus" in options else None
-    found = [inside] if inside is not None else _nested((*entrypoint, *args), set_inside, depth)
-    for each in found:
-        yield replace(each, image=image, shares_memory=shared, gpus=gpus)
+    launches = [launch] if launch else _nested((*entrypoint, *args), passed, depth)
+    for server in launches:
+        yield replace(server, image=image, shares_memory=shared, gpus=gpus)
+
+
+def _image_start(image: str) -> tuple[str, tuple[str, ...]]:
+    """The engine of an image and the words that it starts by itself; empty for an unknown image."""
+    for repository, start in _images().items():
+        if _repository(image).endswith(f"/{repository}"):
+            return start
+    return "", ()
 
 
 @cache
@@ -275,7 +208,7 @@ def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def _repository(image: str) -> str:
-    """An image without digest and tag, with a slash before it so that whole path parts are compared."""
+    """An image without digest and tag, after a slash so that only entire path parts match."""
     name = image.split("@", 1)[0]
     head, slash, last = name.rpartition("/")
     return f"/{head}{slash}{last.split(':', 1)[0]}"
@@ -315,7 +248,10 @@ _LONG = {"-e": "--env", "-v": "--volume", "-p": "--publish", "-w": "--workdir", 
 
 
 def _short(word: str) -> tuple[str, str, str]:
-    """Short options in one word: switches (``-it``), then one that takes what is left or the next word (``-p8000:8000``)."""
+    """Short options in one word: switches (``-it``), then one with its value (``-p8000:8000``).
+
+    Without a value in the word the next one is it.
+    """
     rest = word[1:].lstrip("".join(_SHORT_SWITCHES))
     if not rest:
         return "", "", ""

@@ -1,4 +1,4 @@
-"""What an engine's options say about a candidate: degrees, number formats and limits in this project's words."""
+"""What an engine's options mean for a candidate: degrees, number formats and limits."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _AS_STATED: tuple[Meaning, ...] = (
 class Meant:
     """A command's candidate (fields that it leaves open are missing), and what else it says.
 
-    ``max_context``: tokens of the longest request, "auto" for as many as fit, None for the model's own. ``config``: fields of the model's
-    config that are replaced. ``draft``: tokens drafted a step and how, where decoding is speculative. ``stored``: the quantisation that
-    the command names, and who may have written quantised weights that it loads. ``attention_dp``: whether attention is data-parallel
-    within the tensor-parallel ranks.
+    ``max_context``: tokens of the longest request, "auto" for as many as fit, None for the model's
+    own. ``config``: fields of the model's config that are replaced. ``draft``: tokens drafted per
+    step and how, where decoding is speculative. ``stored``: the quantisation that the command
+    names, and who may have written quantised weights that it loads. ``attention_dp``: whether
+    attention is data-parallel within the tensor-parallel ranks.
     """
 
     engine: str
@@ -60,8 +61,8 @@ class Meant:
     @property
     def devices(self) -> int | None:
         """Devices that the split uses; None where a degree is left open."""
-        degrees = [self.candidate.get(name) for name in ("tp", "pp", "dp")]
-        return degrees[0] * degrees[1] * degrees[2] if all(degrees) else None  # type: ignore[operator]
+        tp, pp, dp = (self.candidate.get(name) for name in ("tp", "pp", "dp"))
+        return tp * pp * dp if tp and pp and dp else None
 
 
 def meaning_of(arguments: Arguments) -> Meant:
@@ -101,7 +102,7 @@ class _Reading:
         return engine(self.arguments.engine).options.by_name[name].flag
 
     def _value(self, meaning: Meaning) -> Any:
-        """The value of the option with a meaning, in this project's words; None when it is not given (or means nothing here)."""
+        """The value of the option with a meaning, in this project's words; None for none."""
         name = self.by_meaning.get(meaning)
         value = self.arguments.values.get(name) if name else None
         words = self.grammar.words.get(name or "")
@@ -109,12 +110,8 @@ class _Reading:
             return value
         if value in words:
             return words[value]
-        self.out.say(
-            "note",
-            "unmodelled",
-            self._flag(meaning),
-            f"{self._flag(meaning)} {value} is not in the estimate.",
-        )
+        flag = self._flag(meaning)
+        self.out.say("note", "unmodelled", flag, f"{flag} {value} is not in the estimate.")
         return None
 
     def _context(self) -> int | Literal["auto"] | None:
@@ -122,45 +119,38 @@ class _Reading:
         if context in ("auto", -1):
             return "auto"
         if isinstance(context, int) and not 0 < context <= MAX_CONTEXT:
-            self.out.say(
-                "error",
-                "range",
-                self._flag("max_context"),
-                f"{self._flag('max_context')} {context} is no number of tokens.",
-            )
+            flag = self._flag("max_context")
+            message = f"{flag} {context} is not a number of tokens."
+            self.out.say("error", "range", flag, message)
             return None
         return context if isinstance(context, int) else None
 
     def _limit(self, meaning: Meaning) -> Any:
-        """A value that is taken as it stands; limits that all ranks of data-parallel attention share are divided among them."""
+        """A value as it stands; ranks of data-parallel attention divide limits that they share."""
         value = self._value(meaning)
         if meaning == "max_batched_tokens" and value == -1:
-            self.out.say(
-                "note",
-                "unmodelled",
-                self._flag(meaning),
-                f"{self._flag(meaning)} -1 (prompts in one piece) is not in the estimate.",
-            )
+            flag = self._flag(meaning)
+            message = f"{flag} -1 (prompts in one piece) is not in the estimate."
+            self.out.say("note", "unmodelled", flag, message)
             return None
         shared = self.ranks > 1 and meaning in ("max_num_seqs", "max_batched_tokens")
-        return (
-            max(value // self.ranks, 1)
-            if shared and isinstance(value, int) and value > 0
-            else value
-        )
+        if shared and isinstance(value, int) and value > 0:
+            return max(value // self.ranks, 1)
+        return value
 
     def _is_open(self, meaning: Meaning) -> bool:
         return self.by_meaning.get(meaning) in self.arguments.open
 
     def _model(self) -> str | None:
-        named = self._value("model")
+        model = self._value("model")
         words = self.arguments.positional
-        stray = words if named is not None else words[1:]
+        stray = words if model is not None else words[1:]
         for word in stray[:8]:
             self.out.say("error", "stray", None, f"the word {word[:80]!r} belongs to no option.")
-        if named is None and self._is_open("model"):
+        if model is None and self._is_open("model"):
             return self.arguments.open[self.by_meaning["model"]]
-        model = named if named is not None else words[0] if words else None
+        if model is None and words:
+            model = words[0]
         return model if isinstance(model, str) else None
 
     def _set(self, field_name: str, value: Any) -> None:
@@ -180,8 +170,8 @@ class _Reading:
         """Degrees that are not given are 1; those left open are chosen."""
         for meaning in ("tp", "pp", "dp"):
             if not self._is_open(meaning):
-                stated = self._value(meaning)
-                self._set(meaning, 1 if stated is None else stated)
+                degree = self._value(meaning)
+                self._set(meaning, 1 if degree is None else degree)
         self._attention_dp()
         tp, dp = self.out.candidate.get("tp"), self.out.candidate.get("dp")
         self.out.shares_experts = bool(self._value("all_experts"))
@@ -193,7 +183,7 @@ class _Reading:
             self.out.shares_experts = self.out.candidate.get("ep", 1) > 1
 
     def _attention_dp(self) -> None:
-        """SGLang counts the ranks of data-parallel attention within tp; here tp is what is left of it for one of them."""
+        """SGLang counts ranks of data-parallel attention within tp; here tp is that of one rank."""
         candidate = self.out.candidate
         ranks = self._value("attention_dp") or 1
         if self._value("attention_dp_switch") and ranks == 1:
@@ -204,19 +194,11 @@ class _Reading:
             return
         flag = self._flag("attention_dp")
         if candidate.get("dp", 1) > 1:
-            self.out.say(
-                "error",
-                "attention-dp",
-                flag,
-                f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}.",
-            )
+            message = f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}."
+            self.out.say("error", "attention-dp", flag, message)
         elif tp % ranks:
-            self.out.say(
-                "error",
-                "attention-dp",
-                flag,
-                f"{ranks} ranks of data-parallel attention do not divide {self._flag('tp')} {tp}.",
-            )
+            message = f"{ranks} ranks of data-parallel attention do not divide"
+            self.out.say("error", "attention-dp", flag, f"{message} {self._flag('tp')} {tp}.")
         else:
             candidate |= {"tp": tp // ranks, "dp": ranks}
             self.out.attention_dp, self.ranks = True, ranks
@@ -224,9 +206,9 @@ class _Reading:
     def _dtypes(self) -> None:
         quantization = self._value("quantization")
         if quantization is not None:
-            named = str(self.arguments.values[self.by_meaning["quantization"]])
+            word = str(self.arguments.values[self.by_meaning["quantization"]])
             online = isinstance(quantization, str)
-            self.out.stored = named, (named,) if online else tuple(quantization)
+            self.out.stored = word, (word,) if online else tuple(quantization)
             self._set("weight_dtype", quantization if online else None)
         elif (dtype := self._value("dtype")) not in (None, "auto"):
             self._set("weight_dtype", dtype)
@@ -238,129 +220,100 @@ class _Reading:
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError):
-                self.out.say(
-                    "note",
-                    "unmodelled",
-                    self._flag("config"),
-                    f"{self._flag('config')} is not JSON and is not read.",
-                )
+                flag = self._flag("config")
+                message = f"{flag} is not JSON and is ignored."
+                self.out.say("note", "unmodelled", flag, message)
         return value if isinstance(value, dict) else {}
 
     def _draft(self) -> dict[str, Any] | None:
-        """Tokens drafted a step, the method and its checkpoint, from one JSON option or from options of their own."""
-        stated = self._value("speculative")
-        stated = stated if isinstance(stated, Mapping) else {}
-        tokens = stated.get("num_speculative_tokens", self._value("draft_tokens"))
-        method = stated.get("method") or self.arguments.values.get(
-            self.by_meaning.get("draft_method", "")
-        )
+        """Tokens drafted per step, method and checkpoint, from one JSON option or several."""
+        value = self._value("speculative")
+        config = value if isinstance(value, Mapping) else {}
+        tokens = config.get("num_speculative_tokens", self._value("draft_tokens"))
+        by_option = self.arguments.values.get(self.by_meaning.get("draft_method", ""))
+        method = config.get("method") or by_option
         if tokens is None and method is None:
             return None
-        model = stated.get("model") or self._value("draft_model")
-        found = {
-            "tokens": tokens,
-            "method": self.grammar.words.get("draft_method", {}).get(str(method).casefold()),
-        }
-        return found | ({"model": str(model)} if model else {})
+        words = self.grammar.words.get("draft_method", {})
+        draft = {"tokens": tokens, "method": words.get(str(method).casefold())}
+        if model := config.get("model") or self._value("draft_model"):
+            draft["model"] = str(model)
+        return draft
 
     def _unmodelled(self) -> None:
         for name, value in self.arguments.values.items():
             row = self.grammar.unmodelled.get(name)
             if row is not None and str(value) not in row.unless:
                 flag = engine(self.arguments.engine).options.by_name[name].flag
-                self.out.say(
-                    "note", "unmodelled", flag, f"{flag} is not in the estimate ({row.what})."
-                )
+                message = f"{flag} is not in the estimate ({row.what})."
+                self.out.say("note", "unmodelled", flag, message)
 
 
 def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
-    """What depends on the model: formats that a checkpoint decides, experts that are cut, the engine's own checks when it starts."""
+    """Settle what depends on the model: formats its checkpoint decides, cut experts, context."""
     candidate = meant.candidate
     _settle_weights(meant, model)
     tp, dp, ep = (candidate.get(name) for name in ("tp", "dp", "ep"))
     together = meant.attention_dp or engine(meant.engine).split.data_parallel == "engine"
     if together and model.is_moe and tp and dp and dp > 1 and ep == 1:
         candidate["ep"] = tp * dp
-        meant.say(
-            "note",
-            "cut-experts",
-            None,
-            f"experts are cut over all {tp * dp} ranks; the estimate shares them (ep {tp * dp}).",
-        )
+        message = f"experts are cut over all {tp * dp} ranks; the estimate shares them"
+        meant.say("note", "cut-experts", None, f"{message} (ep {tp * dp}).")
     if meant.max_context is None or meant.max_context == "auto":
         return
-    allowed = any(
-        env.get(name, "0").casefold() in ("1", "true")
-        for name in grammars()[meant.engine].longer_context
-    )
+    switches = grammars()[meant.engine].longer_context
+    allowed = any(env.get(name, "0").casefold() in ("1", "true") for name in switches)
     if allowed and meant.max_context > model.max_context:
         meant.config = {"max_position_embeddings": meant.max_context, **meant.config}
-        meant.say(
-            "warning",
-            "long-context",
-            None,
-            f"requests may be longer than the {model.max_context:,} tokens {model.name} was made for.",
-        )
+        message = f"requests may be longer than the {model.max_context:,} tokens"
+        meant.say("warning", "long-context", None, f"{message} {model.name} was made for.")
 
 
 def _settle_weights(meant: Meant, model: ModelSpec) -> None:
-    """A quantised checkpoint is what it is: options either name what it holds, or are about activations only."""
-    wanted = meant.candidate.get("weight_dtype")
+    """Keep a quantised checkpoint as it is: options name what it holds, or concern activations."""
     if model.quantization is None:
-        if meant.stored is not None and wanted is None:
-            message = f"{meant.stored[0]} expects quantised weights; {model.name} stores {model.weight_dtype}."
-            meant.say("error", "checkpoint", None, message)
+        if meant.stored is not None and meant.candidate.get("weight_dtype") is None:
+            message = f"{meant.stored[0]} expects quantised weights"
+            stored = f"{model.name} stores {model.weight_dtype}"
+            meant.say("error", "checkpoint", None, f"{message}; {stored}.")
         return
     meant.candidate.pop("weight_dtype", None)
     writer = model.quantization.scheme.split("/")[0]
     if meant.stored is not None and writer and writer not in meant.stored[1]:
-        message = f"{meant.stored[0]} does not load the {model.weight_dtype} weights of {model.name}, which are {writer}'s."
+        weights = f"the {model.weight_dtype} weights of {model.name}, which {writer} wrote"
+        message = f"{meant.stored[0]} does not load {weights}."
         meant.say("error", "checkpoint", None, message, "Leave the quantisation out.")
 
 
 def check_rules(meant: Meant, model: ModelSpec) -> None:
-    """What the engine checks when it starts, as its data lists it."""
+    """Add what the engine checks when it starts, as its data lists it."""
     for name in grammars()[meant.engine].rules:
-        for finding in _RULES[name](meant, model):
-            meant.findings.append(finding)
+        meant.findings.extend(_RULES[name](meant, model))
 
 
 def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
-    tokens, sequences = (
-        meant.candidate.get("max_batched_tokens"),
-        meant.candidate.get("max_num_seqs"),
-    )
+    tokens = meant.candidate.get("max_batched_tokens")
+    sequences = meant.candidate.get("max_num_seqs")
     if tokens and sequences and tokens < sequences:
-        yield Finding(
-            "error",
-            "limits",
-            None,
-            f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences.",
-            "Raise the tokens.",
+        message = (
+            f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences."
         )
+        yield Finding("error", "limits", None, message, "Raise the tokens.")
 
 
 def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
     tokens = meant.candidate.get("max_batched_tokens")
     longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
     if not meant.chunked and tokens and tokens < longest:
-        yield Finding(
-            "error",
-            "limits",
-            None,
-            f"without chunked prefill a step of {tokens:,} tokens is less than a request of {longest:,}.",
-        )
+        step = f"without chunked prefill a step of {tokens:,} tokens"
+        message = f"{step} is less than a request of {longest:,}."
+        yield Finding("error", "limits", None, message)
 
 
 def _experts_to_share(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
     if meant.shares_experts and not model.is_moe:
-        yield Finding(
-            "error",
-            "no-experts",
-            None,
-            f"{model.name} has no experts to share.",
-            "Leave expert parallelism out.",
-        )
+        message = f"{model.name} has no experts to share."
+        yield Finding("error", "no-experts", None, message, "Leave expert parallelism out.")
 
 
 def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
@@ -370,12 +323,8 @@ def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
 
 def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
     if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
-        yield Finding(
-            "error",
-            "replicas",
-            None,
-            f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes.",
-        )
+        message = f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes."
+        yield Finding("error", "replicas", None, message)
 
 
 _RULES: dict[str, Callable[[Meant, ModelSpec], Iterable[Finding]]] = {

@@ -1,4 +1,4 @@
-"""One command's verdict, read off the plan that it shares with others: whether it starts, what it wastes, a better command."""
+"""One command's verdict, read off a plan: whether it starts, its waste, a better command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from recipe_core.space.serving import Cases, Setting
 WORTHWHILE = 0.02
 """A split that is better by less is not offered."""
 TIGHT = 0.02
-"""A start that leaves less than this share of the engine's memory is tight: weights are known to about as much."""
+"""A start that leaves less of the engine's memory is tight: weights are known to about as much."""
 
 TRIED = 8
 """Splits, best first, of which one is offered that a command can say."""
@@ -72,69 +72,72 @@ class Case:
         self.findings.append(Finding(level, code, option, message, hint))
 
     @property
-    def own_devices(self) -> int | None:
-        """Devices of this server, which may be one data-parallel rank of several; None where a degree is left open."""
+    def server_devices(self) -> int | None:
+        """Devices of this server, which may be one data-parallel rank; None for an open degree."""
         rank = grammars()[self.launch.engine].rank
-        used, alone = self.meant.devices, rank is not None and rank[0] in self.arguments.values
-        return used // self.meant.candidate["dp"] if used and alone else used
+        used, is_rank = self.meant.devices, rank is not None and rank[0] in self.arguments.values
+        return used // self.meant.candidate["dp"] if used and is_rank else used
 
 
 @dataclass(slots=True)
 class Ready:
-    """One command as columns: of its own split (of all that agree with it, where it leaves degrees open).
+    """One command as columns: its own split, or all that agree with it where degrees are open.
 
-    ``rows`` of its group's table: the first of its own, the first of all other splits of its devices, past the last of those.
+    ``rows`` of its group's plan: the first of its own, the first of all other splits of its
+    devices, past the last of those.
     """
 
     case: Case
-    found: ServingProblem
+    problem: ServingProblem
     setting: Setting
-    own: Cases
+    cases: Cases
     rows: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def others_key(self) -> tuple[Any, ...]:
         """Commands of a group with the same key have the same other splits."""
         limits = tuple(self.case.meant.candidate.get(name) for name in KEPT)
-        hardware = self.found.request.hardware
-        return (self.found.workload, hardware.per_node, hardware.nodes, limits)
+        hardware = self.problem.request.hardware
+        return (self.problem.workload, hardware.per_node, hardware.nodes, limits)
 
 
 @dataclass(frozen=True)
 class Group:
     """The plan of commands that share a setting: one block of rows."""
 
-    table: ServingPlan
+    plan: ServingPlan
 
     @property
     def block(self) -> EvaluatedCases[Any, Any, Any]:
-        """All rows."""
-        return self.table.blocks[0]
+        """Every row of the plan, with its estimate."""
+        return self.plan.blocks[0]
 
     @cached_property
     def positions(self) -> Int:
         """Where each row ranks; those that cannot run come last."""
-        out = np.full(len(self.table), len(self.table))
-        out[self.table.order] = np.arange(len(self.table.order))
+        out = np.full(len(self.plan), len(self.plan))
+        out[self.plan.order] = np.arange(len(self.plan.order))
         return out
 
     def best(self, start: int, end: int) -> int:
-        """The best of some rows, the one that lacks least memory where none can run; counted from ``start``."""
+        """The best of some rows, counted from ``start``: the least short of memory if none runs."""
         position = self.positions[start:end]
-        if position.min() < len(self.table):
+        if position.min() < len(self.plan):
             return int(np.argmin(position))
-        return int(
-            np.argmin(np.nan_to_num(self.table.columns["shortfall_bytes"][start:end], nan=np.inf))
-        )
+        shortfall = self.plan.columns["shortfall_bytes"][start:end]
+        return int(np.argmin(np.nan_to_num(shortfall, nan=np.inf)))
 
     def refused(self, rows: Iterable[int]) -> dict[int, tuple[Estimates, int]]:
-        """Estimates of rows that the block did not estimate, because a rule of splits refuses them: all in one call."""
-        kept = set(self.block.legal.tolist()) if self.block.estimates is not None else set()
-        lost = np.array(sorted(set(rows) - kept), dtype=np.int64)
-        if not len(lost):
+        """Estimates, in one call, of the rows among these that a rule of splits refuses.
+
+        The block did not estimate them. By row: the estimates, and the row's position in them.
+        """
+        legal = set(self.block.legal.tolist()) if self.block.estimates is not None else set()
+        missing = np.array(sorted(set(rows) - legal), dtype=np.int64)
+        if not len(missing):
             return {}
-        found = estimate(self.block.setting, self.block.cases.take(lost))
-        return {int(row): (found, k) for k, row in enumerate(lost)}
+        estimates = estimate(self.block.setting, self.block.cases.take(missing))
+        return {int(row): (estimates, k) for k, row in enumerate(missing)}
 
 
 def _head(case: Case, ground: Ground) -> dict[str, Any]:
@@ -153,47 +156,51 @@ class Unknown:
     error: RecipeError
 
     def answer(self, ground: Ground) -> dict[str, Any]:
-        """What is known of it all the same."""
-        findings = [finding.to_json() for finding in self.case.findings]
-        known = {"findings": findings, "unread": self.case.arguments.unread}
+        """The error, and what was read before it."""
         return {
             "ok": None,
             "verdict": "unknown",
             **_head(self.case, ground),
             **self.error.to_json(),
-            **known,
+            "findings": [finding.to_json() for finding in self.case.findings],
+            "unread": self.case.arguments.unread,
         }
 
 
 class View:
-    """A command's part of its group's table."""
+    """A command's part of its group's plan; ``row`` is its own split."""
 
     def __init__(self, ready: Ready, group: Group) -> None:
-        self.ready, self.group, self.table = ready, group, group.table
-        self.cases, self.columns = group.block.cases, group.table.columns
+        self.ready, self.group, self.plan = ready, group, group.plan
+        self.cases, self.columns = group.block.cases, group.plan.columns
         first, self.start, self.end = ready.rows
-        self.own = first + group.best(first, first + len(ready.own))
+        self.row = first + group.best(first, first + len(ready.cases))
         self.refused: tuple[Estimates, int] | None = None
 
     def answer(self, ground: Ground) -> dict[str, Any]:
-        """The whole verdict."""
-        case, request = self.ready.case, self.ready.found.request
-        own = (
-            self.refused[0].row(self.refused[1]) if self.refused else self.table.estimate(self.own)
-        )
+        """The verdict as plain values."""
+        case, request = self.ready.case, self.ready.problem.request
+        if self.refused:
+            estimates, position = self.refused
+            result = estimates.row(position)
+        else:
+            result = self.plan.estimate(self.row)
         refused = [str(finding) for finding in case.findings if finding.level == "error"]
-        ok = own.feasible and not refused
+        ok = result.feasible and not refused
+        verdict = "cannot start"
+        if ok:
+            verdict = "tight" if self.tight else "fits"
         return {
             "ok": ok,
-            "verdict": "cannot start" if not ok else "tight" if self.tight else "fits",
+            "verdict": verdict,
             **_head(case, ground),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
-            "candidate": self.table.candidate(self.own),
-            "reasons": [*own.reasons, *refused],
+            "candidate": self.plan.candidate(self.row),
+            "reasons": [*result.reasons, *refused],
             "findings": [finding.to_json() for finding in case.findings],
             "waste": self.waste(ground.optimize),
-            "estimate": own.to_json(),
+            "estimate": result.to_json(),
             "better": self.better(ground.optimize, needed=bool(refused)),
             "changes": [],
             "unread": case.arguments.unread,
@@ -202,98 +209,88 @@ class View:
     @property
     def feasible(self) -> bool:
         """Whether the command's own split can run."""
-        return bool(self.columns["feasible"][self.own])
+        return bool(self.columns["feasible"][self.row])
 
     @property
     def tight(self) -> bool:
-        """Whether the cache holds fewer requests than are in flight, or next to nothing is left beyond what the start needs."""
-        shortfall, usable, held = (
-            float(self.columns[name][self.own])
+        """Whether hardly any memory is left, or the cache holds less than the load in flight."""
+        shortfall, usable, capacity = (
+            float(self.columns[name][self.row])
             for name in ("shortfall_bytes", "usable_bytes", "max_concurrency")
         )
-        return -shortfall < TIGHT * usable or held < (self.ready.found.workload.concurrency or 1)
+        concurrency = self.ready.problem.workload.concurrency or 1
+        return -shortfall < TIGHT * usable or capacity < concurrency
 
     def waste(self, goal: Goal) -> dict[str, Any]:
-        """Devices that the split leaves idle, and what as many replicas as fit would do with them."""
-        c, rows = self.cases, slice(self.start, self.end)
-        there, used = self.ready.found.request.hardware.devices, int(c.devices[self.own])
-        out: dict[str, Any] = {"devices": there, "used": used, "idle": max(there - used, 0)}
-        copies = there // used
-        if copies < 2 or c.ep[self.own] > 1 or not self.feasible:
+        """Devices that the split leaves idle, and what more replicas would do with them."""
+        c, row, splits = self.cases, self.row, slice(self.start, self.end)
+        devices, used = self.ready.problem.request.hardware.devices, int(c.devices[row])
+        out: dict[str, Any] = {"devices": devices, "used": used, "idle": max(devices - used, 0)}
+        copies = devices // used
+        if copies < 2 or c.ep[row] > 1 or not self.feasible:
             return out
         same = (
-            (c.tp[rows] == c.tp[self.own])
-            & (c.pp[rows] == c.pp[self.own])
-            & (c.dp[rows] == c.dp[self.own] * copies)
-            & (c.ep[rows] == 1)
+            (c.tp[splits] == c.tp[row])
+            & (c.pp[splits] == c.pp[row])
+            & (c.dp[splits] == c.dp[row] * copies)
+            & (c.ep[splits] == 1)
         )
-        for row in self.start + np.flatnonzero(same & self.columns["feasible"][rows])[:1]:
-            rate = float(self.columns["output_tokens_per_s"][row])
-            out |= {"replicas": copies, "output_tokens_per_s": rate, "gain": self._gain(goal, row)}
+        for better in self.start + np.flatnonzero(same & self.columns["feasible"][splits])[:1]:
+            rate = float(self.columns["output_tokens_per_s"][better])
+            gain = self._gain(goal, better)
+            out |= {"replicas": copies, "output_tokens_per_s": rate, "gain": gain}
         return out
 
     def _gain(self, goal: Goal, row: int) -> float | None:
-        """How much better a row is by the goal, as a share; None where the command's own cannot run."""
+        """How much better a row is by the goal, as a share; None where the own split cannot run."""
         name, sign = _GAINS[goal]
-        here, there = float(self.columns[name][self.own]), float(self.columns[name][row])
-        if not self.feasible or not (here > 0 and there > 0):
+        before, after = float(self.columns[name][self.row]), float(self.columns[name][row])
+        if not self.feasible or not (before > 0 and after > 0):
             return None
-        return (there / here if sign > 0 else here / there) - 1
+        return (after / before if sign > 0 else before / after) - 1
 
     def better(self, goal: Goal, needed: bool) -> dict[str, Any] | None:
-        """The best split of the same engine on the same devices that a command can say and that is worth the change.
+        """The best split worth the change that a command can state, on the same engine and devices.
 
-        Where something else than the split keeps the command from starting (``needed``), any that starts is.
+        Where something else than the split keeps the command from starting (``needed``), any split
+        that starts is worth it.
         """
-        unsaid: dict[str, Any] | None = None
-        for row in (
-            self.start
-            + np.argsort(self.group.positions[self.start : self.end], kind="stable")[:TRIED]
-        ):
+        without_command: dict[str, Any] | None = None
+        positions = self.group.positions[self.start : self.end]
+        for row in self.start + np.argsort(positions, kind="stable")[:TRIED]:
             gain = self._gain(goal, row)
-            if not self.columns["feasible"][row] or not (
-                needed or gain is None or gain > WORTHWHILE
-            ):
+            worth = needed or gain is None or gain > WORTHWHILE
+            if not self.columns["feasible"][row] or not worth:
                 break
             try:
-                return self._offer(row, gain) | {
-                    "commands": [each.to_json() for each in self._commands(row)]
-                }
+                commands = [command.to_json() for command in self._commands(row)]
             except RecipeError as error:
-                unsaid = unsaid or self._offer(row, gain) | {
-                    "commands": [],
-                    "why_no_command": str(error),
-                }
-        return unsaid
+                if without_command is None:
+                    without_command = self._offer(row, gain)
+                    without_command |= {"commands": [], "why_no_command": str(error)}
+            else:
+                return {**self._offer(row, gain), "commands": commands}
+        return without_command
 
     def _offer(self, row: int, gain: float | None) -> dict[str, Any]:
         return {
-            "candidate": self.table.candidate(row),
+            "candidate": self.plan.candidate(row),
             "gain": gain,
-            "estimate": self.table.estimate(row).to_json(),
+            "estimate": self.plan.estimate(row).to_json(),
         }
 
     def _commands(self, row: int) -> list[Rendered]:
-        case, found = self.ready.case, self.ready.found
-        name = str(case.meant.model)
+        case, problem = self.ready.case, self.ready.problem
+        model = str(case.meant.model)
+        candidate = self.plan.candidate(row).items()
         deployment = Deployment(
-            setting=replace(self.table.setting(row), cluster=found.cluster),
-            candidate=Candidate(
-                **{
-                    name: value
-                    for name, value in self.table.candidate(row).items()
-                    if name in Candidate.__slots__
-                }
-            ),
-            max_context=served_context(found.workload, found.model),
-            cache_tokens=self.table.cache_tokens(row),
-            served_name=short_name(name),
+            setting=replace(self.plan.setting(row), cluster=problem.cluster),
+            candidate=Candidate(**{k: v for k, v in candidate if k in Candidate.__slots__}),
+            max_context=served_context(problem.workload, problem.model),
+            cache_tokens=self.plan.cache_tokens(row),
+            served_name=short_name(model),
         )
-        auto = case.meant.max_context == "auto"
+        longest = "auto" if case.meant.max_context == "auto" else None
         return render(
-            deployment,
-            name,
-            case.arguments.values,
-            case.launch.program,
-            longest="auto" if auto else None,
+            deployment, model, case.arguments.values, case.launch.program, longest=longest
         )

@@ -1,7 +1,7 @@
-"""From text to commands as words: quotes, continuations, comments, variables. Nothing is executed and no shell is asked.
+"""From text to commands as words: quotes, continuations, comments, variables. Nothing is executed.
 
-The rules are those of a POSIX shell as far as published commands need them. One pass over the text; what a shell would have to run to
-know (``$(…)``) stays as it is written.
+The rules are those of a POSIX shell as far as published commands need them. One pass over the text;
+what a shell would have to run to know (``$(…)``) stays as it is written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from recipe_core.base.errors import InputError
 
 MAX_CHARACTERS = 64 << 10
 """The longest command or script that is read."""
-_EXPANDED = 64 << 10  # characters that variables may add to one text
+_EXPANDED = 64 << 10
+"""Characters that variables may add to one text, lest they multiply without end."""
 
 _TOKEN = re.compile(
     r"""
@@ -48,7 +49,10 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """All commands of a text, in order; ``env`` is what it sets for all of them, ``loose_ends`` lines that end in backslash and blank."""
+    """All commands of a text, in order; ``env`` is what it sets for all of them.
+
+    ``loose_ends``: lines that end in a backslash and a blank.
+    """
 
     commands: tuple[Words, ...]
     env: dict[str, str]
@@ -92,14 +96,12 @@ class _Reader:
 
     def _take(self, at: int) -> int:
         """Read one token; where the next one starts."""
-        found = _TOKEN.match(self.text, at)
-        kind, value = (found.lastgroup, found.group()) if found else ("other", self.text[at])
-        after = found.end() if found else at + 1
-        if found is None or (kind == "other" and value in "'\""):
-            raise InputError(
-                f"the command cannot be split into words: the quote {value} is not closed.",
-                field="command",
-            )
+        token = _TOKEN.match(self.text, at)
+        kind, value = (token.lastgroup, token.group()) if token else ("other", self.text[at])
+        after = token.end() if token else at + 1
+        if token is None or (kind == "other" and value in "'\""):
+            message = f"the command cannot be split into words: the quote {value} is not closed."
+            raise InputError(message, field="command")
         match kind:
             case "blank" | "joined":
                 self.loose_ends += kind == "joined" and value.rstrip("\r\n").endswith((" ", "\t"))
@@ -111,39 +113,39 @@ class _Reader:
                 self._end_word()
                 self.dropping = True
             case "document":
-                self.documents.append(found["delimiter"])
+                self.documents.append(token["delimiter"])
             case "other" if value == "#" and self.word is None:
                 end = self.text.find("\n", at)
                 return len(self.text) if end < 0 else end
             case _:
                 self.word = self.word or []
-                self.word.append(self._piece(kind, found))
+                self.word.append(self._piece(kind, token))
         return after
 
-    def _piece(self, kind: str | None, found: re.Match[str]) -> str:
+    def _piece(self, kind: str | None, token: re.Match[str]) -> str:
         match kind:
             case "quoted":
                 return _INSIDE.sub(
-                    lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), found["quoted"]
+                    lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), token["quoted"]
                 )
             case "variable":
-                whole = _VARIABLE.fullmatch(found["variable"])
-                return self._value(whole, 1) if whole else found["variable"]
+                variable = _VARIABLE.fullmatch(token["variable"])
+                return self._value(variable, 1) if variable else token["variable"]
             case "literal" | "escaped":
-                return found[kind]
+                return token[kind]
             case _:
-                return found.group()
+                return token.group()
 
     @staticmethod
     def _escaped(character: str) -> str:
         return "" if character == "\n" else character
 
-    def _value(self, found: re.Match[str], first: int) -> str:
+    def _value(self, token: re.Match[str], first: int) -> str:
         """What the text itself gives a variable, or its default; else as it is written."""
-        name, default = found[first] or found[first + 2], found[first + 1]
+        name, default = token[first] or token[first + 2], token[first + 1]
         value = self.env.get(name, default)
         if value is None or self.expanded + len(value) > _EXPANDED:
-            return found.group()
+            return token.group()
         self.expanded += len(value)
         return value
 
@@ -171,10 +173,10 @@ class _Reader:
         """Past the lines that follow ``<<END``, up to END."""
         waiting, self.documents = self.documents, []
         for delimiter in waiting:
-            found = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(
+            token = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(
                 self.text, at
             )
-            at = found.end() if found else len(self.text)
+            at = token.end() if token else len(self.text)
         return at
 
 

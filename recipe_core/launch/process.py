@@ -1,4 +1,4 @@
-"""What an engine module is given, and what it answers."""
+"""What an engine module is given (``Deployment``), and what it answers (``Launch``)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Speculative decoding: ``tokens`` drafted a step by ``method``; how many are accepted is the estimate's matter.
+    """Speculative decoding: ``tokens`` drafted per step by ``method``.
 
-    ``model``: the checkpoint of an eagle draft.
+    ``acceptance`` only shapes the estimate. ``model``: the checkpoint of an eagle draft.
     """
 
     tokens: int
@@ -28,26 +28,21 @@ class Draft:
     def checkpoint(self) -> str:
         """What an eagle draft is loaded from; raises InputError where none is named."""
         if self.model is None:
-            raise InputError(
-                "an eagle draft is a checkpoint of its own.",
-                field="workload.speculative.model",
-                hint="Name it: model.",
-            )
+            message = "an eagle draft is a checkpoint of its own."
+            hint = "Set `model` to its checkpoint."
+            raise InputError(message, field="workload.speculative.model", hint=hint)
         return self.model
 
     @property
     def eagle(self) -> Literal["eagle", "eagle3"]:
         """Which kind of eagle it is; checkpoints say it by name."""
-        return (
-            "eagle3"
-            if "eagle3" in self.checkpoint.casefold().replace("-", "").replace("_", "")
-            else "eagle"
-        )
+        name = self.checkpoint.casefold().replace("-", "").replace("_", "")
+        return "eagle3" if "eagle3" in name else "eagle"
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How one pool is cut, and how often it is there (``replicas``)."""
+    """How one pool is cut, and how many copies of it run (``replicas``)."""
 
     tp: int
     pp: int
@@ -65,8 +60,9 @@ class Split:
 class Candidate:
     """A chosen split with the engine's limits; nothing is left to choose.
 
-    ``replicas``: whole copies of it, beside the dp of its own. ``prefill``: the pool that computes prompts, where there is one; the other
-    degrees are then those of the pool that decodes. Both take mappings too, as a plan describes them.
+    ``replicas``: copies of it, beside the dp within each. ``prefill``: the pool that computes
+    prompts, if any; the other degrees are then those of the pool that decodes. ``prefill`` and
+    ``speculative`` take mappings too, as a plan describes them.
     """
 
     engine: str
@@ -105,9 +101,10 @@ class Candidate:
 class Deployment:
     """A candidate on its setting.
 
-    ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a replica's cache must hold for the
-    load that was estimated (for engines that are told a size rather than a share of the device). ``engine_options`` are the user's own,
-    by name, and ``environment`` its variables.
+    ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a
+    replica's cache must hold for the load that was estimated (for engines that are told a size
+    rather than a share of the device). ``engine_options`` are the user's own, by name, and
+    ``environment`` its variables.
     """
 
     setting: Setting
@@ -130,18 +127,20 @@ class Deployment:
 
 
 Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
-"""``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and ``decode``: pools behind a ``router``."""
+"""``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and
+``decode``: pools behind a ``router``; ``trainer``: trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
     """One process: argv words, environment, device indices within its ``node``.
 
-    Words and environment may hold, filled at launch: ``${model}``; ``${host}`` (to listen on) and ``${port}`` (of this process);
-    ``${head}`` (the address of the first node of its group), ``${node0}``, ``${node1}`` … (addresses of nodes) and ``${port0}``,
-    ``${port1}`` … (the bundle's port plus so much: those of other processes, by their offset); ``${root}`` (the bundle) and ``${run}``
-    (its run folder).
-    ``group``: processes of one group are one engine spread over nodes (all but the first are workers); groups are replicas or pools.
+    Words and environment may hold, filled at launch: ``${model}``; ``${host}`` (to listen on) and
+    ``${port}`` (of this process); ``${head}`` (the address of the first node of its group),
+    ``${node0}``, ``${node1}`` … (addresses of nodes) and ``${port0}``, ``${port1}`` … (the bundle's
+    port plus so much: those of other processes, by their offset); ``${root}`` (the bundle) and
+    ``${run}`` (its run folder). ``group``: processes of one group are one engine spread over nodes
+    (all but the first are workers); groups are replicas or pools.
     """
 
     name: str
@@ -161,10 +160,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All processes of a deployment and how to ask them. ``options`` are the engine's own, by name, as the recipe records them.
+    """All processes of a deployment and how to query them.
 
-    ``files``: what the engine reads from the bundle, by path below ``${root}`` (a file of options, a model repository). A training run
-    has no ``health`` path and no API.
+    ``options`` are the engine's own, by name, as the recipe records them. ``files``: what the
+    engine reads from the bundle, by path below ``${root}`` (a file of options, a model repository).
+    A training run has no ``health`` path and no API.
     """
 
     processes: tuple[Process, ...]

@@ -1,4 +1,4 @@
-"""Options and variables that the user passes to the engine: typed, known to its version, and nothing that the candidate says."""
+"""The user's options and variables of an engine: known to its version, apart from the candidate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from recipe_core.engines.spec import Engine, engine
 
 FIELD = "options.engine_options"
 _SECRET = re.compile(
-    r"(?i)(^|_)(api_?keys?|password|secret|hf_token|auth_token|access_token|ssl_keyfile|ssl_key_file)($|_)"
+    r"(?i)(^|_)(api_?keys?|password|secret|hf_token|auth_token|access_token"
+    r"|ssl_keyfile|ssl_key_file)($|_)"
 )
 _OURS = frozenset(
     {
@@ -33,69 +34,55 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_options(
-    values: Mapping[str, Any], chosen: Engine, table: OptionTable, stated: Container[str]
+    values: Mapping[str, Any], spec: Engine, table: OptionTable, settled: Container[str]
 ) -> dict[str, Any]:
     """The user's options of an engine, in the order given.
 
     Args:
         values: by name, as the table has them.
-        chosen: the engine that is started.
+        spec: the engine that is started.
         table: the options it has at this version.
-        stated: the names that the deployment states itself.
+        settled: the names that the deployment sets itself.
 
     Raises:
-        InputError: for an option that this version does not have, a value of the wrong type, a secret, or what the candidate, the workload
-            or the launch says.
+        InputError: for an option that this version does not have, a value of the wrong type, a
+            secret, or what the candidate, the workload or the launch sets.
     """
-    means, by_place = meanings(chosen), placed(chosen)
+    means, by_place = meanings(spec), placed(spec)
     out: dict[str, Any] = {}
-    for given, value in values.items():
-        name = given.replace("-", "_")
-        field = f"{FIELD}.{given}"
+    for word, value in values.items():
+        name = word.replace("-", "_")
+        message = hint = ""
         if _SECRET.search(name):
-            raise InputError(
-                "is a secret and is not part of a recipe.",
-                field=field,
-                hint="Set it in the engine's environment at launch.",
-            )
-        if name in by_place and name not in stated:
-            raise InputError(
-                "is set for each process by its place.", field=field, hint="Leave it out."
-            )
-        if name in stated or name in _OURS:
-            what = means.get(name, "the launch")
-            raise InputError(
-                f"is stated by the recipe itself ({what}).",
-                field=field,
-                hint="Set it in the candidate or the workload.",
-            )
-        if name in means:
-            raise InputError(
-                f"changes the split that was estimated ({means[name]}).",
-                field=field,
-                hint="Set it in the candidate.",
-            )
+            message = "is a secret and must not be part of a recipe."
+            hint = "Set it in the engine's environment at launch."
+        elif name in by_place and name not in settled:
+            message, hint = "is set for each process by its place.", "Leave it out."
+        elif name in settled or name in _OURS:
+            message = f"is set by the recipe itself ({means.get(name, 'the launch')})."
+            hint = "Set it in the candidate or the workload."
+        elif name in means:
+            message = f"changes the split that was estimated ({means[name]})."
+            hint = "Set it in the candidate."
+        if message:
+            raise InputError(message, field=f"{FIELD}.{word}", hint=hint)
         table.argv({name: value})
         out[name] = value
     return out
 
 
 def check_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment variables; raises InputError for a name that cannot be one, and for secrets."""
+    """The user's environment variables; raises InputError for invalid names and for secrets."""
     for name in values:
+        field = f"options.environment.{name}"
         if not _VARIABLE.fullmatch(name):
-            raise InputError(
-                "is no name of an environment variable.", field=f"options.environment.{name}"
-            )
+            raise InputError("is not a valid environment variable name.", field=field)
         if _SECRET.search(name) or name.upper().endswith(("_TOKEN", "_KEY")):
-            raise InputError(
-                "is a secret and is not part of a recipe.",
-                field=f"options.environment.{name}",
-                hint="Set it where the bundle runs.",
-            )
+            message = "is a secret and must not be part of a recipe."
+            raise InputError(message, field=field, hint="Set it where the bundle runs.")
     return dict(values)
 
 
-def inner(chosen: Engine) -> Engine:
+def inner(spec: Engine) -> Engine:
     """The engine that does the work: itself, or the one it wraps."""
-    return engine(chosen.wraps) if chosen.wraps else chosen
+    return engine(spec.wraps) if spec.wraps else spec

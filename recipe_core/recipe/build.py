@@ -27,9 +27,10 @@ from recipe_core.request.schema import PlanRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
-    """What travels with a recipe beside what its request leads to: ``parameters`` fill what differs between places.
+    """What travels with a recipe beside what its request leads to.
 
-    Options and variables of the engine are the request's (``options.engine_options``, ``options.environment``).
+    ``parameters`` fill what differs between places. Options and variables of the engine are the
+    request's (``options.engine_options``, ``options.environment``).
     """
 
     parameters: Parameters = field(default_factory=Parameters)
@@ -44,7 +45,8 @@ def make_recipe(
 
     Raises:
         InputError: for a request or an addition that cannot be read.
-        NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
+        NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the
+            nearest change.
     """
     request = whole_profiles(request)
     return recipe_of(decide(request, folders=folders), request, additions, folders=folders)
@@ -95,9 +97,12 @@ def recipe_of(
 
 
 def whole_profiles(request: PlanRequest) -> PlanRequest:
-    """The request with every device that is not shipped by its complete profile: another version's base may have other figures."""
-    others = tuple(map(_whole_profile, request.options.hardware))
-    options = request.options.model_copy(update={"hardware": others})
+    """The request with complete profiles of devices that are not shipped.
+
+    A profile may build on a shipped one, whose figures may differ in another version.
+    """
+    clusters = tuple(map(_whole_profile, request.options.hardware))
+    options = request.options.model_copy(update={"hardware": clusters})
     return request.model_copy(
         update={"hardware": _whole_profile(request.hardware), "options": options}
     )
@@ -111,20 +116,24 @@ def _whole_profile(hardware: HardwareRequest) -> HardwareRequest:
 
 def _refuse_secrets(recipe: Recipe) -> None:
     values = recipe.model_dump(mode="json")
-    named = {
+    # Of these a name alone can tell a secret; of the others only the value can.
+    by_name = {
         "options": values["engine"]["options"],
         "environment": values["environment"],
         "parameters": values["parameters"],
     }
-    others = {
-        name: values[name] for name in ("name", "request", "model", "variants", "claims", "notes")
-    }
-    refuse_secrets(named | others, by_name=tuple(named))
+    parts = ("name", "request", "model", "variants", "claims", "notes")
+    by_value = {part: values[part] for part in parts}
+    refuse_secrets({**by_name, **by_value}, by_name=tuple(by_name))
 
 
 def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Recipe:
-    """The recipe with a claim for each measurement; raises InputError for one that is none, or of something else."""
-    claims = tuple(claim_of(recipe, each) for each in measurements)
+    """The recipe with a claim for each measurement.
+
+    Raises:
+        InputError: for one that is not a measurement, or of something else.
+    """
+    claims = tuple(claim_of(recipe, measurement) for measurement in measurements)
     return recipe.model_copy(update={"claims": (*recipe.claims, *claims)}).locked()
 
 
@@ -143,27 +152,28 @@ def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
 
 
 def recipe_request(recipe: Recipe) -> PlanRequest:
-    """The request with the chosen split, readable on any machine: a model folder is replaced by the config it held."""
-    travelling = (
-        {}
-        if recipe.model.config is None
-        else {"model": recipe.model.config | {"_name_or_path": recipe.model.id}}
-    )
-    return PlanRequest.parse(recipe.request | travelling | {"candidate": recipe.candidate})
+    """The request with the recipe's split, readable on any machine.
+
+    A model folder is replaced by the config it held.
+    """
+    request = {**recipe.request, "candidate": recipe.candidate}
+    if recipe.model.config is not None:
+        request["model"] = {**recipe.model.config, "_name_or_path": recipe.model.id}
+    return PlanRequest.parse(request)
 
 
 def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
-    """The recipe made again by this version, from its request and what the user added: nothing that it claims to know is taken over."""
+    """The recipe made again by this version, from its request and what the user added."""
     additions = Additions(
         parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims
     )
-    made = make_recipe(recipe_request(recipe), additions, folders=folders)
-    layers = {name: recipe.provenance.get(name, layer) for name, layer in made.provenance.items()}
-    return made.model_copy(update={"provenance": layers}).locked()
+    fresh = make_recipe(recipe_request(recipe), additions, folders=folders)
+    layers = {name: recipe.provenance.get(name, layer) for name, layer in fresh.provenance.items()}
+    return fresh.model_copy(update={"provenance": layers}).locked()
 
 
 def redecide(recipe: Recipe) -> Decision:
-    """The decision behind a recipe, as this version takes it; raises NoAnswer when this version refuses the split."""
+    """The decision behind a recipe, as this version takes it; raises NoAnswer where it refuses."""
     return decide(recipe_request(recipe))
 
 

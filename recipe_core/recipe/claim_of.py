@@ -19,7 +19,7 @@ def claim_of(
     """A claim from a ``measurement.json`` that the recipe's own bundle wrote.
 
     Raises:
-        InputError: when it is no measurement, or of another engine, machine or recipe than this.
+        InputError: when it is not a measurement, or of another engine, machine or recipe than this.
     """
     try:
         version, machine = measurement["engine"]["version"], measurement["machine"]
@@ -31,7 +31,7 @@ def claim_of(
         digest = measurement.get("recipe_digest")
         devices = [device["name"] for device in machine["devices"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        message = f"is no measurement ({type(error).__name__}: {error})."
+        message = f"is not a measurement ({type(error).__name__}: {error})."
         hint = "Give the run/measurement.json of a bundle."
         raise InputError(message, field="measured", hint=hint) from None
     _check_same(recipe, version, machine, name, devices)
@@ -61,7 +61,7 @@ def _check_same(
     """Raise InputError for a measurement of something else."""
     engine, runtime = recipe.engine, recipe.device.runtime
     known = {alias.casefold() for alias in recipe.device.names}
-    others = [device for device in devices if known and device.casefold() not in known]
+    foreign = [device for device in devices if known and device.casefold() not in known]
     problems = [
         (name != recipe.name, f"is of the recipe {name}, not of {recipe.name}."),
         (
@@ -72,7 +72,7 @@ def _check_same(
             machine.get("runtime") != runtime,
             f"was measured on {machine.get('runtime')}, not on {runtime}.",
         ),
-        (bool(others), f"was measured on {', '.join(devices)}."),
+        (bool(foreign), f"was measured on {', '.join(devices)}."),
     ]
     for wrong, message in problems:
         if wrong:

@@ -1,4 +1,4 @@
-"""An existing command, or a recipe that others published, as a Recipe; and what of it could not be carried over."""
+"""An existing command, or a recipe that others published, as a Recipe, and what is lost in it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.secrets import is_secret
+from recipe_core.commands.arguments import is_open
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import read_command, understood
 from recipe_core.commands.launches import image_tag
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Launch as Started
+from recipe_core.launch.process import Launch
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.provenance import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
@@ -33,9 +34,11 @@ _PLACED = ("host", "port")
 _NAMED = ("served_model_name", "model", "model_path")
 """Options that a recipe sets from its model."""
 _ENGINE_VARIABLES = re.compile(
-    r"(VLLM|SGLANG|SGL|TRTLLM|TLLM|NCCL|RCCL|UCX|GLOO|HIP|HSA|ROCM|CUDA|TORCH|PYTORCH|TRITON|FLASHINFER|AITER|DG|OMP|NVIDIA|GPU|SAFETENSORS)_\w+"
+    r"(VLLM|SGLANG|SGL|TRTLLM|TLLM|NCCL|RCCL|UCX|GLOO|HIP|HSA|ROCM|CUDA|TORCH|PYTORCH|TRITON"
+    r"|FLASHINFER|AITER|DG|OMP|NVIDIA|GPU|SAFETENSORS)_\w+"
 )
 _SET_AT_LAUNCH = re.compile(r"\w+_VISIBLE_DEVICES")
+_KEPT_OUT = "a secret: set it where the recipe starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,11 @@ class Conversion:
     lost: tuple[Lost, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The three parts as plain values."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "carried": list(self.carried),
-            "lost": [each.to_json() for each in self.lost],
+            "lost": [lost.to_json() for lost in self.lost],
         }
 
 
@@ -78,131 +81,139 @@ def convert(
     """
     published = source if isinstance(source, Published) else Published(command=source)
     case = read_command(published.command)
-    refused = [
-        finding
-        for finding in case.findings
-        if finding.level == "error" and finding.code not in ("unknown", "stray")
-    ]
-    if refused:
-        raise InputError(
-            str(refused[0]),
-            field="command",
-            hint="Correct it first; `recipe check` says everything that is wrong.",
-        )
+    for finding in case.findings:
+        if finding.level == "error" and finding.code not in ("unknown", "stray"):
+            hint = "Correct it first; `recipe check` lists everything that is wrong."
+            raise InputError(str(finding), field="command", hint=hint)
     if published.nodes and ground.nodes is None:
         ground = ground.model_copy(update={"nodes": published.nodes})
     ready = understood(case, ground, folders=folders)
-    request = _request(
-        ready.found.request,
-        describe(ready.setting, ready.own, np.array([0]))[0]
-        if len(ready.own) == 1
-        else ready.case.meant.candidate,
+    exact = len(ready.cases) == 1
+    split = (
+        describe(ready.setting, ready.cases, np.array([0]))[0] if exact else case.meant.candidate
     )
-    options, environment, parameters, lost = _sorted(
-        case, published, decide(request, folders=folders).started()
-    )
-    recipe = make_recipe(
-        passing_on(request, options, environment), Additions(parameters=parameters), folders=folders
-    )
-    changed = tuple(_changed(case, recipe))
-    carried = (*(f"--{name.replace('_', '-')}" for name in options), *environment)
+    request = _request(ready.problem.request, split)
+    computed = decide(request, folders=folders).started()
+    options, placed, lost = _options(case, computed)
+    environment, lost_variables = _environment(case, published, computed)
+    image, lost_images = _image(case, published)
+    if image is not None:
+        placed["image"] = image
+    additions = Additions(parameters=read_parameters(placed))
+    recipe = make_recipe(passing_on(request, options, environment), additions, folders=folders)
+    outside = (Lost(part, "outside of one server") for part in published.left)
     return Conversion(
         recipe,
-        carried,
-        (*lost, *changed, *(Lost(each, "outside of one server") for each in published.left)),
+        carried=(*map(_flag, options), *environment),
+        lost=(
+            *_unread(case),
+            *lost,
+            *lost_variables,
+            *lost_images,
+            *_changed(case, recipe),
+            *outside,
+        ),
     )
 
 
 def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
-    """The request for exactly that split; how it drafts is the workload's, which knows the draft's checkpoint."""
+    """The request for exactly that split; the workload says how it drafts, and knows the draft."""
     split = {name: value for name, value in candidate.items() if name != "speculative"}
     return request.model_copy(update={"candidate": CandidateRequest.model_validate(split)})
 
 
-def _sorted(
-    case: Case, published: Published, own: Started
-) -> tuple[dict[str, Any], dict[str, str], Parameters, tuple[Lost, ...]]:
-    """Options and variables to pass on, parameters, and what is lost; ``own`` is what the split alone is started with."""
-    lost = (
-        [Lost(" ".join(case.arguments.unread), f"{_title(case)} does not have it")]
-        if case.arguments.unread
-        else []
-    )
-    lost += [Lost(f"{name} {text}", "left open") for name, text in case.arguments.open.items()]
-    lost += [
-        Lost(f.message, "not in the estimate")
-        for f in case.findings
-        if f.code in ("unmodelled", "several", "others")
-    ]
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _unread(case: Case) -> Iterator[Lost]:
+    """Words of no option, values left open, and what no estimate covers."""
+    if case.arguments.unread:
+        spec = engine(case.launch.engine)
+        words = " ".join(case.arguments.unread)
+        yield Lost(words, f"not an option of {spec.title} {spec.version}")
+    for name, text in case.arguments.open.items():
+        yield Lost(f"{_flag(name)} {text}", "left open")
+    for finding in case.findings:
+        if finding.code in ("unmodelled", "several", "others"):
+            yield Lost(finding.message, "not in the estimate")
+
+
+def _options(case: Case, computed: Launch) -> tuple[dict[str, Any], dict[str, Any], list[Lost]]:
+    """Options to pass on, parameters of the place, and what is lost.
+
+    ``computed`` is what the split alone is started with.
+    """
     grammar = grammars()[case.launch.engine]
-    said = {
-        *_NAMED,
-        *grammar.means,
-        *grammar.placed,
-        *own.options,
-    }  # by the model, the candidate, the load, the place of a process
-    options, placed = {}, {}
+    # Stated by the model, the candidate, the load, or the place of a process.
+    settled = {*_NAMED, *grammar.means, *grammar.placed, *computed.options}
+    options: dict[str, Any] = {}
+    placed: dict[str, Any] = {}
+    lost: list[Lost] = []
     for name, value in case.arguments.values.items():
         if name in _PLACED:
-            placed[name] = value
+            # A launch writes these as placeholders (``${host}``), which the launcher fills.
+            if isinstance(value, str) and is_open(value):
+                lost.append(Lost(f"{_flag(name)} {value}", "left open"))
+            else:
+                placed[name] = value
         elif grammar.rank and name == grammar.rank[0]:
             options[grammar.rank[1]] = True
-        elif name in said:
+        elif name in settled:
             continue
         elif is_secret(f"options.{name}", value):
-            lost.append(
-                Lost(f"--{name.replace('_', '-')}", "a secret: give it when the recipe starts")
-            )
+            lost.append(Lost(_flag(name), _KEPT_OUT))
         else:
             options[name] = value
-    environment, alike = {}, shared_environment(own)
+    return options, placed, lost
+
+
+def _environment(
+    case: Case, published: Published, computed: Launch
+) -> tuple[dict[str, str], list[Lost]]:
+    """Variables to pass on beyond those that the split sets, and those that are lost."""
+    shared = shared_environment(computed)
+    environment: dict[str, str] = {}
+    lost: list[Lost] = []
     for name, value in {**case.launch.env, **published.env}.items():
-        why = _not_passed_on(name, value)
-        if alike.get(name) == value:
+        if shared.get(name) == value:
             continue
+        why = _not_passed_on(name, value)
         if why is None:
             environment[name] = value
         else:
             lost.append(Lost(f"{name} in the environment", why))
-    image = published.image or case.launch.image
-    if image is not None and image_tag(image) in (None, "latest"):
-        lost.append(
-            Lost(image, "an image that changes without notice; the engine's pinned one is taken")
-        )
-        image = None
-    return (
-        options,
-        environment,
-        Parameters.model_validate(placed | ({"image": image} if image else {})),
-        tuple(lost),
-    )
+    return environment, lost
 
 
 def _not_passed_on(name: str, value: str) -> str | None:
     if is_secret(f"environment.{name}", value):
-        return "a secret: give it when the recipe starts"
+        return _KEPT_OUT
     if _SET_AT_LAUNCH.fullmatch(name):
         return "set when the recipe starts"
-    return None if _ENGINE_VARIABLES.fullmatch(name) else "says nothing to the engine"
+    return None if _ENGINE_VARIABLES.fullmatch(name) else "the engine does not read it"
 
 
-def _title(case: Case) -> str:
-    spec = engine(case.launch.engine)
-    return f"{spec.title} {spec.version}"
+def _image(case: Case, published: Published) -> tuple[str | None, list[Lost]]:
+    """The image to start from, unless it is left open or its tag moves."""
+    image = published.image or case.launch.image
+    if image is None:
+        return None, []
+    if is_open(image):
+        return None, [Lost(image, "left open; the recipe uses the engine's pinned image")]
+    if image_tag(image) in (None, "latest"):
+        why = "it changes without notice; the recipe uses the engine's pinned image"
+        return None, [Lost(image, why)]
+    return image, []
 
 
 def _changed(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
     means = grammars()[case.launch.engine].means
     for name, value in case.arguments.values.items():
-        now, said = (
-            recipe.engine.options.get(name),
-            value[0] if isinstance(value, list) and len(value) == 1 else value,
-        )
-        if (
-            now is not None
-            and name not in _PLACED
-            and means.get(name) != "model"
-            and str(now) != str(said)
-        ):
-            yield Lost(f"--{name.replace('_', '-')} {said}", f"is {now} in the recipe")
+        if name in _PLACED or means.get(name) == "model":
+            continue
+        now = recipe.engine.options.get(name)
+        original = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if now is not None and str(now) != str(original):
+            yield Lost(f"{_flag(name)} {original}", f"is {now} in the recipe")

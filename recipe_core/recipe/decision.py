@@ -1,4 +1,4 @@
-"""A judged split of either kind, serving or training, with all that a recipe and its files are made from."""
+"""From a request to one split that can run, and to what its engine is started with."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
 
 TRIED = 256
-"""Splits, best first, of which one is taken that can be started: a training framework can be told, or an engine of a fallback."""
+"""Splits, best first, that are tried until one is found that its engine or framework can start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One split that can run. ``request`` is the row's own: on its hardware, under its load, with the split as candidate.
+    """One split that can run.
 
-    ``started`` renders the launch, which raises NoAnswer where the engine cannot be started this way. ``deployment``: what it is rendered
-    from; None for training. ``image`` and ``floors``: the container that holds the engine, and the host software that it needs. ``gpus``:
-    devices used.
+    ``request`` is the row's own: on its hardware, under its load, with the split as candidate.
+    ``started`` renders the launch, which raises NoAnswer where the engine cannot be started this
+    way. ``deployment``: what it is rendered from; None for training. ``image`` and ``floors``: the
+    container that holds the engine, and the host software that it needs. ``gpus``: devices used.
     """
 
     request: PlanRequest
@@ -60,12 +61,13 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
 
     Raises:
         InputError: for a request that cannot be read.
-        NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the nearest change.
+        NoAnswer: when no split, or not the stated one, can run; the message has the reasons and the
+            nearest change.
     """
     plan, row = plan_candidate(request, folders=folders)
     if not plan.feasible[row]:
         raise _refused(plan, row)
-    if len(plan) == 1:  # the request says the split already, in its own words
+    if len(plan) == 1:  # the request states the split already, in its own words
         return _DECISIONS[plan.kind](plan, row, request)
     return decision_of(plan, _startable(plan, row))
 
@@ -88,7 +90,7 @@ def decision_of(plan: Plan, row: int) -> Decision:
 
 
 def _startable(plan: Plan, row: int) -> int:
-    """The best row that can be started: whose checkpoint exists, and which its framework can be told.
+    """The best row that can be started: its checkpoint exists, its framework can be told.
 
     The best of all where there is none, whose launch says why.
     """
@@ -154,10 +156,10 @@ _DECISIONS: dict[str, Callable[[Any, int, PlanRequest], Decision]] = {
 def deployment_of(plan: ServingPlan, row: int) -> Deployment:
     """A row of a plan as an engine module takes it."""
     candidate, problem, setting = plan.candidate(row), plan.problem, plan.setting(row)
-    stated = {field.name: candidate.get(field.name) for field in fields(Candidate)}
+    values = {field.name: candidate.get(field.name) for field in fields(Candidate)}
     return Deployment(
         setting=setting,
-        candidate=Candidate(**{name: v for name, v in stated.items() if v is not None}),
+        candidate=Candidate(**{name: v for name, v in values.items() if v is not None}),
         max_context=served_context(problem.workload, problem.model),
         cache_tokens=plan.cache_tokens(row),
         served_name=short_name(problem.model.name),

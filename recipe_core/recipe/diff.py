@@ -34,9 +34,11 @@ FIGURES = {
 
 
 def diff(before: Recipe, after: Recipe) -> dict[str, Any]:
-    """``{"same", "changed": {section: [{"field", "before", "after"}]}, "estimate": [{"figure", "before", "after", "ratio", "in_band"}]}``.
+    """What differs, as plain values.
 
-    ``in_band``: whether the later figure lies within the band of the earlier one (None where that has no band).
+    ``{"same", "before", "after", "changed": {section: [{"field", "before", "after"}]},
+    "estimate": [{"figure", "before", "after", "ratio", "in_band"}]}``. ``in_band``: whether the
+    later figure lies within the band of the earlier one (None where that has no band).
     """
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
     changed = {section: list(_changes(section, old[section], new[section])) for section in SECTIONS}
@@ -63,7 +65,8 @@ def _changes(field: str, before: Any, after: Any) -> Iterator[dict[str, Any]]:
 def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for part, names in FIGURES.items():
         for name in names:
-            then, now = (figure(each, f"{part}.{name}") for each in (before, after))
+            path = f"{part}.{name}"
+            then, now = figure(before, path), figure(after, path)
             if then is None and now is None:
                 continue
             band = before["bands"].get(name)
@@ -78,28 +81,29 @@ def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[di
             }
 
 
-def diff_text(found: dict[str, Any]) -> str:
+def diff_text(differences: dict[str, Any]) -> str:
     """The differences for a terminal."""
-    if found["same"]:
-        return f"{found['before']}: no difference"
-    lines = [f"{found['before']} → {found['after']}"]
-    for rows in found["changed"].values():
+    if differences["same"]:
+        return f"{differences['before']}: no difference"
+    lines = [f"{differences['before']} → {differences['after']}"]
+    for rows in differences["changed"].values():
         lines += [
             f"  {row['field']}: {_shown(row['before'])} → {_shown(row['after'])}" for row in rows
         ]
     moved = [
-        row for row in found["estimate"] if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005
+        row
+        for row in differences["estimate"]
+        if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005
     ]
     lines += ["estimate:" if moved else "estimate: no difference", *map(_figure, moved)]
     return "\n".join(lines)
 
 
 def _figure(row: dict[str, Any]) -> str:
-    ratio = (
-        f" ({row['ratio'] - 1:+.1%}{', within the band' if row['in_band'] else ''})"
-        if row["ratio"] is not None
-        else ""
-    )
+    ratio = ""
+    if row["ratio"] is not None:
+        band = ", within the band" if row["in_band"] else ""
+        ratio = f" ({row['ratio'] - 1:+.1%}{band})"
     return f"  {row['figure']}: {_shown(row['before'])} → {_shown(row['after'])}{ratio}"
 
 

@@ -1,4 +1,4 @@
-"""The part of an estimate that READMEs, launchers and comparisons read: there, and numbers."""
+"""Check that an estimate has the figures that READMEs, launchers and comparisons read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRICES = {
 
 
 def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
-    """Raise ValueError naming the first figure that is missing or no number; prices may be unknown."""
+    """Raise ValueError naming the first figure that is missing or no number; prices may be null."""
     for name in _FIGURES[kind]:
         _number(estimate, f"{kind}.{name}")
     _number(estimate, "memory.total_bytes")
@@ -34,12 +34,12 @@ def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
         raise ValueError("bands and basis of the estimate are missing")
     for name, band in bands.items():
         if not isinstance(band, list | tuple) or len(band) != 2 or not all(map(_is_number, band)):
-            raise ValueError(f"bands.{name} is no pair of numbers")
+            raise ValueError(f"bands.{name} is not a pair of numbers")
         if not isinstance(basis.get(name), str):
-            raise ValueError(f"basis.{name} is no text")
+            raise ValueError(f"basis.{name} is not text")
     notes = estimate.get("notes")
     if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
-        raise ValueError("notes are no list of texts")
+        raise ValueError("notes is not a list of texts")
 
 
 def _at(estimate: Mapping[str, Any], path: str) -> Any:
@@ -50,7 +50,7 @@ def _at(estimate: Mapping[str, Any], path: str) -> Any:
 
 
 def figure(estimate: Mapping[str, Any], path: str) -> float | None:
-    """A figure by its dotted name, None where there is none or it is no number."""
+    """A figure by its dotted name; None where it is missing or not a number."""
     value = _at(estimate, path)
     return value if _is_number(value) else None
 
@@ -58,7 +58,7 @@ def figure(estimate: Mapping[str, Any], path: str) -> float | None:
 def _number(estimate: Mapping[str, Any], path: str) -> None:
     value = _at(estimate, path)
     if not _is_number(value) or value <= 0:
-        raise ValueError(f"{path} is no number above 0")
+        raise ValueError(f"{path} is not a number above 0")
 
 
 def _is_number(value: Any) -> bool:

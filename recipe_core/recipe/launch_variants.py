@@ -1,4 +1,4 @@
-"""The conditions of a recipe's variants as a launcher can hold them against a machine: by what drivers call devices."""
+"""The conditions of a recipe's variants in a launcher's terms: by what drivers call devices."""
 
 from __future__ import annotations
 
@@ -10,29 +10,24 @@ from recipe_core.recipe.variants import Machine, Variant
 
 
 def launch_variants(recipe: Recipe) -> list[dict[str, Any]]:
-    """Each variant that some hardware decides about, the most exact first: kinds of devices, and how many of them."""
-    exact_first = sorted(recipe.variants, key=lambda variant: -variant.when.exactness)
-    made = ((variant, _kinds(recipe, variant)) for variant in exact_first)
+    """Each variant that depends on hardware, the most exact first, with devices and counts."""
     return [
         {"name": variant.name, "kinds": kinds, **_count(variant)}
-        for variant, kinds in made
-        if kinds
+        for variant in sorted(recipe.variants, key=lambda variant: -variant.when.exactness)
+        if (kinds := _kinds(recipe, variant))
     ]
 
 
 def _kinds(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
-    """Devices that meet the conditions; where none is about the kind of device, the recipe's own."""
-    names = (
-        device_names()
-        if variant.when.exactness
-        else [recipe.device.name]
-        if variant.when.count
-        else []
-    )
-    found = [device(name) for name in names if name in device_names()]
+    """Devices that meet the conditions; where none names a kind of device, the recipe's own."""
+    names: list[str] = []
+    if variant.when.exactness:
+        names = list(device_names())
+    elif variant.when.count and recipe.device.name in device_names():
+        names = [recipe.device.name]
     return [
         {"profile": profile.name, "runtime": profile.runtime, "names": list(profile.aliases)}
-        for profile in found
+        for profile in map(device, names)
         if variant.when.model_copy(update={"count": None}).holds(_one(recipe, profile.name))
     ]
 

@@ -124,7 +124,7 @@ class Lock(_Part):
 def pinned_packages(install: str) -> dict[str, str]:
     """Packages that a shell command holds to versions, by name: ``pip install vllm==0.32.0``."""
     requirements = [_requirement(word) for word in shlex.split(install)]
-    return {each.name: str(each.specifier) for each in requirements if each and each.specifier}
+    return {pin.name: str(pin.specifier) for pin in requirements if pin and pin.specifier}
 
 
 def _requirement(word: str) -> Requirement | None:

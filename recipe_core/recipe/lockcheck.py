@@ -1,4 +1,4 @@
-"""A lock held against what is here: the recipe itself, this version's data, and what is installed on this machine."""
+"""A lock held against the recipe, this version's data, and what this machine has installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is pinned, what the lock says and what was found; ``absent``: nothing to compare with is here."""
+    """One thing that is pinned: what the lock says, and what this machine has (``found``).
+
+    ``absent``: this machine has nothing to compare with.
+    """
 
     what: str
     locked: str
@@ -51,10 +54,14 @@ def verify_lock(recipe: Recipe, lock: Lock, model: Path | None = None) -> list[D
     ]
 
 
-def _compared(what: str, locked: str, found: str | None) -> Difference:
-    return Difference(
-        what, locked, found, "absent" if found is None else "same" if found == locked else "differs"
-    )
+def _compared(name: str, locked: str, actual: str | None) -> Difference:
+    return Difference(name, locked, actual, _level(actual, actual == locked))
+
+
+def _level(actual: str | None, same: bool) -> Level:
+    if actual is None:
+        return "absent"
+    return "same" if same else "differs"
 
 
 def _recipe(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
@@ -85,16 +92,11 @@ def _installed(lock: Lock) -> Iterator[Difference]:
     """Packages in this Python environment."""
     for name, locked in lock.engine.packages.items():
         try:
-            found: str | None = version(name)
+            installed: str | None = version(name)
         except PackageNotFoundError:
-            found = None
-        held = found is not None and SpecifierSet(locked).contains(found, prereleases=True)
-        yield Difference(
-            f"package {name}",
-            locked,
-            found,
-            "absent" if found is None else "same" if held else "differs",
-        )
+            installed = None
+        same = SpecifierSet(locked).contains(installed, prereleases=True) if installed else False
+        yield Difference(f"package {name}", locked, installed, _level(installed, same))
 
 
 _PROBES = {
@@ -108,33 +110,28 @@ _PROBES = {
 
 def _floors(lock: Lock) -> Iterator[Difference]:
     """The driver or runtime of this machine, which may be newer."""
-    for what, floor in lock.floors.items():
-        found = _probe(what)
-        enough = found is not None and _at_least(found, floor)
-        yield Difference(
-            f"{what} (at least)",
-            floor,
-            found,
-            "absent" if found is None else "same" if enough else "differs",
-        )
+    for name, floor in lock.floors.items():
+        actual = _probe(name)
+        enough = actual is not None and _at_least(actual, floor)
+        yield Difference(f"{name} (at least)", floor, actual, _level(actual, enough))
 
 
-def _probe(what: str) -> str | None:
+def _probe(name: str) -> str | None:
     """A version as the vendor's own tool reports it; None where there is none."""
-    words, pattern = _PROBES.get(what, ((), None))
+    words, pattern = _PROBES.get(name, ((), None))
     if pattern is None or shutil.which(words[0]) is None:
         return None
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = pattern.search(done.stdout)
-    return found[1] if found else None
+    match = pattern.search(done.stdout)
+    return match[1] if match else None
 
 
-def _at_least(found: str, floor: str) -> bool:
+def _at_least(actual: str, floor: str) -> bool:
     try:
-        return Version(found) >= Version(floor)
+        return Version(actual) >= Version(floor)
     except InvalidVersion:
         return False
 
@@ -148,10 +145,9 @@ def _model(lock: Lock, folder: Path | None) -> Iterator[Difference]:
             "model revision", lock.model.revision, snapshot.revision if snapshot else None
         )
     if lock.model.checkpoint:
-        found = checkpoint_digest(folder) if folder and folder.is_dir() else None
-        same_kind = found is not None and found.of == lock.model.checkpoint.of
-        yield _compared(
-            f"checkpoint ({lock.model.checkpoint.of})",
-            lock.model.checkpoint.digest,
-            found.digest if found and same_kind else None,
-        )
+        locked = lock.model.checkpoint
+        checkpoint = checkpoint_digest(folder) if folder and folder.is_dir() else None
+        # Digests of contents and of headers do not compare.
+        comparable = checkpoint is not None and checkpoint.of == locked.of
+        digest = checkpoint.digest if checkpoint and comparable else None
+        yield _compared(f"checkpoint ({locked.of})", locked.digest, digest)

@@ -43,11 +43,9 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
     Raises:
         InputError: for an image of the user's without a tag, or with one that moves.
     """
-    stated = {
-        name: value
-        for name, value in launch.options.items()
-        if name in SEEDS and isinstance(value, int)
-    }
+    seeds = {k: v for k, v in launch.options.items() if k in SEEDS and isinstance(v, int)}
+    if launch.kind == "serving":
+        seeds["bench"] = BENCH_SEED
     return Lock(
         recipe_digest=recipe.digest,
         engine=EngineLock(
@@ -67,47 +65,42 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
             for name, value in {**launch.options, **recipe.environment}.items()
             if name in DETERMINISM and value
         },
-        seeds=stated | ({"bench": BENCH_SEED} if launch.kind == "serving" else {}),
+        seeds=seeds,
     )
 
 
 def image_lock(decision: Decision, parameters: Parameters) -> ImageLock | None:
-    """The user's image, else the one that holds the engine at its version; by digest where that is known.
+    """The user's image, else the one that holds the engine at its version; with its known digest.
 
     Raises:
         InputError: for an image without a tag, or with one that moves.
     """
     if parameters.image is None:
-        return (
-            ImageLock(reference=decision.image.reference, digest=decision.image.digest)
-            if decision.image
-            else None
-        )
+        image = decision.image
+        return ImageLock(reference=image.reference, digest=image.digest) if image else None
     reference, _, digest = parameters.image.partition("@")
     try:
         return ImageLock(reference=reference, digest=digest or None)
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise InputError(
-            f"{said[0].lower()}{said[1:]}.",
-            field="parameters.image",
-            hint="For example vllm/vllm-openai:v0.32.0.",
-        ) from None
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        hint = "For example vllm/vllm-openai:v0.32.0."
+        message = f"{message[0].lower()}{message[1:]}."
+        raise InputError(message, field="parameters.image", hint=hint) from None
 
 
 def _model(decision: Decision, *, folders: bool) -> ModelLock:
-    """The model by its hub id and revision where these are known; of a folder also what its files are."""
-    model, asked = decision.model, decision.request.model
+    """The model by hub id and revision where known; of a folder also its checkpoint's digest."""
+    model, name = decision.model, decision.request.model
     if not PurePath(model.name).is_absolute():
-        revision = split_revision(asked)[1] if isinstance(asked, str) else None
+        revision = split_revision(name)[1] if isinstance(name, str) else None
         return ModelLock(id=model.name, revision=revision, architecture_digest=model.digest)
     snapshot = snapshot_of(model.name)
-    found = checkpoint_digest(Path(model.name)) if folders else None
+    files = checkpoint_digest(Path(model.name)) if folders else None
     return ModelLock(
         id=snapshot.id if snapshot else model.name,
         revision=snapshot.revision if snapshot else None,
         architecture_digest=model.digest,
-        checkpoint=Checkpoint(digest=found.digest, of=found.of, files=found.files)
-        if found
+        checkpoint=Checkpoint(digest=files.digest, of=files.of, files=files.files)
+        if files
         else None,
     )

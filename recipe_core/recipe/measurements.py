@@ -72,5 +72,5 @@ class Claim(BaseModel):
             "device": (self.count, self.device) == (device.count, device.name),
             "split": self.candidate == recipe.candidate,
         }
-        doubts = [f"of another {what}" for what, holds in same.items() if not holds]
+        doubts = [f"of another {part}" for part, holds in same.items() if not holds]
         return doubts if today <= self.expires else [f"expired on {self.expires}", *doubts]

@@ -11,46 +11,45 @@ SCHEMA_VERSION: Final[Literal[1]] = 1
 
 
 def version_of(value: Any) -> int:
-    """The schema version of a recipe's plain values; the form before ``kind`` existed counts as 0, though it said 1.
+    """The schema version of a recipe's plain values.
+
+    The form before ``kind`` existed counts as 0, though it said 1.
 
     Raises:
         BundleError: when it is not a recipe, or newer than this version reads.
     """
-    stated = value.get("schema_version") if isinstance(value, Mapping) else None
-    if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
+    version = value.get("schema_version") if isinstance(value, Mapping) else None
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise BundleError(
-            f"recipe.yaml: schema_version: {stated!r} is no version of a recipe.",
+            f"recipe.yaml: schema_version: {version!r} is not a version of a recipe.",
             hint="Build the bundle again with `recipe build`.",
         )
-    if stated > SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise BundleError(
-            f"recipe.yaml has schema_version {stated}; this version reads up to {SCHEMA_VERSION}.",
+            f"recipe.yaml has schema_version {version}; this version reads up to {SCHEMA_VERSION}.",
             hint="Use the version of Recipe Builder that wrote it, or a newer one.",
         )
-    return stated if "kind" in value else 0
+    return version if "kind" in value else 0
 
 
 def migrate(value: Any) -> tuple[dict[str, Any], list[str]]:
     """The values in the present form, and a sentence for each step that changed them."""
     version = version_of(value)
-    migrated, said = dict(value), []
+    migrated, notes = dict(value), []
     for step in range(version, SCHEMA_VERSION):
-        change, what = _STEPS[step]
+        change, note = _STEPS[step]
         migrated = change(migrated)
-        said.append(what)
-    return migrated, said
+        notes.append(note)
+    return migrated, notes
 
 
 def _add_kind(value: dict[str, Any]) -> dict[str, Any]:
     """Other splits become fallbacks of that kind."""
-    device, others = value.get("device"), value.pop("alternatives", ())
+    device, splits = value.get("device"), value.pop("alternatives", ())
     name = device.get("name") if isinstance(device, Mapping) else None
-    value["fallbacks"] = (
-        [_other_split(each, name) for each in others]
-        if isinstance(others, list | tuple)
-        else others
-    )
-    return value | {"kind": "serving"}
+    if isinstance(splits, list | tuple):  # anything else the schema refuses by name
+        splits = [_other_split(split, name) for split in splits]
+    return {**value, "fallbacks": splits, "kind": "serving"}
 
 
 def _other_split(value: Any, device: Any) -> Any:
@@ -64,6 +63,6 @@ def _other_split(value: Any, device: Any) -> Any:
 _STEPS: dict[int, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     0: (
         _add_kind,
-        "recipe.yaml is of the form before recipes had a kind; it is read as serving, and holds no lock.",
+        "recipe.yaml predates recipe kinds: it is read as a serving recipe, without a lock.",
     ),
 }

@@ -15,15 +15,13 @@ DNS_LABEL_CHARACTERS = 40
 
 def recipe_name(model: str, device: str, candidate: Mapping[str, Any]) -> str:
     """Model, device, degrees above one, engine."""
-    degrees = (
-        "-".join(
-            f"{name}{candidate[name]}"
-            for name in ("tp", "pp", "cp", "dp", "ep")
-            if candidate.get(name, 1) > 1
-        )
-        or "single"
-    )
-    return f"{short_name(model).lower()}-{device}-{degrees}-{candidate['engine']}"
+    degrees = [
+        f"{name}{candidate[name]}"
+        for name in ("tp", "pp", "cp", "dp", "ep")
+        if candidate.get(name, 1) > 1
+    ]
+    split = "-".join(degrees) or "single"
+    return f"{short_name(model).lower()}-{device}-{split}-{candidate['engine']}"
 
 
 def dns_label(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The same split on every other engine (framework, of a training run): what it would be there, or why it cannot."""
+"""The same split on every other engine or framework: its figures, or why it cannot run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,17 @@ from recipe_core.recipe.decision import start_reasons
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.plans import plan_candidate
 
-_KEPT = (
-    "tp",
-    "pp",
-    "dp",
-    "ep",
-    "cp",
-    "weight_dtype",
-    "kv_dtype",
-    "replicas",
-    "prefill",
-    "speculative",
-)
-"""What of a serving split any engine may be asked for; batch limits and memory shares are each engine's own."""
+_DEGREES = ("tp", "pp", "dp", "ep", "cp", "replicas", "prefill")
+_SHARED = (*_DEGREES, "weight_dtype", "kv_dtype", "speculative")
+"""Fields of a serving split for any engine; batch limits and memory shares are an engine's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
-    """A split on one engine. ``reasons``: why it cannot run or cannot be started there; empty where it can, which has ``figures``.
+    """A split on one engine.
 
-    ``changes`` to the request, by dotted field, take it.
+    ``reasons``: why it cannot run or be started; empty where it can, which has ``figures``.
+    ``changes`` to the request, by dotted field, select it.
     """
 
     name: str
@@ -49,14 +40,14 @@ class OtherEngine:
 def other_engines(
     request: PlanRequest, candidate: Mapping[str, Any], *, folders: bool = True
 ) -> list[OtherEngine]:
-    """The candidate on every engine but its own, those where it can run first; ``request`` is on the candidate's own hardware."""
+    """The candidate on every engine but its own, those where it can run first.
+
+    ``request`` is on the candidate's own hardware.
+    """
     names = list(training_data().frameworks) if request.is_training else engine_names()
-    others = [
-        _on_engine(request, candidate, name, folders)
-        for name in names
-        if name != candidate["engine"]
-    ]
-    return sorted(others, key=lambda other: bool(other.reasons))
+    names = [name for name in names if name != candidate["engine"]]
+    engines = [_on_engine(request, candidate, name, folders) for name in names]
+    return sorted(engines, key=lambda engine: bool(engine.reasons))
 
 
 def _on_engine(
@@ -81,7 +72,7 @@ def _engine(
     request: PlanRequest, candidate: Mapping[str, Any], name: str
 ) -> tuple[str, str, dict[str, Any]]:
     spec = engine(name)
-    split = {field: candidate[field] for field in _KEPT if candidate.get(field) is not None}
+    split = {field: candidate[field] for field in _SHARED if candidate.get(field) is not None}
     usual = default_engine(device(request.hardware.device).runtime).name
     engines = dict.fromkeys([*(request.options.engines or (usual,)), name])
     changes = {"candidate": {**split, "engine": name}, "options.engines": tuple(engines)}

@@ -1,4 +1,4 @@
-"""What users add to a recipe, read from plain values: parameters of a place, variants of their own."""
+"""Parameters of a place and variants, which users add to a recipe, read from plain values."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ def read_parameters(values: Mapping[str, Any]) -> Parameters:
         InputError: naming the parameter that is unknown or wrong.
     """
     try:
-        return Parameters.model_validate(
-            {name: _structured(value) for name, value in values.items()}
-        )
+        return Parameters.model_validate({k: _structured(value) for k, value in values.items()})
     except ValidationError as error:
         raise _first(error, "parameters", f"Known: {', '.join(Parameters.model_fields)}.") from None
 
 
 def _structured(value: Any) -> Any:
-    return (
-        parse_json(value, "the parameter")
-        if isinstance(value, str) and value[:1] in ("{", "[")
-        else value
-    )
+    if isinstance(value, str) and value.startswith(("{", "[")):
+        return parse_json(value, "the parameter")
+    return value
 
 
 def read_variants(value: Any) -> tuple[Variant, ...]:
@@ -49,9 +45,6 @@ def _first(error: ValidationError, where: str, hint: str) -> InputError:
     if problem["type"] == "extra_forbidden":
         return InputError("is not known.", field=field, hint=hint)
     message = problem["msg"].removeprefix("Value error, ")
-    given = (
-        ""
-        if isinstance(problem.get("input"), Mapping | list)
-        else f" (got {problem.get('input')!r:.80})"
-    )
-    return InputError(f"{message[0].lower()}{message[1:]}{given}.", field=field, hint=hint)
+    value = problem.get("input")
+    shown = "" if isinstance(value, Mapping | list) else f" (got {value!r:.80})"
+    return InputError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)

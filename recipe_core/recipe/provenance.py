@@ -1,7 +1,8 @@
 """Which layer set each option: base < model < architecture < device < objective < user.
 
-What an option means is data of the engine's grammar. A degree is the objective's choice, a batch limit the device's default, a format the
-model's, unless the request states it: then it is the user's. Options that say nothing about a candidate are the engine's base.
+What an option means is data of the engine's grammar. A degree is the objective's choice, a batch
+limit the device's default, a format the model's, unless the request states it: then it is the
+user's. Options that say nothing about a candidate are the engine's base.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _FIELDS: dict[str, Layer] = {
     "memory_fraction": "base",
     "block_size": "base",
 }
-"""What sets a field of a candidate where the user does not; the others are the objective's choice."""
+"""What sets a field of a candidate where the user does not; the rest is the objective's choice."""
 
 _MEANT: dict[Meaning, str] = {
     "all_experts": "ep",
@@ -49,7 +50,7 @@ _MEANT: dict[Meaning, str] = {
 """Fields of a candidate that options mean under another name."""
 
 _WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "objective", "runtime": "architecture"}
-"""Meanings that are no field of a candidate: the load says how much cache there is, what the device runs where it is used."""
+"""Meanings that are no field of a candidate: the load sizes the cache, the device the runtime."""
 
 _VARIED = {
     "engine": "engines",
@@ -60,25 +61,28 @@ _VARIED = {
 """Fields that a search may vary: then they are the objective's choice."""
 
 
-def provenance(decision: Decision, started: Launch, asked: PlanRequest) -> dict[str, Layer]:
-    """The layer of every field of a candidate, option and variable, by dotted name; ``asked`` is the request as the user wrote it."""
+def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dict[str, Layer]:
+    """The layer of every field of a candidate, option and variable, by dotted name.
+
+    ``request`` is the one that the user wrote.
+    """
     means = meanings(decision.deployment.setting.engine) if decision.deployment else {}
-    candidate, passed = decision.candidate, decision.request.options
-    out = {f"candidate.{field}": field_layer(field, asked) for field in candidate}
-    out |= {
-        f"options.{name}": _option_layer(means.get(name), asked, candidate)
-        for name in started.options
-    }
-    out |= dict.fromkeys((f"environment.{name}" for name in shared_environment(started)), "base")
+    layers = {f"candidate.{field}": field_layer(field, request) for field in decision.candidate}
+    for name in started.options:
+        layer = _option_layer(means.get(name), request, decision.candidate)
+        layers[f"options.{name}"] = layer
+    for name in shared_environment(started):
+        layers[f"environment.{name}"] = "base"
     for rule in rules_for(decision.deployment) if decision.deployment else ():
-        named = [
-            *(f"options.{name}" for name in rule.options),
-            *(f"environment.{name}" for name in rule.env),
-        ]
-        out |= dict.fromkeys((name for name in named if name in out), _rule_layer(rule))
-    users = [f"options.{name.replace('-', '_')}" for name in passed.engine_options]
-    users += [f"environment.{name}" for name in passed.environment]
-    return out | dict.fromkeys(users, "user")
+        paths = [f"options.{name}" for name in rule.options]
+        paths += [f"environment.{name}" for name in rule.env]
+        layers |= {path: _rule_layer(rule) for path in paths if path in layers}
+    passed = decision.request.options
+    for name in passed.engine_options:
+        layers[f"options.{name.replace('-', '_')}"] = "user"
+    for name in passed.environment:
+        layers[f"environment.{name}"] = "user"
+    return layers
 
 
 def _rule_layer(rule: Rule) -> Layer:
@@ -91,35 +95,32 @@ def _rule_layer(rule: Rule) -> Layer:
 
 def shared_environment(started: Launch) -> dict[str, str]:
     """The variables that all processes of the engine have alike."""
-    first, *others = [process for process in started.processes if process.role != "router"]
+    engines = [process.env for process in started.processes if process.role != "router"]
     return {
         name: value
-        for name, value in first.env.items()
-        if all(process.env.get(name) == value for process in others)
+        for name, value in engines[0].items()
+        if all(env.get(name) == value for env in engines)
     }
 
 
 def _option_layer(
-    meaning: Meaning | None, asked: PlanRequest, candidate: Mapping[str, Any]
+    meaning: Meaning | None, request: PlanRequest, candidate: Mapping[str, Any]
 ) -> Layer:
     if meaning == "max_context":
-        return (
-            "user"
-            if isinstance(asked.workload, ServingWorkload)
-            and asked.workload.max_context is not None
-            else "objective"
-        )
+        workload = request.workload
+        by_user = isinstance(workload, ServingWorkload) and workload.max_context is not None
+        return "user" if by_user else "objective"
     if meaning in _WITHOUT_FIELD:
         return _WITHOUT_FIELD[meaning]
     field = _MEANT.get(meaning, str(meaning)) if meaning else ""
-    return field_layer(field, asked) if field in candidate else "base"
+    return field_layer(field, request) if field in candidate else "base"
 
 
-def field_layer(field: str, asked: PlanRequest) -> Layer:
+def field_layer(field: str, request: PlanRequest) -> Layer:
     """The layer that set a field of the candidate."""
-    if getattr(asked.candidate, field, None) not in (None, "auto"):
+    if getattr(request.candidate, field, None) not in (None, "auto"):
         return "user"
-    tried = getattr(asked.options, _VARIED[field]) if field in _VARIED else ()
-    if field == "speculative" and getattr(asked.workload, field, None) is not None:
+    if field == "speculative" and getattr(request.workload, field, None) is not None:
         return "user"
-    return "objective" if set(tried) - {"auto"} else _FIELDS.get(field, "objective")
+    varied = getattr(request.options, _VARIED[field]) if field in _VARIED else ()
+    return "objective" if set(varied) - {"auto"} else _FIELDS.get(field, "objective")

@@ -1,4 +1,4 @@
-"""Which variants of a recipe apply to a machine and what they make of it; and variants computed for other machines."""
+"""Which variants of a recipe apply to a machine, and variants computed for other machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ from recipe_core.request.schema import PlanRequest
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A recipe as it is on a machine: settings, the layer of each, the variants that applied, and what they did not get to change."""
+    """A recipe as it is on a machine.
+
+    ``provenance``: the layer of each setting; ``applied``: the variants that changed it; ``kept``:
+    a sentence for each change that a later layer kept out.
+    """
 
     machine: Machine
     settings: Settings
@@ -43,37 +47,35 @@ class Resolved:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        named = {
-            "device": self.machine.device,
-            "count": self.machine.count,
-            "engine": self.machine.engine,
-        }
-        whole = {
-            "machine": named,
+        machine = self.machine
+        return {
+            "machine": {
+                "device": machine.device,
+                "count": machine.count,
+                "engine": machine.engine,
+            },
             "applied": list(self.applied),
             "kept": list(self.kept),
             "provenance": dict(self.provenance),
+            **self.settings.model_dump(mode="json"),
         }
-        return whole | self.settings.model_dump(mode="json")
 
 
 def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -> HardwareRequest:
-    """``mi300x:8`` as hardware: so many devices in usual nodes; without a number one usual node.
+    """``mi300x:8`` as hardware: that many devices in usual nodes; without a number one usual node.
 
     ``files``: the name may be the path of a profile (``mine.yaml:8``), which is read.
     """
     name, colon, count = text.partition(":")
-    own = read_profile(name) if files and is_path(name) else None
-    profile = device(own or name)
+    custom = read_profile(name) if files and is_path(name) else None
+    profile = device(custom or name)
     if colon and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
-        raise InputError(
-            f"{text!r} is not a device or device:count.", field=field, hint="For example mi300x:8."
-        )
+        message = f"{text!r} is not a device or device:count."
+        raise InputError(message, field=field, hint="For example mi300x:8.")
     total = int(count) if colon else profile.node.devices
     per_node = min(total, profile.node.devices)
-    return HardwareRequest(
-        device=own or profile.name, per_node=per_node, nodes=math.ceil(total / per_node)
-    )
+    nodes = math.ceil(total / per_node)
+    return HardwareRequest(device=custom or profile.name, per_node=per_node, nodes=nodes)
 
 
 def machine_of(hardware: HardwareRequest, recipe: Recipe) -> Machine:
@@ -103,17 +105,19 @@ def settings_of(recipe: Recipe) -> Settings:
 def resolve(recipe: Recipe, machine: Machine) -> Resolved:
     """The recipe with every variant that applies; no variant changes what a later layer set."""
     settings, layers = settings_of(recipe), dict(recipe.provenance)
-    applied, kept = [], []
+    applied: list[str] = []
+    sentences: list[str] = []
     for variant in matching(recipe.variants, machine):
         change, refused = _allowed(variant, layers)
         settings = change.applied(settings)
         layers |= {field: variant.layer(field) for field in _fields(change)}
         applied.append(variant.name)
-        kept += [
-            f"{field} stays as the {layers[field]} set it; {variant.name} would change it"
-            for field in refused
-        ]
-    return Resolved(machine, settings, layers, tuple(applied), tuple(kept))
+        for field in refused:
+            sentence = (
+                f"{field} stays as the {layers[field]} set it; {variant.name} would change it"
+            )
+            sentences.append(sentence)
+    return Resolved(machine, settings, layers, tuple(applied), tuple(sentences))
 
 
 def _fields(change: Change) -> list[str]:
@@ -122,138 +126,114 @@ def _fields(change: Change) -> list[str]:
 
 
 def _allowed(variant: Variant, layers: dict[str, Layer]) -> tuple[Change, list[str]]:
-    """The part of a variant that changes nothing a later layer set, and the fields that it may not change."""
+    """The part of a variant that may apply, and the fields that a later layer set."""
     values = variant.model_dump(include={"remove", "set", "add"})
-    refused = []
+    refused: list[str] = []
+
+    def allowed(field: str) -> bool:
+        if field not in layers or LAYERS.index(layers[field]) <= LAYERS.index(variant.layer(field)):
+            return True
+        refused.append(field)
+        return False
+
     for name in MAPPINGS:
-        for what in ("set", "remove"):
-            for key in list(values[what][name]):
-                field = f"{name}.{key}"
-                if field in layers and LAYERS.index(layers[field]) > LAYERS.index(
-                    variant.layer(field)
-                ):
-                    refused.append(field)
-        values["set"][name] = {
-            key: value
-            for key, value in values["set"][name].items()
-            if f"{name}.{key}" not in refused
-        }
-        values["remove"][name] = tuple(
-            key for key in values["remove"][name] if f"{name}.{key}" not in refused
-        )
+        sets, removed = values["set"][name], values["remove"][name]
+        values["set"][name] = {k: v for k, v in sets.items() if allowed(f"{name}.{k}")}
+        values["remove"][name] = tuple(key for key in removed if allowed(f"{name}.{key}"))
     return Change.model_validate(values), refused
 
 
 def recipe_for(
     recipe: Recipe, hardware: HardwareRequest, *, folders: bool = True
 ) -> tuple[Recipe, Resolved]:
-    """The recipe of other hardware: its variants applied, and the split they say judged there.
+    """The recipe for other hardware: its variants applied, and their split judged on it.
 
     Raises:
         NoAnswer: when it cannot run there.
     """
-    found = resolve(recipe, machine_of(hardware, recipe))
-    request = change(
-        recipe_request(recipe),
-        {
-            "hardware": hardware.model_dump(mode="json", exclude_none=True),
-            "candidate": found.settings.candidate,
-        },
-    )
-    alone = change(request, {"options.engine_options": {}, "options.environment": {}})
-    computed = decide(alone, folders=folders).started()
-    options = _to_pass("options", recipe, found, computed.options)
-    environment = _to_pass("environment", recipe, found, shared_environment(computed))
+    resolved = resolve(recipe, machine_of(hardware, recipe))
+    changes = {
+        "hardware": hardware.model_dump(mode="json", exclude_none=True),
+        "candidate": resolved.settings.candidate,
+        "options.engine_options": {},
+        "options.environment": {},
+    }
+    request = change(recipe_request(recipe), changes)
+    computed = decide(request, folders=folders).started()
+    options = _to_pass("options", recipe, resolved, computed.options)
+    environment = _to_pass("environment", recipe, resolved, shared_environment(computed))
     additions = Additions(parameters=recipe.parameters, variants=recipe.variants)
-    there = make_recipe(passing_on(alone, options, environment), additions, folders=folders)
-    layers = {name: found.provenance.get(name, layer) for name, layer in there.provenance.items()}
-    return there.model_copy(update={"provenance": layers}).locked(), found
+    moved = make_recipe(passing_on(request, options, environment), additions, folders=folders)
+    layers = {
+        name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
+    }
+    return moved.model_copy(update={"provenance": layers}).locked(), resolved
 
 
 def _to_pass(
-    part: str, recipe: Recipe, found: Resolved, computed: Mapping[str, Any]
+    part: str, recipe: Recipe, resolved: Resolved, computed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the user or a variant sets beyond what is computed on the other hardware.
 
     Raises:
         InputError: where a variant says something else than the split does there.
     """
-    before, after = getattr(settings_of(recipe), part), getattr(found.settings, part)
-    set_by_someone = {
-        k: v
-        for k, v in after.items()
-        if recipe.provenance.get(f"{part}.{k}") == "user" or k not in before or before[k] != v
-    }
-    for name, value in set_by_someone.items():
-        if name in computed and computed[name] != value:
-            message = f"is {value!r} by {', '.join(found.applied)}, and {computed[name]!r} by the split there."
-            raise InputError(
-                message, field=f"{part}.{name}", hint="Set the candidate's field in the variant."
-            )
-    return {name: value for name, value in set_by_someone.items() if name not in computed}
+    before, after = getattr(settings_of(recipe), part), getattr(resolved.settings, part)
+    options: dict[str, Any] = {}
+    for name, value in after.items():
+        by_user = recipe.provenance.get(f"{part}.{name}") == "user"
+        if not by_user and name in before and before[name] == value:
+            continue
+        if name not in computed:
+            options[name] = value
+        elif computed[name] != value:
+            variants = ", ".join(resolved.applied)
+            message = f"is {value!r} by {variants}, and {computed[name]!r} by the split there."
+            hint = "Set the candidate's field in the variant."
+            raise InputError(message, field=f"{part}.{name}", hint=hint)
+    return options
 
 
 def with_variants(
     recipe: Recipe,
-    asked: PlanRequest,
+    request: PlanRequest,
     additions: Additions,
-    elsewhere: Iterable[HardwareRequest],
+    clusters: Iterable[HardwareRequest],
     *,
     folders: bool = True,
 ) -> Recipe:
-    """The recipe with a variant for each other hardware: how it differs from the recipe that is best there with the same engine.
+    """The recipe with a variant for each cluster: what the best recipe there changes.
 
-    Variants of one device hold from their number of devices up to the next one's.
+    It keeps the engine. Variants of one device hold from their number of devices up to the next
+    one's.
 
     Raises:
         NoAnswer: when nothing can run on one of them.
     """
-    others = sorted(
-        (_elsewhere(recipe, asked, additions, hardware, folders) for hardware in elsewhere),
-        key=lambda o: (o.device.name, o.device.count),
-    )
+    candidate = request.candidate.model_dump(exclude_none=True) if request.candidate else {}
+    recipes = []
+    for cluster in clusters:
+        changes = {
+            "hardware": cluster.model_dump(mode="json", exclude_none=True),
+            "candidate": {**candidate, "engine": recipe.engine.name},
+        }
+        recipes.append(make_recipe(change(request, changes), additions, folders=folders))
+    recipes.sort(key=lambda other: (other.device.name, other.device.count))
     variants = []
-    for n, other in enumerate(others):
-        following = others[n + 1] if n + 1 < len(others) else None
-        same = following is not None and following.device.name == other.device.name
-        variants.append(
-            _variant(recipe, other, following.device.count - 1 if same and following else None)
-        )
-    whole = recipe.model_copy(update={"variants": (*recipe.variants, *variants)})
-    return whole.locked()
-
-
-def _elsewhere(
-    recipe: Recipe,
-    asked: PlanRequest,
-    additions: Additions,
-    hardware: HardwareRequest,
-    folders: bool,
-) -> Recipe:
-    stated = asked.candidate.model_dump(exclude_none=True) if asked.candidate else {}
-    request = change(
-        asked,
-        {
-            "hardware": hardware.model_dump(mode="json", exclude_none=True),
-            "candidate": stated | {"engine": recipe.engine.name},
-        },
-    )
-    return make_recipe(request, additions, folders=folders)
+    for n, other in enumerate(recipes):
+        larger = next((r for r in recipes[n + 1 :] if r.device.name == other.device.name), None)
+        variants.append(_variant(recipe, other, larger.device.count - 1 if larger else None))
+    return recipe.model_copy(update={"variants": (*recipe.variants, *variants)}).locked()
 
 
 def _variant(recipe: Recipe, other: Recipe, at_most: int | None) -> Variant:
-    differs = difference(settings_of(recipe), settings_of(other))
+    change = difference(settings_of(recipe), settings_of(other))
+    device, layers = other.device, other.provenance
     return Variant(
-        name=f"{other.device.name}-{other.device.count}",
-        when=When(
-            device=other.device.name, count=Range(at_least=other.device.count, at_most=at_most)
-        ),
-        layers={
-            field: other.provenance[field]
-            for field in _fields(differs)
-            if field in other.provenance
-        },
-        remove=differs.remove,
-        set=differs.set,
-        add=differs.add,
+        name=f"{device.name}-{device.count}",
+        when=When(device=device.name, count=Range(at_least=device.count, at_most=at_most)),
+        layers={field: layers[field] for field in _fields(change) if field in layers},
+        remove=change.remove,
+        set=change.set,
+        add=change.add,
     )

@@ -1,4 +1,4 @@
-"""Options and variables that a user passes on to the engine: part of the request, and from text to what each option takes."""
+"""The user's options and variables in a request, and options from text to their types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipe_core.request.schema import PlanRequest
 def passing_on(
     request: PlanRequest, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> PlanRequest:
-    """The request with more of the engine's own options and variables; of two alike the one given here counts."""
+    """The request with more of the engine's own options and variables; these replace its own."""
     before = request.options
     more = {
         "engine_options": {**before.engine_options, **options},
@@ -27,31 +27,32 @@ def passing_on(
 
 
 def passed_options(request: PlanRequest, spec: Engine) -> dict[str, Any]:
-    """The request's options for an engine in their types, and the model's revision where one is asked for.
+    """The request's options for an engine in their types, and the model's revision, if any.
 
     Raises:
-        InputError: for options that this version of the engine does not have, values of another type, a revision that it cannot be told.
+        InputError: for options that this version of the engine does not have, values of another
+            type, a revision that it cannot be told.
     """
     revision = split_revision(request.model)[1] if isinstance(request.model, str) else None
     if revision and "revision" not in inner(spec).options.by_name:
-        said = f"{spec.title} cannot be told a revision ({revision})."
-        raise InputError(said, field="model", hint="Download it and give the snapshot's folder.")
-    return typed_options(spec, request.options.engine_options) | (
-        {"revision": revision} if revision else {}
-    )
+        message = f"{spec.title} cannot load a revision ({revision})."
+        raise InputError(message, field="model", hint="Download it and give the snapshot's folder.")
+    options = typed_options(spec, request.options.engine_options)
+    return {**options, "revision": revision} if revision else options
 
 
 def typed_options(spec: Engine, words: Mapping[str, Any]) -> dict[str, Any]:
     """Options by name, in their types; text becomes what the option takes.
 
     Raises:
-        InputError: for options that this version of the engine does not have, and values of another type.
+        InputError: for options that this version of the engine does not have, and values of
+            another type.
     """
-    found = ((_option(spec, word), value) for word, value in words.items())
-    return {
-        option.name: _typed(option, value) if isinstance(value, str) else value
-        for option, value in found
-    }
+    options: dict[str, Any] = {}
+    for word, value in words.items():
+        option = _option(spec, word)
+        options[option.name] = _typed(option, value) if isinstance(value, str) else value
+    return options
 
 
 def _option(spec: Engine, word: str) -> Option:
@@ -66,7 +67,8 @@ def _option(spec: Engine, word: str) -> Option:
 def _typed(option: Option, text: str) -> Any:
     field = f"{FIELD}.{option.name}"
     if option.many:
-        return [_typed(option.model_copy(update={"many": False}), each) for each in text.split(",")]
+        single = option.model_copy(update={"many": False})
+        return [_typed(single, item) for item in text.split(",")]
     if text in option.words:
         return text
     try:

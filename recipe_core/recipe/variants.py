@@ -93,20 +93,20 @@ class When(_Data):
             except InvalidRequirement:
                 example = "'vllm>=0.30,<0.33'"
                 raise ValueError(
-                    f"{value!r} is no engine with a range of versions, like {example}",
+                    f"{value!r} is not an engine with a range of versions, like {example}",
                 ) from None
         return value
 
     def holds(self, machine: Machine) -> bool:
         """Whether every condition is met."""
-        named = (
+        names = (
             (self.vendor, machine.vendor),
             (self.architecture, machine.architecture),
             (self.device, machine.device),
         )
         ranged = ((self.count, machine.count), (self.memory_bytes, machine.memory_bytes))
         return (
-            all(name is None or name == actual for name, actual in named)
+            all(name is None or name == actual for name, actual in names)
             and all(span is None or actual in span for span, actual in ranged)
             and (self.engine is None or _is_version(self.engine, machine))
         )
@@ -120,8 +120,8 @@ class When(_Data):
         return 0
 
 
-def _is_version(wanted: str, machine: Machine) -> bool:
-    requirement = Requirement(wanted)
+def _is_version(text: str, machine: Machine) -> bool:
+    requirement = Requirement(text)
     return requirement.name == machine.engine and requirement.specifier.contains(
         machine.version,
         prereleases=True,

@@ -13,9 +13,6 @@ from recipe_core.request.link import START_LOADS, TRAINING, WHOLE, checked, flat
 from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
 from recipe_core.request.split_key import cluster_of, split_of
 
-_OPAQUE = ("engine_options", "environment")
-"""Options whose names are an engine's own and may hold dots."""
-
 TRAINING_TOKENS = 10e9
 """The budget that a run starts with when a request turns from serving to training."""
 
@@ -36,11 +33,12 @@ def value_of(request: PlanRequest, field: str) -> Any:
 
 
 def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
-    """The request with dotted fields changed (None takes one out) and what depends on them kept consistent.
+    """The request with dotted fields changed (None takes one out), and what depends on them.
 
-    Another kind of workload starts from its usual one and drops what only the old kind has; a new mode brings its usual load; a new device
-    drops the links and the price of the old one and keeps a full node full; an offer and a stated price replace each other, and an offer
-    and a commitment; a longer prompt or answer stretches the longest context.
+    Another kind of workload starts from its usual one and drops what only the old kind has; a new
+    mode brings its usual load; a new device drops the links and the price of the old one and keeps
+    a full node full; an offer and a stated price replace each other, and an offer and a commitment;
+    a longer prompt or answer stretches the longest context.
 
     Raises:
         RecipeError: when the changed request is not valid; the message names the field.
@@ -51,11 +49,7 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     for field, value in changes.items():
         _set(fields, field, value)
     _keep_consistent(fields, request, changes)
-    edited = checked({name: value for name, value in fields.items() if value is not None})
-    opaque = {
-        name: getattr(request.options, name) for name in _OPAQUE if f"options.{name}" not in changes
-    }
-    return edited.model_copy(update={"options": edited.options.model_copy(update=opaque)})
+    return checked({name: value for name, value in fields.items() if value is not None})
 
 
 def _set(fields: dict[str, Any], field: str, value: Any) -> None:
@@ -92,83 +86,68 @@ def _keep_consistent(
         fields["workload.max_context"] = max(longest, prompt + answer)
 
 
-def _other_kind(named: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Model and hardware as they are, the workload that the kind starts with, and of the objective what both kinds have."""
-    kept = {
-        name: value for name, value in named.items() if name.split(".")[0] in ("model", "hardware")
-    }
-    limits = {name: value for name, value in named.items() if name.startswith("objective.limits.")}
-    kept |= {
-        name: value
-        for name, value in limits.items()
-        if name.rsplit(".", 1)[1] not in _SERVING_LIMITS
-    }
-    goal = named["objective.optimize"]
-    kept["objective.optimize"] = (
-        "throughput" if kind == "training" and goal in _SERVING_GOALS else goal
-    )
+def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Model and hardware as they are, the kind's usual workload, and the goals both kinds have."""
+    out: dict[str, Any] = {}
+    for name, value in fields.items():
+        part, _, last = name.rpartition(".")
+        shared_limit = part == "objective.limits" and last not in _SERVING_LIMITS
+        if shared_limit or name.split(".")[0] in ("model", "hardware"):
+            out[name] = value
+    goal = fields["objective.optimize"]
+    drops_goal = kind == "training" and goal in _SERVING_GOALS
+    out["objective.optimize"] = "throughput" if drops_goal else goal
     if kind != "training":
-        return kept | {"workload.kind": kind, f"workload.{LOADS['closed']}": START_LOADS["closed"]}
-    run = TRAINING.model_dump(exclude_none=True) | {"tokens": TRAINING_TOKENS}
-    return kept | leaves(
-        {
-            "workload": run
-            | {"sequence_length": min(run["sequence_length"], _positions(named["model"]))}
-        }
-    )
+        return {**out, "workload.kind": kind, f"workload.{LOADS['closed']}": START_LOADS["closed"]}
+    run = TRAINING.model_dump(exclude_none=True)
+    run["tokens"] = TRAINING_TOKENS
+    run["sequence_length"] = min(run["sequence_length"], _positions(fields["model"]))
+    return {**out, **leaves({"workload": run})}
 
 
 def _positions(model: Any) -> int:
-    """The longest sequence a model takes; no bound where the model is not known, which planning says."""
+    """The longest sequence a model takes; the usual one where the model is unknown."""
     try:
         return load_model(model, folders=False).max_context
     except RecipeError:
         return TRAINING.sequence_length
 
 
-def _swap_load(named: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    mode = named["workload.mode"]
+def _swap_load(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    mode = fields["workload.mode"]
     for name, load in LOADS.items():
         field = f"workload.{load}"
         if name != mode:
-            named[field] = None
-        elif named.get(field) is None and field not in changes:
-            named[field] = START_LOADS[mode]
+            fields[field] = None
+        elif fields.get(field) is None and field not in changes:
+            fields[field] = START_LOADS[mode]
 
 
-def _swap_device(named: dict[str, Any], old: HardwareRequest, changes: Mapping[str, Any]) -> None:
+def _swap_device(fields: dict[str, Any], old: HardwareRequest, changes: Mapping[str, Any]) -> None:
     for name in ("fabric", "network", "offer", "usd_per_device_hour", "commitment", "term_months"):
-        named[f"hardware.{name}"] = changes.get(f"hardware.{name}")
+        fields[f"hardware.{name}"] = changes.get(f"hardware.{name}")
     if "hardware.per_node" not in changes:
-        full, new_full = (
-            device(old.device).node.devices,
-            device(named["hardware.device"]).node.devices,
-        )
-        named["hardware.per_node"] = (
-            new_full if old.per_node >= full else min(old.per_node, new_full)
-        )
+        usual = device(fields["hardware.device"]).node.devices
+        was_full = old.per_node >= device(old.device).node.devices
+        fields["hardware.per_node"] = usual if was_full else min(old.per_node, usual)
 
 
 def select_split(request: PlanRequest, key: str) -> dict[str, Any]:
-    """The changes that make a plan's split the chosen one; its cluster becomes the request's where it was one of the options.
+    """The changes that make a plan's split the request's candidate.
 
-    What all splits of a training plan share stays as it is stated.
+    A split on another cluster of the options swaps that cluster with the request's. What all splits
+    of a training plan share stays as the request states it.
     """
-    place = cluster_of(key)
-    stated = (
-        request.candidate.model_dump(include=set(SHARED), exclude_none=True)
-        if request.candidate
-        else {}
-    )
-    changes: dict[str, Any] = {
-        "candidate": (stated if request.is_training else {}) | (split_of(key) or {})
-    }
-    if not place:
-        return changes
-    others = list(request.options.hardware)
-    chosen, others[place - 1] = others[place - 1], request.hardware
-    fields = {f"hardware.{name}": value for name, value in chosen.model_dump().items()}
-    return changes | fields | {"options.hardware": tuple(others)}
+    shared = shared_candidate(request)
+    candidate = shared.model_dump(exclude_none=True) if shared else {}
+    changes: dict[str, Any] = {"candidate": {**candidate, **(split_of(key) or {})}}
+    if place := cluster_of(key):
+        clusters = list(request.options.hardware)
+        hardware, clusters[place - 1] = clusters[place - 1], request.hardware
+        for name, value in hardware.model_dump().items():
+            changes[f"hardware.{name}"] = value
+        changes["options.hardware"] = tuple(clusters)
+    return changes
 
 
 SHARED = ("engine", "precision", "offload")
@@ -176,10 +155,8 @@ SHARED = ("engine", "precision", "offload")
 
 
 def shared_candidate(request: PlanRequest) -> CandidateRequest | None:
-    """What of a training request's candidate is true of every split; None where that is nothing, and for serving."""
+    """What a training request's candidate says about every split; None for nothing and serving."""
     if request.candidate is None or not request.is_training:
         return None
-    stated = {
-        name: value for name in SHARED if (value := getattr(request.candidate, name)) is not None
-    }
-    return CandidateRequest(**stated) if stated else None
+    shared = request.candidate.model_dump(include=set(SHARED), exclude_none=True)
+    return CandidateRequest.model_validate(shared) if shared else None

@@ -1,8 +1,10 @@
 """A PlanRequest as flat query parameters of a link.
 
-``hardware.device=mi300x&workload.mode=open&v=1``: dotted names, only what differs from ``DEFAULT``. A load (concurrency,
-request_rate, batch, requests) differs when it is not the default of its mode, ``START_LOADS``; of a training run what is not
-``TRAINING``'s. A candidate that states nothing is written as no candidate. ``pins`` (split keys) travel beside the request.
+``hardware.device=mi300x&workload.mode=open&v=1``: dotted names, only what differs from ``DEFAULT``.
+A load (concurrency, request_rate, batch, requests) differs when it is not the default of its mode,
+``START_LOADS``; a field of a training run when it is not ``TRAINING``'s. A candidate that states
+nothing is written as no candidate. ``pins`` (split keys) travel beside the request. Engine options
+and environment variables may hold private values: a link leaves them out, ``left_out`` says so.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from recipe_core.request.schema import (
     CandidateRequest,
     Goal,
     Limits,
+    Loading,
     Options,
     PlanRequest,
     PoolRequest,
@@ -56,11 +59,14 @@ TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=
 """The run that a link means which says ``workload.kind=training`` and nothing more about it."""
 
 _BESIDE = ("v", "pins")
-WHOLE = ("model", "hardware.device")
-"""Fields that are a name or a whole document (a config, a profile), which is one value."""
+PRIVATE = ("options.engine_options", "options.environment")
+"""Fields that no link carries: what people pass on to an engine may hold paths and addresses."""
+WHOLE = ("model", "hardware.device", *PRIVATE)
+"""Fields that are one value, although it may be a mapping: a config, a profile, engine options."""
 _PLAIN = re.compile(r"[\w.\-]+")
 
 _PARTS: dict[str, type[BaseModel]] = {
+    "workload.loading": Loading,
     "workload.speculative": Speculative,
     "candidate.speculative": Speculative,
     "candidate.prefill": PoolRequest,
@@ -69,29 +75,26 @@ _PARTS: dict[str, type[BaseModel]] = {
 
 
 def _dotted(prefix: str, *schemas: type[BaseModel]) -> list[str]:
+    """Dotted names of the fields that are one value each."""
     names = [f"{prefix}.{name}" for schema in schemas for name in schema.model_fields]
-    return [
-        leaf
-        for name in names
-        for leaf in (_dotted(name, _PARTS[name]) if name in _PARTS else [name])
-    ]
+    out: list[str] = []
+    for name in names:
+        out += _dotted(name, _PARTS[name]) if name in _PARTS else [name]
+    return out
 
 
-FIELDS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        [
-            "model",
-            *_dotted("hardware", HardwareRequest),
-            *_dotted("workload", ServingWorkload, TrainingWorkload),
-            "objective.optimize",
-            *(f"objective.weights.{goal}" for goal in get_args(Goal)),
-            "objective.orientation",
-            *_dotted("objective.limits", Limits),
-            *_dotted("options", Options),
-            *_dotted("candidate", CandidateRequest),
-        ]
-    )
-)
+_FIELDS = [
+    "model",
+    *_dotted("hardware", HardwareRequest),
+    *_dotted("workload", ServingWorkload, TrainingWorkload),
+    "objective.optimize",
+    *(f"objective.weights.{goal}" for goal in get_args(Goal)),
+    "objective.orientation",
+    *_dotted("objective.limits", Limits),
+    *_dotted("options", Options),
+    *_dotted("candidate", CandidateRequest),
+]
+FIELDS = tuple(name for name in dict.fromkeys(_FIELDS) if name not in PRIVATE)
 """Every query parameter, in the order of the schema."""
 _LISTS = tuple(
     f"options.{name}"
@@ -100,124 +103,127 @@ _LISTS = tuple(
 )
 
 
-# --- request → query -------------------------------------------------------------------------------------------------------
+# --- request → query ---
 
 
 def to_query(request: PlanRequest) -> dict[str, str]:
     """The request as query parameters; ``v`` comes first, so that a link is never empty."""
-    stated = flat(request)
-    base = _defaults(stated["workload.kind"], stated.get("workload.mode"))
-    return {"v": VERSION} | {
-        name: _encode(name, stated[name])
-        for name in FIELDS
-        if name in stated and stated[name] != base.get(name)
-    }
+    values = flat(request)
+    defaults = _defaults(values["workload.kind"], values.get("workload.mode"))
+    query = {"v": VERSION}
+    for name in FIELDS:
+        if name in values and values[name] != defaults.get(name):
+            query[name] = _encode(name, values[name])
+    return query
+
+
+def left_out(request: PlanRequest) -> str | None:
+    """One sentence naming what the request states and its link omits; None when that is nothing."""
+    options = request.options
+    names = [*options.engine_options, *options.environment]
+    if not names:
+        return None
+    return (
+        f"The link leaves out {', '.join(names)}: engine options and environment variables may "
+        "hold private values. Share the request as YAML or JSON to include them."
+    )
 
 
 def flat(request: PlanRequest) -> dict[str, Any]:
-    """Dotted names of everything a request states, defaults included; a model or a device that is a whole document is one value."""
-    return {"model": request.model} | leaves(
-        request.model_dump(exclude={"model"}, exclude_none=True)
-    )
+    """A request's values by dotted names, defaults included; fields of ``WHOLE`` are one value."""
+    return {
+        "model": request.model,
+        **leaves(request.model_dump(exclude={"model"}, exclude_none=True)),
+    }
 
 
 def leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one with dotted names, but for those that are one value."""
     out: dict[str, Any] = {}
     for name, item in value.items():
-        nested = isinstance(item, Mapping) and f"{prefix}{name}" not in WHOLE
-        out |= leaves(item, f"{prefix}{name}.") if nested else {f"{prefix}{name}": item}
+        path = f"{prefix}{name}"
+        if isinstance(item, Mapping) and path not in WHOLE:
+            out |= leaves(item, f"{path}.")
+        else:
+            out[path] = item
     return out
 
 
-def _nested(named: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name, value in named.items():
+    for name, value in values.items():
         *path, last = name.split(".")
-        place = out
+        part = out
         for step in path:
-            place = place.setdefault(step, {})
-        place[last] = value
+            part = part.setdefault(step, {})
+        part[last] = value
     return out
 
 
 def _defaults(kind: Any, mode: Any) -> dict[str, Any]:
     """What a link leaves out, for a kind of workload and a mode."""
-    base = {
-        name: value for name, value in flat(DEFAULT).items() if not name.startswith("workload.")
-    }
+    defaults = flat(DEFAULT)
     if kind == "training":
-        return base | leaves({"workload": TRAINING.model_dump(exclude={"kind"}, exclude_none=True)})
-    loads = {f"workload.{load}" for load in LOADS.values()}
-    own = {
-        name: value
-        for name, value in flat(DEFAULT).items()
-        if name.startswith("workload.") and name not in loads
-    }
+        run = leaves({"workload": TRAINING.model_dump(exclude={"kind"}, exclude_none=True)})
+        rest = {k: value for k, value in defaults.items() if not k.startswith("workload.")}
+        return {**rest, **run}
+    for load in LOADS.values():
+        defaults.pop(f"workload.{load}", None)
     mode = mode if mode in LOADS else "closed"
-    return base | own | {f"workload.{LOADS[mode]}": START_LOADS[mode]}
+    return {**defaults, f"workload.{LOADS[mode]}": START_LOADS[mode]}
 
 
 def _encode(name: str, value: Any) -> str:
     if name in WHOLE:
-        readable = isinstance(value, str) and not value.startswith(("{", '"'))
-        return (
-            value
-            if readable
-            else json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
-        )
+        if isinstance(value, str) and not value.startswith(("{", '"')):
+            return value
+        return json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     if isinstance(value, tuple):
         words = [_encode(name, item) if isinstance(item, int | float) else item for item in value]
-        return (
-            ",".join(words)
-            if all(isinstance(word, str) and _PLAIN.fullmatch(word) for word in words)
-            else json.dumps(value, separators=(",", ":"))
-        )
+        if all(isinstance(word, str) and _PLAIN.fullmatch(word) for word in words):
+            return ",".join(words)
+        return json.dumps(value, separators=(",", ":"))
     return str(value)
 
 
 def _decode(name: str, text: str) -> Any:
     if name in WHOLE and text.startswith(("{", '"')):
         return parse_json(text, f"the {name.rpartition('.')[2]}")
-    if name in _LISTS:
-        return (
-            parse_json(text, name)
-            if text.startswith("[")
-            else [item for item in text.split(",") if item]
-        )
-    return text
+    if name not in _LISTS:
+        return text
+    if text.startswith("["):
+        return parse_json(text, name)
+    return [item for item in text.split(",") if item]
 
 
-# --- query → request -------------------------------------------------------------------------------------------------------
+# --- query → request ---
 
 
 def from_query(query: Mapping[str, str]) -> tuple[PlanRequest, list[str]]:
     """The request of a link, and one sentence for each parameter that was ignored; never raises.
 
-    A bad parameter is left out, everything else is kept. Unknown devices, offers and engines count as bad; an unknown model does
-    not, because it may be a folder of another machine: planning says so.
+    A bad parameter is left out, the rest counts. Unknown devices, offers and engines are bad; an
+    unknown model is not, because it may be a folder of another machine: planning says so.
     """
-    given, ignored = _readable(query)
+    values, ignored = _readable(query)
     while True:
-        base = _defaults(given.get("workload.kind"), given.get("workload.mode"))
+        defaults = _defaults(values.get("workload.kind"), values.get("workload.mode"))
         try:
-            return checked(base | given), ignored
+            return checked({**defaults, **values}), ignored
         except RecipeError as error:
-            culprit = _culprit(error, given)
-            if (
-                culprit is None
-            ):  # cannot happen while DEFAULT is valid; a link must open all the same
+            culprit = _culprit(error, values)
+            if culprit is None:  # not while DEFAULT is valid; a link must open all the same
                 return DEFAULT, [*ignored, f"The link was not understood: {error}"]
             ignored.append(f"{culprit}={query[culprit]:.60}: {_why(error, culprit)}")
-            del given[culprit]
+            del values[culprit]
 
 
 def _why(error: RecipeError, culprit: str) -> str:
-    """What is wrong, naming the field when it is not the parameter itself (something else is missing, say)."""
+    """What is wrong, naming the field when it is not the parameter but, say, a missing one."""
     if error.field and not error.field.startswith(culprit) and error.message.startswith("is "):
         return f"{error.field} {error.message}"
     return f"{error.message} {error.hint}" if error.hint else error.message
@@ -225,86 +231,87 @@ def _why(error: RecipeError, culprit: str) -> str:
 
 def _readable(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Known parameters with readable values; loads of another mode than the link's are left out."""
-    given: dict[str, Any] = {}
-    ignored = (
-        []
-        if query.get("v", VERSION) == VERSION
-        else [f"v={query['v']:.20}: this builder reads links of version {VERSION}."]
-    )
+    values: dict[str, Any] = {}
+    ignored: list[str] = []
+    if query.get("v", VERSION) != VERSION:
+        ignored.append(f"v={query['v']:.20}: this builder reads links of version {VERSION}.")
     for name, text in query.items():
         if name in _BESIDE:
             continue
-        if name not in FIELDS:
+        if name in PRIVATE:
+            ignored.append(f"{name}: is not read from links, because it may hold private values.")
+        elif name not in FIELDS:
             ignored.append(f"{name:.60}: is not a field of a request.")
         elif len(text) > MAX_VALUE:
-            ignored.append(f"{name}: has {len(text):,} characters; at most {MAX_VALUE:,} are read.")
+            ignored.append(f"{name}: has {len(text):,} characters; the limit is {MAX_VALUE:,}.")
         else:
             try:
-                given[name] = _decode(name, text)
+                values[name] = _decode(name, text)
             except RecipeError as error:
                 ignored.append(f"{name}: {error.message}")
-    mode = given.get("workload.mode", "closed")
-    wrong = [f"workload.{load}" for name, load in LOADS.items() if mode in LOADS and name != mode]
-    dropped = [name for name in wrong if given.pop(name, None) is not None]
-    ignored += [f"{name}={query[name]:.60}: mode {mode} takes {LOADS[mode]}." for name in dropped]
-    return given, ignored
+    mode = values.get("workload.mode", "closed")
+    for other_mode, load in LOADS.items():
+        name = f"workload.{load}"
+        if mode in LOADS and other_mode != mode and values.pop(name, None) is not None:
+            ignored.append(f"{name}={query[name]:.60}: mode {mode} takes {LOADS[mode]}.")
+    return values, ignored
 
 
-def checked(named: Mapping[str, Any]) -> PlanRequest:
+def checked(values: Mapping[str, Any]) -> PlanRequest:
     """The request of dotted names, with devices, links, offers and engines looked up.
 
     Raises:
         RecipeError: naming the field.
     """
-    request = PlanRequest.parse(_nested(named))
+    request = PlanRequest.parse(_nested(values))
     cluster(request.hardware)
-    look_up = framework if isinstance(request.workload, TrainingWorkload) else engine
-    engines = {
-        "options.engines": request.options.engines,
-        "candidate.engine": (request.candidate.engine,) if request.candidate else (),
-    }
-    wanted: list[tuple[str, Callable[[Any], object], Any]] = [
-        ("options.hardware", cluster, other) for other in request.options.hardware
-    ]
-    wanted += [(field, look_up, name) for field, names in engines.items() for name in names if name]
-    for field, known, value in wanted:
-        try:
-            known(value)
-        except InputError as error:
-            inside = (error.field or "").removeprefix(
-                "hardware.device."
-            )  # of a profile: which of its fields
-            said = (
-                f"{inside} {error.message}" if inside and inside != error.field else error.message
-            )
-            raise InputError(said, field=field, hint=error.hint) from None
+    known_engine = framework if request.is_training else engine
+    for hardware in request.options.hardware:
+        _look_up(cluster, hardware, "options.hardware")
+    for name in request.options.engines:
+        _look_up(known_engine, name, "options.engines")
+    if request.candidate and request.candidate.engine:
+        _look_up(known_engine, request.candidate.engine, "candidate.engine")
     return request
 
 
-def _culprit(error: RecipeError, given: Mapping[str, Any]) -> str | None:
-    """The given parameter to leave out: the one the error names, else one of the group it names that makes the error go away."""
+def _look_up(known: Callable[[Any], object], value: Any, field: str) -> None:
+    """Raise the error of an unknown value under the name of the request's field."""
+    try:
+        known(value)
+    except InputError as error:
+        # Inside a profile the error names one of its fields, which the message must keep.
+        part = (error.field or "").removeprefix("hardware.device.")
+        inside = part if part != error.field else ""
+        message = f"{inside} {error.message}".strip()
+        raise InputError(message, field=field, hint=error.hint) from None
+
+
+def _culprit(error: RecipeError, values: Mapping[str, Any]) -> str | None:
+    """The parameter to leave out: what the error names, else one whose absence cures the error."""
     field = error.field or ""
     steps = field.split(".")
     for n in range(len(steps), 0, -1):
-        if (name := ".".join(steps[:n])) in given:
+        if (name := ".".join(steps[:n])) in values:
             return name
+    prefixes = (f"{field}.", f"{steps[0]}.")
     group = [
         name
         for name in reversed(FIELDS)
-        if name in given
-        and (not field or name.startswith(f"{field}.") or name.startswith(f"{steps[0]}."))
+        if name in values and (not field or name.startswith(prefixes))
     ]
     for name in group:
-        rest = {key: value for key, value in given.items() if key != name}
+        rest = {key: value for key, value in values.items() if key != name}
         try:
             checked({**_defaults(rest.get("workload.kind"), rest.get("workload.mode")), **rest})
         except RecipeError as other:
             if (other.field, other.message) == (error.field, error.message):
                 continue
         return name
-    return group[0] if group else next(iter(given), None)
+    return group[0] if group else next(iter(values), None)
 
 
 def link_query(request: PlanRequest, pins: Sequence[str] = ()) -> dict[str, str]:
     """The query of a link: the request and, when there are any, the pinned splits."""
-    return to_query(request) | ({"pins": ",".join(pins)} if pins else {})
+    query = to_query(request)
+    return {**query, "pins": ",".join(pins)} if pins else query

@@ -1,4 +1,4 @@
-"""Workloads and objectives to start from, as data (``presets.yaml``), and which of them a request has now."""
+"""Workloads (``presets.yaml``) and objectives to start from, and which of them a request has."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.documents import read_shipped
-from recipe_core.request.schema import Goal, Objective, Orientation, PlanRequest
+from recipe_core.request.schema import Goal, Orientation, PlanRequest
 
 _CLEARED = ("max_context", "input_spread", "output_spread")
 """Fields that a serving preset takes out unless it states them."""
 
 
 class Preset(BaseModel):
-    """A workload with a name; ``workload`` are fields of it."""
+    """A workload with a title; ``workload`` holds its fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
@@ -26,7 +26,7 @@ class Preset(BaseModel):
 
 
 class PresetFile(BaseModel):
-    """``presets.yaml``."""
+    """The shape of ``presets.yaml``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
@@ -43,37 +43,29 @@ def preset_file() -> PresetFile:
 
 
 def presets(request: PlanRequest) -> dict[str, Preset]:
-    """Those of the request's kind of workload."""
+    """The presets for the request's kind of workload, by name."""
     return preset_file().training if request.is_training else preset_file().serving
 
 
 def preset_changes(request: PlanRequest, name: str) -> dict[str, Any]:
     """The changes to a request that a preset makes."""
-    cleared = (
-        {}
-        if request.is_training
-        else dict.fromkeys((f"workload.{field}" for field in _CLEARED), None)
-    )
-    return cleared | {
-        f"workload.{field}": value for field, value in presets(request)[name].workload.items()
-    }
+    changes: dict[str, Any] = {}
+    if not request.is_training:
+        changes |= dict.fromkeys(f"workload.{field}" for field in _CLEARED)
+    for field, value in presets(request)[name].workload.items():
+        changes[f"workload.{field}"] = value
+    return changes
 
 
 def preset_of(request: PlanRequest) -> str | None:
     """The preset whose numbers the request has now."""
-    stated = request.workload.model_dump()
-    wanted = {
-        name: dict.fromkeys(field for field in _CLEARED if field in stated) | preset.workload
-        for name, preset in presets(request).items()
-    }
-    return next(
-        (
-            name
-            for name, values in wanted.items()
-            if all(stated[field] == value for field, value in values.items())
-        ),
-        None,
-    )
+    workload = request.workload.model_dump()
+    cleared = dict.fromkeys(field for field in _CLEARED if field in workload)
+    for name, preset in presets(request).items():
+        values = {**cleared, **preset.workload}
+        if all(workload[field] == value for field, value in values.items()):
+            return name
+    return None
 
 
 class Aim(BaseModel):
@@ -94,13 +86,15 @@ class Aim(BaseModel):
 _SERVING_AIMS: Mapping[str, Aim] = {
     "latency": Aim(
         title="Latency",
-        help="Tokens come fast to each user; cost counts a little.",
+        help="Fast tokens for each user; cost counts a little.",
         orientation="latency",
     ),
     "balanced": Aim(
         title="Balanced", help="Speed for one user and cost count alike.", orientation="balanced"
     ),
-    "throughput": Aim(title="Throughput", help="Most output of the whole deployment."),
+    "throughput": Aim(
+        title="Throughput", help="Most output tokens per second from the whole deployment."
+    ),
     "cost": Aim(title="Cost", help="Fewest dollars per million output tokens.", optimize="cost"),
     "ttft": Aim(title="First token", help="Shortest wait for the first token.", optimize="ttft"),
     "tpot": Aim(title="Token time", help="Shortest time between tokens.", optimize="tpot"),
@@ -132,16 +126,16 @@ def aims(request: PlanRequest) -> Mapping[str, Aim]:
 
 
 def aim_of(request: PlanRequest) -> str | None:
-    """The aim that the request has now; None for weights and what no aim is."""
-    o: Objective = request.objective
-    same = (
-        name
-        for name, aim in aims(request).items()
-        if (aim.optimize, aim.orientation) == (o.optimize, o.orientation)
-    )
-    goal = (
-        name
-        for name, aim in aims(request).items()
-        if aim.orientation == o.orientation and o.orientation is not None
-    )
-    return None if o.weights else next(same, None) or next(goal, None)
+    """The name of the request's aim; None for weights and where no aim fits."""
+    objective = request.objective
+    if objective.weights:
+        return None
+    by_orientation = None
+    for name, aim in aims(request).items():
+        if aim.orientation == objective.orientation:
+            if aim.optimize == objective.optimize:
+                return name
+            # An orientation goes before ``optimize``, which may then be any.
+            if by_orientation is None and aim.orientation is not None:
+                by_orientation = name
+    return by_orientation

@@ -110,8 +110,8 @@ class ServingWorkload(_Part):
         needed = LOADS[self.mode]
         if getattr(self, needed) is None:
             raise ValueError(f"mode {self.mode} needs {needed}")
-        others = sorted(set(LOADS.values()) - {needed})
-        extra = ", ".join(name for name in others if getattr(self, name) is not None)
+        loads = sorted(set(LOADS.values()) - {needed})
+        extra = ", ".join(name for name in loads if getattr(self, name) is not None)
         if extra:
             remedy = "leave it out or change the mode"
             raise ValueError(f"mode {self.mode} takes {needed}, not {extra}; {remedy}")
@@ -131,11 +131,11 @@ class ServingWorkload(_Part):
     @property
     def longest_tokens(self) -> int:
         """Tokens of the longest request that the stated lengths and spreads allow."""
-        stated = (
+        lengths = (
             (self.input_tokens, self.input_spread),
             (self.output_tokens, self.output_spread),
         )
-        return sum(round(mean * (1 + (spread or 0.0))) for mean, spread in stated)
+        return sum(round(mean * (1 + (spread or 0.0))) for mean, spread in lengths)
 
 
 class Loading(_Part):
@@ -310,13 +310,13 @@ class Objective(_Part):
     @property
     def goals(self) -> dict[Goal, float]:
         """What counts, with its weight."""
-        named: dict[Orientation, dict[Goal, float]] = {
+        weights: dict[Orientation, dict[Goal, float]] = {
             "latency": {"tpot": 3.0, "ttft": 1.0, "cost": 1.0},
             "balanced": {"tpot": 1.0, "cost": 1.0},
             "throughput": {"cost": 3.0, "tpot": 1.0},
         }
         if self.orientation:
-            return named[self.orientation]
+            return weights[self.orientation]
         return self.weights or {self.optimize: 1.0}
 
 
@@ -593,8 +593,8 @@ def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
         hint = f"Known here: {', '.join(_known(path[:-1], value))}."
         return InputError("is not a known field.", field=field, hint=hint)
     message = problem["msg"].removeprefix("Value error, ")
-    given = problem.get("input")
-    shown = "" if isinstance(given, Mapping | list | tuple | BaseModel) else f" (got {given!r:.80})"
+    entry = problem.get("input")
+    shown = "" if isinstance(entry, Mapping | list | tuple | BaseModel) else f" (got {entry!r:.80})"
     return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field)
 
 

@@ -1,8 +1,10 @@
 """The names of splits in links and charts: short texts from which the candidate can be read back.
 
-Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache; ``.x2.pre3.tp1.pp1.dp1.ep1``: two copies of it decode, and
-three of tp 1 compute the prompts; ``.on1`` on the first of the clusters that the options put beside the request's. Training:
-``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided over eight ranks only.
+Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache;
+``.x2.pre3.tp1.pp1.dp1.ep1``: two copies of it decode, three of tp 1 compute the prompts; ``.on1``
+on the first of the clusters that the options put beside the request's. Training:
+``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided over eight
+ranks only.
 """
 
 from __future__ import annotations
@@ -37,22 +39,23 @@ _SERVING = re.compile(
     r"(\.on(?P<on>\d{1,2}))?"
 )
 _TRAINING = re.compile(
-    r"(?P<engine>[\w\-]+)\.(?P<precision>\w+)\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})\.v(?P<virtual_stages>\d{1,5})\.cp(?P<cp>\d{1,5})"
-    r"\.ep(?P<ep>\d{1,5})\.dp(?P<dp>\d{1,5})\.z(?P<zero_stage>\d)\.mb(?P<micro_batch>\d{1,6})\.(?P<recompute>[a-z]+)(\.s(?P<shard>\d{1,5}))?"
+    r"(?P<engine>[\w\-]+)\.(?P<precision>\w+)\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})"
+    r"\.v(?P<virtual_stages>\d{1,5})\.cp(?P<cp>\d{1,5})\.ep(?P<ep>\d{1,5})\.dp(?P<dp>\d{1,5})"
+    r"\.z(?P<zero_stage>\d)\.mb(?P<micro_batch>\d{1,6})\.(?P<recompute>[a-z]+)(\.s(?P<shard>\d{1,5}))?"
 )
 
 
 def split_key(candidate: Mapping[str, Any], cluster: int = 0) -> str:
-    """The name of a candidate, serving's or training's; ``cluster``: which of the plan's clusters it is on."""
+    """The key of a serving or training candidate; ``cluster``: which of the plan's it is on."""
     c = candidate
     if c.get("micro_batch") is not None:
-        degrees = (
-            f"tp{c['tp']}.pp{c['pp']}.v{c['virtual_stages']}.cp{c['cp']}.ep{c['ep']}.dp{c['dp']}"
+        replicas = c["dp"] * c["cp"]
+        shard = f".s{c['shard']}" if (c.get("shard") or replicas) != replicas else ""
+        return (
+            f"{c['engine']}.{c['precision']}.tp{c['tp']}.pp{c['pp']}.v{c['virtual_stages']}"
+            f".cp{c['cp']}.ep{c['ep']}.dp{c['dp']}.z{c['zero_stage']}.mb{c['micro_batch']}"
+            f".{c['recompute']}{shard}"
         )
-        shard = (
-            f".s{c['shard']}" if (c.get("shard") or c["dp"] * c["cp"]) != c["dp"] * c["cp"] else ""
-        )
-        return f"{c['engine']}.{c['precision']}.{degrees}.z{c['zero_stage']}.mb{c['micro_batch']}.{c['recompute']}{shard}"
     shared = f".cp{c['cp']}" if (c.get("cp") or 1) > 1 else ""
     where = f".on{cluster}" if cluster else ""
     return (
@@ -67,31 +70,29 @@ def _degrees(split: Mapping[str, Any]) -> str:
 def _pools(split: Mapping[str, Any]) -> str:
     """How many copies decode, and the pool before them; nothing where one pool does both."""
     pool = split.get("prefill")
-    return (
-        f".x{split.get('replicas') or 1}.pre{pool.get('replicas') or 1}.{_degrees(pool)}"
-        if pool
-        else ""
-    )
+    if not pool:
+        return ""
+    return f".x{split.get('replicas') or 1}.pre{pool.get('replicas') or 1}.{_degrees(pool)}"
 
 
 def split_of(key: str) -> dict[str, Any] | None:
     """The candidate that a key names, None when it is not a key."""
-    found = _SERVING.fullmatch(key) or _TRAINING.fullmatch(key)
-    if found is None:
+    match = _SERVING.fullmatch(key) or _TRAINING.fullmatch(key)
+    if match is None:
         return None
-    named = {
+    split: dict[str, Any] = {
         name: int(text) if text.isdecimal() else text
-        for name, text in found.groupdict().items()
+        for name, text in match.groupdict().items()
         if text is not None and name != "on"
     }
-    pool = {name: named.pop(f"pool_{name}") for name in _POOL if f"pool_{name}" in named}
-    return named | ({"prefill": pool} if pool else {})
+    pool = {name: split.pop(f"pool_{name}") for name in _POOL if f"pool_{name}" in split}
+    return {**split, "prefill": pool} if pool else split
 
 
 def cluster_of(key: str) -> int:
     """Which of the plan's clusters a key's split is on: 0 is the request's."""
-    found = _SERVING.fullmatch(key)
-    return int(found["on"] or 0) if found else 0
+    match = _SERVING.fullmatch(key)
+    return int(match["on"] or 0) if match else 0
 
 
 def read_pins(text: str, at_most: int) -> tuple[list[str], list[str]]:
@@ -104,8 +105,8 @@ def read_pins(text: str, at_most: int) -> tuple[list[str], list[str]]:
     return pins[:at_most], ignored
 
 
-def key_of(stated: Mapping[str, Any]) -> str | None:
-    """The key of a candidate as a request states it, None while it leaves open what makes a split."""
-    fields = TRAINING_FIELDS if stated.get("micro_batch") is not None else SPLIT_FIELDS
-    complete = all(stated.get(name) is not None for name in fields)
-    return split_key({**stated, "cp": stated.get("cp") or 1}) if complete else None
+def key_of(candidate: Mapping[str, Any]) -> str | None:
+    """The key of a request's candidate, None while it leaves open what makes a split."""
+    fields = TRAINING_FIELDS if candidate.get("micro_batch") is not None else SPLIT_FIELDS
+    complete = all(candidate.get(name) is not None for name in fields)
+    return split_key({**candidate, "cp": candidate.get("cp") or 1}) if complete else None

@@ -1,4 +1,4 @@
-"""Which node and devices each part of a deployment gets: groups of ranks that are one engine each, packed into nodes."""
+"""Nodes and devices of a deployment: groups of ranks, one engine each, packed into nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which data-parallel ``rank`` of engine number ``of`` a server of its own is; rank 0 is on node ``head``."""
+    """One data-parallel ``rank`` of engine number ``of`` that is a server of its own.
+
+    Rank 0 is on node ``head``.
+    """
 
     rank: int
     of: int
@@ -34,7 +37,8 @@ class Part:
 class Group:
     """One engine: its split, what it is for, and its place on each of its nodes.
 
-    ``part``: where each data-parallel rank of an engine answers by itself; the split is then that of them all.
+    ``part``: where each data-parallel rank of an engine answers by itself; the split is then that
+    of them all.
     """
 
     number: int
@@ -61,19 +65,22 @@ def groups(deployment: Deployment) -> list[Group]:
     ]
     if candidate.prefill is not None:
         pools.insert(0, ("prefill", candidate.prefill))
-    wanted: list[tuple[Role, Split]] = []
+    engines: list[tuple[Role, Split]] = []
     sizes: list[tuple[int, int]] = []
     for role, pool in pools:
-        found = _servers(deployment, pool)
-        each = replace(pool, dp=int(found.devices) // (pool.tp * pool.pp), replicas=1)
-        wanted += [(role, each)] * int(found.count)
-        sizes += [(int(found.devices), int(found.nodes))] * int(found.count)
+        servers = _servers(deployment, pool)
+        devices, nodes, count = int(servers.devices), int(servers.nodes), int(servers.count)
+        split = replace(pool, dp=devices // (pool.tp * pool.pp), replicas=1)
+        engines += [(role, split)] * count
+        sizes += [(devices, nodes)] * count
     places = _packed(sizes, deployment.setting.cluster.per_node, deployment.setting.cluster.nodes)
-    return [Group(n, role, split, places[n]) for n, (role, split) in enumerate(wanted)]
+    return [Group(n, role, split, places[n]) for n, (role, split) in enumerate(engines)]
 
 
 def by_rank(placed: Sequence[Group]) -> list[Group]:
-    """Every data-parallel rank as a group of its own, on its part of the places; ranks that share no experts are independent.
+    """Every data-parallel rank as a group of its own, on its part of the places.
+
+    Ranks that share no experts are independent engines.
 
     Raises:
         NoAnswer: where a rank spans nodes.
@@ -81,11 +88,11 @@ def by_rank(placed: Sequence[Group]) -> list[Group]:
     out: list[Group] = []
     for group in placed:
         size, shared = group.split.tp * group.split.pp, group.split.ep > 1 and group.split.dp > 1
-        each = ranks_of_node(group, "data_parallel_external_lb")
+        ranks = range(ranks_of_node(group, "data_parallel_external_lb"))
         spots = [
-            Place(at.node, at.devices[n * size : (n + 1) * size])
-            for at in group.places
-            for n in range(each)
+            Place(place.node, place.devices[n * size : (n + 1) * size])
+            for place in group.places
+            for n in ranks
         ]
         head = spots[0].node
         for rank, spot in enumerate(spots if group.split.dp > 1 else [None]):
@@ -96,58 +103,58 @@ def by_rank(placed: Sequence[Group]) -> list[Group]:
 
 
 def ranks_of_node(group: Group, option: str) -> int:
-    """Data-parallel ranks on each node of a group; raises NoAnswer where one spans nodes, with the option that needs it whole."""
-    size, each = group.split.tp * group.split.pp, len(group.places[0].devices)
-    if group.split.dp > 1 and each % size:
-        said = f"a data-parallel rank of tp {group.split.tp} × pp {group.split.pp} = {size} devices spans nodes, and answers nowhere by itself"
+    """Data-parallel ranks on each node of a group.
+
+    Raises:
+        NoAnswer: where a rank spans nodes; it names ``option``, which needs ranks within one.
+    """
+    size, per_node = group.split.tp * group.split.pp, len(group.places[0].devices)
+    if group.split.dp > 1 and per_node % size:
+        rank = f"a data-parallel rank of tp {group.split.tp} × pp {group.split.pp} = {size} devices"
         raise NoAnswer(
-            f"{said}.",
+            f"{rank} spans nodes and cannot answer by itself.",
             field=f"options.engine_options.{option}",
             hint="Leave the option out, or use a smaller tp or pp.",
         )
-    return max(each // size, 1)
+    return max(per_node // size, 1)
 
 
 def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
     """The servers of one pool, each on as few nodes as it fits."""
     setting = deployment.setting
-    values = (
-        pool.tp,
-        pool.pp,
-        pool.dp,
-        pool.ep,
-        pool.replicas,
-        setting.cluster.per_node,
-        setting.cluster.nodes,
-    )
-    tp, pp, dp, ep, copies, per_node, nodes = (np.asarray(value) for value in values)
-    found = placement.servers(
-        setting.engine.split, setting.model.is_moe, (tp, pp, dp, ep), copies, per_node, nodes
-    )
-    if not found.nodes:
-        said = placement.uneven(pool.tp, pool.pp, pool.dp, setting.cluster.per_node)
-        raise NoAnswer(f"{said}.", field="candidate", hint=f"{placement.UNEVEN_FIX.capitalize()}.")
-    return found
+    rules, is_moe, cluster = setting.engine.split, setting.model.is_moe, setting.cluster
+    # The rule of placement works on columns; this is one row of them.
+    tp, pp, dp, ep = (np.asarray(degree) for degree in (pool.tp, pool.pp, pool.dp, pool.ep))
+    sizes = (np.asarray(size) for size in (pool.replicas, cluster.per_node, cluster.nodes))
+    servers = placement.servers(rules, is_moe, (tp, pp, dp, ep), *sizes)
+    if not servers.nodes:
+        message = placement.uneven(pool.tp, pool.pp, pool.dp, cluster.per_node)
+        hint = f"{placement.UNEVEN_FIX.capitalize()}."
+        raise NoAnswer(f"{message}.", field="candidate", hint=hint)
+    return servers
 
 
 def _packed(sizes: Sequence[tuple[int, int]], per_node: int, nodes: int) -> list[tuple[Place, ...]]:
-    """Places of groups of (devices, nodes): those over several nodes get empty ones, the larger of the others the first node with room."""
+    """Places of groups of (devices, nodes), in the order of ``sizes``.
+
+    Groups over several nodes get empty ones; of the others the larger go first, each to the first
+    node with room.
+    """
     used = [0] * nodes
     places: dict[int, tuple[Place, ...]] = {}
     for n in sorted(range(len(sizes)), key=lambda n: (-sizes[n][1], -sizes[n][0])):
         devices, over = sizes[n]
-        each = devices // over
-        room = [
-            k for k in range(nodes) if (used[k] == 0 if over > 1 else used[k] + each <= per_node)
-        ][:over]
+        share = devices // over
+        limit = 0 if over > 1 else per_node - share
+        room = [node for node in range(nodes) if used[node] <= limit][:over]
         if len(room) < over:
-            kinds = [(count, of) for (of, _), count in Counter(sizes).items()]
-            raise NoAnswer(
-                f"{placement.unpacked(kinds, per_node, nodes)}.",
-                field="candidate",
-                hint=f"{placement.UNPACKED_FIX.capitalize()}.",
-            )
-        places[n] = tuple(Place(k, tuple(range(used[k], used[k] + each))) for k in room)
-        for k in room:
-            used[k] = per_node if over > 1 else used[k] + each
+            kinds = [(count, size) for (size, _), count in Counter(sizes).items()]
+            message = placement.unpacked(kinds, per_node, nodes)
+            hint = f"{placement.UNPACKED_FIX.capitalize()}."
+            raise NoAnswer(f"{message}.", field="candidate", hint=hint)
+        places[n] = tuple(
+            Place(node, tuple(range(used[node], used[node] + share))) for node in room
+        )
+        for node in room:
+            used[node] = per_node if over > 1 else used[node] + share
     return [places[n] for n in range(len(sizes))]

@@ -19,15 +19,15 @@ def launch(deployment: Deployment) -> Launch:
     """One server a replica; ``${model}`` is a GGUF file."""
     engine = deployment.setting.engine
     placed = groups(deployment)
-    options = stated(deployment, placed[0].split)
-    own = check_options(deployment.engine_options, engine, engine.options, options)
-    argv = ("llama-server", *engine.argv(options | own))
+    options = split_options(deployment, placed[0].split)
+    extra = check_options(deployment.engine_options, engine, engine.options, options)
+    argv = ("llama-server", *engine.argv(options | extra))
     started = processes(
         placed, lambda group, rank: argv, lambda group, rank: rules.environment(deployment)
     )
     return Launch(
         processes=tuple(started),
-        options=options | own,
+        options=options | extra,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
@@ -37,13 +37,15 @@ def launch(deployment: Deployment) -> Launch:
 
 
 def slots(deployment: Deployment) -> int:
-    """Requests at once: each slot holds a whole context from the start, so only as many as the estimated cache covers."""
-    return max(
-        1, min(deployment.candidate.max_num_seqs, deployment.cache_tokens // deployment.max_context)
-    )
+    """Requests at once.
+
+    Each slot holds an entire context from the start, so only as many as the estimated cache covers.
+    """
+    covered = deployment.cache_tokens // deployment.max_context
+    return max(1, min(deployment.candidate.max_num_seqs, covered))
 
 
-def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
+def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
     """Every option that the estimate depends on; nothing is left to be fitted to the memory."""
     candidate = deployment.candidate
     cache = _CACHE_WORDS[candidate.kv_dtype]

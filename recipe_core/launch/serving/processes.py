@@ -28,15 +28,16 @@ def processes(
     first_port: int = 0,
     everywhere: Callable[[Group], bool] = _only_first,
 ) -> list[Process]:
-    """One process a group and node; ``words`` and ``env`` say those of a group's node by its rank in the group.
+    """One process per group and node; ``words`` and ``env`` are those of a node by its rank.
 
-    Ports count up from ``first_port`` over the groups; a worker has its group's. ``everywhere``: whether all nodes of a group answer.
+    Ports count up from ``first_port`` over the groups; a worker has its group's. ``everywhere``:
+    whether all nodes of a group answer.
     """
     out: list[Process] = []
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for group in groups:
-        name = f"{group.role}-{seen[group.role]}"
-        seen[group.role] += 1
+        name = f"{group.role}-{counts[group.role]}"
+        counts[group.role] += 1
         for rank, place in enumerate(group.places):
             out.append(
                 Process(

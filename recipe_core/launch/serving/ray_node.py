@@ -1,8 +1,10 @@
-"""One node of a Ray cluster over which an engine is spread. Standard library only, besides Ray's own.
+"""One node of a Ray cluster over which an engine is spread.
 
-It travels in bundles. ``python3 ray_node.py head NODES ADDRESS PORT DEVICES -- PROGRAM WORD …`` starts the cluster on this node, waits for
-the others and then runs the engine; whichever ends first ends the other. ``python3 ray_node.py join ADDRESS PORT OWN DEVICES`` waits for
-the head at ADDRESS and adds this node, of address OWN, until the head is gone.
+It travels in bundles: standard library only, besides Ray's own. ``python3 ray_node.py head NODES
+ADDRESS PORT DEVICES -- PROGRAM WORD …`` starts the cluster on this node, waits for the others and
+then runs the engine; whichever ends first ends the other. ``python3 ray_node.py join ADDRESS PORT
+OWN DEVICES`` waits for the head at ADDRESS and adds this node, of address OWN, until the head is
+gone.
 """
 
 import importlib
@@ -34,13 +36,13 @@ def wait_for(address: str, port: str, until: float) -> None:
     sys.exit(f"no Ray cluster at {address}:{port} after {WAIT_S} s")
 
 
-def wait_for_nodes(wanted: int, cluster: str, until: float) -> None:
+def wait_for_nodes(nodes: int, cluster: str, until: float) -> None:
     """Return when so many nodes are in the cluster; exit when the time is over."""
     ray = importlib.import_module("ray")
     ray.init(address=cluster, log_to_driver=False)
-    while (here := sum(bool(node["Alive"]) for node in ray.nodes())) < wanted:
+    while (alive := sum(bool(node["Alive"]) for node in ray.nodes())) < nodes:
         if time.monotonic() > until:
-            sys.exit(f"{here} of {wanted} nodes joined the Ray cluster in {WAIT_S} s")
+            sys.exit(f"{alive} of {nodes} nodes joined the Ray cluster in {WAIT_S} s")
         time.sleep(PAUSE_S)
     ray.shutdown()
 
@@ -70,10 +72,11 @@ def head(nodes: str, address: str, port: str, devices: str, program: list[str]) 
             child.wait()
 
 
-def join(address: str, port: str, own: str, devices: str) -> NoReturn:
+def join(address: str, port: str, own_address: str, devices: str) -> NoReturn:
     """Become Ray on this node, once there is a head."""
     wait_for(address, port, time.monotonic() + WAIT_S)
-    words = start(f"--address={address}:{port}", f"--node-ip-address={own}", devices=devices)
+    node = f"--node-ip-address={own_address}"
+    words = start(f"--address={address}:{port}", node, devices=devices)
     os.execvp(words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
 
 

@@ -1,7 +1,8 @@
-"""Fill a file that a program reads with values known only at the start, then become that program. Standard library only.
+"""Fill a file that a program reads with values known only at the start, then become that program.
 
-It travels in bundles: ``python3 render_template.py TEMPLATE FILE NAME=VALUE … -- PROGRAM WORD …``. TEMPLATE is JSON; ``$NAME`` in its texts
-becomes the value, and a text that is then a number becomes one. FILE is JSON again, which is YAML too.
+It travels in bundles, so it uses the standard library only: ``python3 render_template.py TEMPLATE
+FILE NAME=VALUE … -- PROGRAM WORD …``. TEMPLATE is JSON; ``$NAME`` in its texts becomes the value,
+and a text that is then a number becomes one. FILE is JSON again, which is YAML too.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 
 def filled(value: Any, names: dict[str, str]) -> Any:
-    """A JSON value with the names in its texts replaced; raises KeyError for a name that was not given."""
+    """A JSON value with the names in its texts replaced; raises KeyError for an unknown name."""
     if isinstance(value, dict):
         return {key: filled(inner, names) for key, inner in value.items()}
     if isinstance(value, list):
@@ -34,7 +35,7 @@ def main(words: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     program = words[end + 1 :]
-    os.execvp(program[0], program)  # noqa: S606 - the words of the bundle, as the launcher starts all of them
+    os.execvp(program[0], program)  # noqa: S606 - as the launcher starts all words of the bundle
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a vendor, an architecture or a network asks of an engine, as data: ``rules.yaml``, each rule with its source."""
+"""What vendors, architectures and networks ask of engines: ``rules.yaml``, each with its source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class When(BaseModel):
     pools: bool | None = None
 
     def holds(self, deployment: Deployment) -> bool:
-        """Whether a deployment is such a one."""
+        """Whether a deployment meets every stated condition."""
         setting, candidate = deployment.setting, deployment.candidate
         device, cluster = setting.cluster.device, setting.cluster
         among = (
@@ -48,8 +48,8 @@ class When(BaseModel):
             (self.several_devices, candidate.devices > 1),
             (self.pools, candidate.prefill is not None),
         )
-        return all(not some or one in some for some, one in among) and all(
-            wanted is None or wanted == so for wanted, so in equal
+        return all(not values or value in values for values, value in among) and all(
+            condition is None or condition == value for condition, value in equal
         )
 
 
@@ -86,11 +86,15 @@ def rules_for(deployment: Deployment) -> list[Rule]:
 
 def environment(deployment: Deployment) -> dict[str, str]:
     """Variables by the rules, then the user's own."""
-    return {
-        name: value for rule in rules_for(deployment) for name, value in rule.env.items()
-    } | dict(deployment.environment)
+    variables: dict[str, str] = {}
+    for rule in rules_for(deployment):
+        variables |= rule.env
+    return {**variables, **deployment.environment}
 
 
 def options(deployment: Deployment) -> dict[str, Any]:
-    """Options by the rules."""
-    return {name: value for rule in rules_for(deployment) for name, value in rule.options.items()}
+    """Options by the rules; of two rules alike the later counts."""
+    out: dict[str, Any] = {}
+    for rule in rules_for(deployment):
+        out |= rule.options
+    return out

@@ -20,20 +20,23 @@ _CACHE_WORDS = {"fp8": "fp8_e4m3", "bf16": "bf16"}
 def launch(deployment: Deployment) -> Launch:
     """Servers for the split.
 
-    Replicas within a node are SGLang's own data parallelism behind one address; further replicas are servers of their own, because that
-    does not span nodes. Data-parallel attention (shared experts) is one server, whose tp counts all of its ranks.
+    Replicas within a node are SGLang's own data parallelism behind one address; further replicas
+    are servers of their own, because that does not span nodes. Data-parallel attention (shared
+    experts) is one server, whose tp counts all of its ranks.
     """
     setting = deployment.setting
     placed = groups(deployment)
-    options = stated(deployment, placed[-1])
-    own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
+    options = split_options(deployment, placed[-1])
+    extra = check_options(
+        deployment.engine_options, setting.engine, setting.engine.options, options
+    )
     pools = deployment.candidate.prefill is not None
     started = processes(
         placed,
         lambda group, rank: (
             "sglang",
             "serve",
-            *setting.engine.argv(_of_node(deployment, group, rank) | own),
+            *setting.engine.argv(_of_node(deployment, group, rank) | extra),
         ),
         lambda group, rank: rules.environment(deployment),
         first_port=int(pools),
@@ -42,7 +45,7 @@ def launch(deployment: Deployment) -> Launch:
         started.insert(0, router(_router(placed), placed))
     return Launch(
         processes=tuple(started),
-        options=options | own,
+        options=options | extra,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
@@ -52,8 +55,8 @@ def launch(deployment: Deployment) -> Launch:
     )
 
 
-def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
-    """Every option that the estimate depends on. Limits count all ranks of data-parallel attention together."""
+def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """Every option that the estimate depends on; limits count all ranks of attention together."""
     candidate, split, engine = deployment.candidate, group.split, deployment.setting.engine
     within = split.dp if split.ep > 1 else 1
     options: dict[str, Any] = {
@@ -79,11 +82,9 @@ def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["dcp_size"] = candidate.cp
     if candidate.block_size != engine.memory.block_tokens:
         options["page_size"] = candidate.block_size
-    if (
-        candidate.weight_dtype != deployment.setting.model.weight_dtype
-        and candidate.weight_dtype == "fp8"
-    ):
-        options["quantization"] = "fp8"
+    stored = deployment.setting.model.weight_dtype
+    if candidate.weight_dtype == "fp8" and stored != "fp8":
+        options["quantization"] = "fp8"  # at load
     if group.role in ("prefill", "decode"):
         options |= {"disaggregation_mode": group.role, "disaggregation_transfer_backend": "nixl"}
     if group.role == "prefill":
@@ -92,7 +93,7 @@ def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
 
 
 def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
-    options = stated(deployment, group)
+    options = split_options(deployment, group)
     if group.nodes == 1:
         return options
     return options | {
@@ -103,7 +104,7 @@ def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
 
 
 def _draft(deployment: Deployment) -> dict[str, Any]:
-    """Options of a draft: a chain (top-k 1), so that a step verifies one token more than was drafted."""
+    """Options of a draft: a chain (top-k 1), where a step verifies one token more than drafted."""
     draft = deployment.candidate.speculative
     if draft is None:
         return {}
@@ -114,13 +115,14 @@ def _draft(deployment: Deployment) -> dict[str, Any]:
     }
     if draft.method == "ngram":  # a chain here too: it would look up a tree
         breadth = {"speculative_ngram_min_bfs_breadth": 1, "speculative_ngram_max_bfs_breadth": 1}
-        return {"speculative_algorithm": "NGRAM"} | steps | breadth
+        return {"speculative_algorithm": "NGRAM", **steps, **breadth}
     if draft.method == "mtp":
-        return {"speculative_algorithm": "NEXTN"} | steps
+        return {"speculative_algorithm": "NEXTN", **steps}
     return {
         "speculative_algorithm": draft.eagle.upper(),
         "speculative_draft_model_path": draft.checkpoint,
-    } | steps
+        **steps,
+    }
 
 
 def _cache_word(deployment: Deployment) -> str:
@@ -129,7 +131,7 @@ def _cache_word(deployment: Deployment) -> str:
 
 
 def _router(placed: list[Group]) -> list[str]:
-    """The router's words: every prefill server with the port at which its caches are asked for, and every decode server."""
+    """The router's words: prefill servers with the port for their caches, and decode servers."""
     table = option_table(*ROUTER)
     words = [
         "python3",
@@ -138,10 +140,8 @@ def _router(placed: list[Group]) -> list[str]:
         *table.argv({"host": "${host}", "port": "${port}", "pd_disaggregation": True}),
     ]
     for group in placed:
-        asked = (
-            [url(group), str(BOOTSTRAP_PORT + group.number)]
-            if group.role == "prefill"
-            else url(group)
-        )
-        words += table.argv({group.role: asked})
+        address: str | list[str] = url(group)
+        if group.role == "prefill":
+            address = [url(group), str(BOOTSTRAP_PORT + group.number)]
+        words += table.argv({group.role: address})
     return words

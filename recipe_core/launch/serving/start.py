@@ -31,17 +31,14 @@ def launch(deployment: Deployment) -> Launch:
     setting = deployment.setting
     engine = setting.engine
     if setting.needs_other_checkpoint:
-        model, dtype = setting.model, setting.weight_dtype
-        raise NoAnswer(
-            f"{model.name} stores {model.weight_dtype} weights and {engine.title} does not load "
-            f"them as {dtype}.",
-            field="candidate.weight_dtype",
-            hint=f"Name a checkpoint that stores {dtype}, or use weight_dtype: auto.",
-        )
+        stored = setting.model.weight_dtype
+        dtype = setting.weight_dtype
+        message = f"{setting.model.name} stores {stored} weights, which {engine.title} cannot load"
+        hint = f"Name a checkpoint that stores {dtype}, or use weight_dtype: auto."
+        raise NoAnswer(f"{message} as {dtype}.", field="candidate.weight_dtype", hint=hint)
     if not setting.cache_can_be_had:
-        raise NoAnswer(
-            f"{no_such_cache(setting)}.", field="candidate.kv_dtype", hint="Use kv_dtype: auto."
-        )
+        message = f"{no_such_cache(setting)}."
+        raise NoAnswer(message, field="candidate.kv_dtype", hint="Use kv_dtype: auto.")
     module = MODULES.module(engine.name, engine.launcher)
     checked = replace(deployment, environment=check_environment(deployment.environment))
     started: Launch = module.launch(checked)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: ``trtllm-serve`` with a YAML file of what its command line does not take; MPI ranks over several nodes."""
+"""TensorRT-LLM: ``trtllm-serve`` with a YAML file beside its options; MPI over several nodes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,32 @@ POOLS, FILLED, FILLED_POOLS = "engine/pools.json", "engine/render_template.py", 
 FILLER = Path(__file__).with_name("render_template.py")
 SSH_PORT = "2222"
 REQUEST_TIMEOUT_S = 3600
-"""After which the server before the pools gives a request up; its default of 180 seconds cuts long answers off."""
+"""Until the server before the pools gives a request up; its default, 180, cuts long answers off."""
 LARGEST_GRAPH = 512
-"""Sequences of the largest captured step; larger steps take long enough to be launched kernel by kernel."""
+"""Sequences of the largest captured step; larger ones run long enough to hide kernel launches."""
 _DECODING = {"mtp": "MTP", "eagle": "Eagle", "ngram": "NGram"}
 
 
 def launch(deployment: Deployment) -> Launch:
-    """Servers for the split; replicas are servers of their own, and pools stand behind ``trtllm-serve disaggregated``."""
+    """Servers for the split.
+
+    Replicas are servers of their own; pools stand behind ``trtllm-serve disaggregated``.
+    """
     setting, candidate = deployment.setting, deployment.candidate
     placed = groups(deployment)
-    options, config = stated(deployment, placed[-1]), config_of(deployment, placed[-1])
-    own = check_options(deployment.engine_options, setting.engine, setting.engine.options, options)
+    options, config = split_options(deployment, placed[-1]), config_of(deployment, placed[-1])
+    extra = check_options(
+        deployment.engine_options, setting.engine, setting.engine.options, options
+    )
     pools = candidate.prefill is not None
     several = any(group.nodes > 1 for group in placed)
-    env = rules.environment(deployment) | (
-        {"OMPI_MCA_plm_rsh_args": f"-p {SSH_PORT}"} if several else {}
-    )
+    env = rules.environment(deployment)
+    if several:
+        env["OMPI_MCA_plm_rsh_args"] = f"-p {SSH_PORT}"
     started = processes(
         placed,
         lambda group, rank: _words(
-            setting.engine.argv(stated(deployment, group) | own), group, rank
+            setting.engine.argv(split_options(deployment, group) | extra), group, rank
         ),
         lambda group, rank: dict(env),
         first_port=int(pools),
@@ -52,7 +57,7 @@ def launch(deployment: Deployment) -> Launch:
         files |= {FILLED: FILLER.read_text(encoding="utf-8"), POOLS: to_json(_pools(placed))}
     return Launch(
         processes=tuple(started),
-        options=options | config | own,
+        options=options | config | extra,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
@@ -69,15 +74,12 @@ def _config_path(group: Group) -> str:
 
 
 def _pools(placed: list[Group]) -> dict[str, Any]:
-    """What the server before the pools reads, once it is filled: its own address, and those of the servers by what they do."""
-    named = {"context_servers": "prefill", "generation_servers": "decode"}
-    urls = {
-        part: [f"${_name(group)}" for group in placed if group.role == role]
-        for part, role in named.items()
-    }
-    return {"hostname": "$host", "port": "$port", "backend": "pytorch"} | {
-        part: {"num_instances": len(each), "urls": each} for part, each in urls.items()
-    }
+    """What the server before the pools reads, once filled: its address and those behind it."""
+    out: dict[str, Any] = {"hostname": "$host", "port": "$port", "backend": "pytorch"}
+    for part, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
+        urls = [f"${_name(group)}" for group in placed if group.role == role]
+        out[part] = {"num_instances": len(urls), "urls": urls}
+    return out
 
 
 def _name(group: Group) -> str:
@@ -86,10 +88,10 @@ def _name(group: Group) -> str:
 
 def _router(placed: list[Group]) -> list[str]:
     """The server before the pools: its file is filled with addresses when it starts."""
-    known = {"host": "${host}", "port": "${port}"} | {
-        _name(group): url(group).removeprefix("http://") for group in placed
-    }
-    pairs = [f"{name}={value}" for name, value in known.items()]
+    addresses = {"host": "${host}", "port": "${port}"}
+    for group in placed:
+        addresses[_name(group)] = url(group).removeprefix("http://")
+    pairs = [f"{name}={value}" for name, value in addresses.items()]
     table = option_table("tensorrt-llm-disaggregated", engine("tensorrt-llm").version)
     words = table.argv({"c": FILLED_POOLS, "t": STARTUP_TIMEOUT_S, "r": REQUEST_TIMEOUT_S})
     served = ["trtllm-serve", "disaggregated", *words]
@@ -105,7 +107,7 @@ def _router(placed: list[Group]) -> list[str]:
 
 
 def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
-    """One process in a node; over nodes the first starts every rank by MPI, and the others wait for it as an SSH server."""
+    """One process per node; the first of several starts all ranks by MPI, the others serve SSH."""
     serve = ("trtllm-serve", "${model}", *argv)
     if group.nodes == 1:
         return serve
@@ -125,7 +127,7 @@ def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
     )
 
 
-def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
+def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Options of the command line. Limits are those of a rank of data-parallel attention."""
     candidate, split = deployment.candidate, group.split
     options: dict[str, Any] = {
@@ -142,27 +144,24 @@ def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
         "enable_chunked_prefill": True,
         "config": f"${{root}}/{_config_path(group)}",
     }
-    return (
-        options
-        if deployment.setting.model.is_moe
-        else {k: v for k, v in options.items() if k != "moe_expert_parallel_size"}
-    )
+    if not deployment.setting.model.is_moe:
+        del options["moe_expert_parallel_size"]
+    return options
 
 
 def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
-    """The file of further options: what is kept how, which attention ranks there are, drafts, graphs, metrics.
+    """The file of further options: cache, attention ranks, drafts, graphs, metrics.
 
     Raises:
-        NoAnswer: for ranks of attention that share heads while others share requests: here every rank is one or the other.
+        NoAnswer: for attention that is cut by heads and by requests: here it is one or the other.
     """
     candidate, split = deployment.candidate, group.split
     attention_dp = split.ep > 1 and split.dp > 1
     if attention_dp and split.tp > 1:
-        raise NoAnswer(
-            f"TensorRT-LLM cuts attention over all ranks or none; tp {split.tp} × dp {split.dp} is neither.",
-            field="candidate.tp",
-            hint=f"Use tp 1 with dp {split.devices // split.pp}, or dp 1.",
-        )
+        degrees = f"tp {split.tp} × dp {split.dp} is neither"
+        message = f"TensorRT-LLM cuts attention over all ranks or none; {degrees}."
+        hint = f"Use tp 1 with dp {split.devices // split.pp}, or dp 1."
+        raise NoAnswer(message, field="candidate.tp", hint=hint)
     config: dict[str, Any] = {
         "dtype": deployment.activation_word,
         "enable_attention_dp": attention_dp,
@@ -195,10 +194,8 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
 def _draft(draft: Draft) -> dict[str, Any]:
     out: dict[str, Any] = {"decoding_type": _DECODING[draft.method]}
     if draft.method == "mtp":
-        return out | {"num_nextn_predict_layers": draft.tokens}
+        return {**out, "num_nextn_predict_layers": draft.tokens}
     out["max_draft_len"] = draft.tokens
-    return out | (
-        {"speculative_model_dir": draft.checkpoint}
-        if draft.method == "eagle"
-        else {"max_matching_ngram_size": 2}
-    )
+    if draft.method == "eagle":
+        return {**out, "speculative_model_dir": draft.checkpoint}
+    return {**out, "max_matching_ngram_size": 2}

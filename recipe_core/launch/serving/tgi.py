@@ -14,13 +14,13 @@ STARTUP_TIMEOUT_S = 1800
 
 
 def launch(deployment: Deployment) -> Launch:
-    """One launcher a replica; it starts a process a shard."""
+    """One launcher per replica; it starts one process per shard."""
     engine = deployment.setting.engine
     placed = groups(deployment)
-    options = stated(deployment, placed[0].split)
-    own = check_options(deployment.engine_options, engine, engine.options, options)
-    argv = ("text-generation-launcher", *engine.argv(options | own))
-    # What is free after a full prefill becomes cache, times this variable: the share that the estimate divides by.
+    options = split_options(deployment, placed[0].split)
+    extra = check_options(deployment.engine_options, engine, engine.options, options)
+    argv = ("text-generation-launcher", *engine.argv(options | extra))
+    # TGI makes a cache of what a full prefill leaves free, times this share.
     share = {"TGI_WIGGLE_ROOM": str(deployment.candidate.memory_fraction)}
     environment = rules.environment(deployment) | share
     started = processes(
@@ -30,7 +30,7 @@ def launch(deployment: Deployment) -> Launch:
     )
     return Launch(
         processes=tuple(started),
-        options=options | own,
+        options=options | extra,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
@@ -44,7 +44,7 @@ def _apart(number: int) -> dict[str, str]:
     return {"MASTER_PORT": str(29500 + number), "SHARD_UDS_PATH": f"${{run}}/shard-{number}"}
 
 
-def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
+def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
     """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
     options: dict[str, Any] = {
@@ -63,9 +63,8 @@ def stated(deployment: Deployment, split: Split) -> dict[str, Any]:
     online = candidate.weight_dtype == "fp8" and setting.model.weight_dtype != "fp8"
     if online:
         options["quantize"] = "fp8"
-    elif (
-        setting.model.quantization is None
-    ):  # refused beside a quantisation, the checkpoint's own too
+    elif setting.model.quantization is None:
+        # TGI refuses it beside a quantisation, the checkpoint's own too.
         options["dtype"] = deployment.activation_word
     if candidate.kv_dtype == "fp8":
         options["kv_cache_dtype"] = "fp8_e4m3fn"

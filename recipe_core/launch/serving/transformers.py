@@ -1,4 +1,4 @@
-"""The embedded engine: Hugging Face ``transformers serve`` on CUDA, ROCm or CPU, one device a server."""
+"""The embedded engine: Hugging Face ``transformers serve``, one device per server."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 600
 _REQUIRES = ("torch", "openai", "fastapi", "uvicorn", "accelerate")
-# The server refuses fields it does not know, so "exactly as many tokens as asked" is said in its own words.
+# The server refuses fields it does not know, so the exact length is stated in its own words.
 _EXACT_LENGTH = json.dumps({"eos_token_id": -1, "do_sample": False})
 
 
 def launch(deployment: Deployment) -> Launch:
-    """One server a replica, on consecutive ports."""
+    """One server per replica, on consecutive ports."""
     options = _options(deployment)
     engine = deployment.setting.engine
     options |= check_options(deployment.engine_options, engine, engine.options, options)
@@ -57,9 +57,7 @@ def _options(deployment: Deployment) -> dict[str, Any]:
 
 def _environment(deployment: Deployment) -> dict[str, str]:
     """A model folder needs no hub."""
-    out = (
-        {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"}
-        if PurePath(deployment.setting.model.name).is_absolute()
-        else {}
-    )
-    return out | rules.environment(deployment)
+    variables = rules.environment(deployment)
+    if PurePath(deployment.setting.model.name).is_absolute():
+        return {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub", **variables}
+    return variables

@@ -1,4 +1,4 @@
-"""Triton Inference Server: a model repository with the vLLM or the TensorRT-LLM backend, one node a server."""
+"""Triton Inference Server with the vLLM or the TensorRT-LLM backend, one node per server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from recipe_core.launch.serving.vllm_ranks import refuse_ways
 from recipe_core.launch.user_options import check_options, inner
 
 FOLDER = "engine/repository"
-LLMAPI = "/app/all_models/llmapi"  # in the container: the backend's model, which reads its options from LLM_CONFIG_PATH
+LLMAPI = "/app/all_models/llmapi"
+"""The backend's model in the container, which reads its options from ``LLM_CONFIG_PATH``."""
 LLMAPI_OPTIONS = "engine/model.yaml"
 _INSTANCE = """backend: "vllm"
 instance_group [ { count: 1, kind: KIND_MODEL } ]
@@ -22,31 +23,36 @@ instance_group [ { count: 1, kind: KIND_MODEL } ]
 
 
 def launch(deployment: Deployment) -> Launch:
-    """One server a replica, each with ports of its own. The model is named in the repository, not by the launcher."""
+    """One server per replica, each with ports of its own.
+
+    The repository names the model, not the launcher.
+    """
     engine, candidate = deployment.setting.engine, deployment.candidate
     if (candidate.split.ep > 1 and candidate.dp > 1) or candidate.prefill is not None:
         raise NoAnswer(
-            f"{engine.title} runs one scheduler a server.",
+            f"{engine.title} runs one scheduler per server.",
             field="candidate.dp",
             hint="Use replicas (ep 1), or the engine without Triton.",
         )
     placed = groups(deployment)
-    own = check_options(
-        deployment.engine_options, engine, inner(engine).options, vllm.stated(deployment, placed[0])
+    extra = check_options(
+        deployment.engine_options,
+        engine,
+        inner(engine).options,
+        vllm.split_options(deployment, placed[0]),
     )
-    refuse_ways(own, engine.title)
+    refuse_ways(extra, engine.title)
     vllm_backend = engine.wraps == "vllm"
-    options = (
-        _vllm_options(deployment, placed[0]) | own
-        if vllm_backend
-        else _llmapi_options(deployment, placed[0])
-    )
-    files = _repository(deployment, options) if vllm_backend else {LLMAPI_OPTIONS: to_yaml(options)}
-    name = deployment.served_name if vllm_backend else "tensorrt_llm"
-    repository = f"${{root}}/{FOLDER}" if vllm_backend else LLMAPI
-    env = rules.environment(deployment) | (
-        {} if vllm_backend else {"LLM_CONFIG_PATH": f"${{root}}/{LLMAPI_OPTIONS}"}
-    )
+    env = rules.environment(deployment)
+    if vllm_backend:
+        options = {**_vllm_options(deployment, placed[0]), **extra}
+        files = _repository(deployment, options)
+        name, repository = deployment.served_name, f"${{root}}/{FOLDER}"
+    else:
+        options = _llmapi_options(deployment, placed[0])
+        files = {LLMAPI_OPTIONS: to_yaml(options)}
+        name, repository = "tensorrt_llm", LLMAPI
+        env["LLM_CONFIG_PATH"] = f"${{root}}/{LLMAPI_OPTIONS}"
     started = processes(
         placed,
         lambda group, rank: _words(deployment, repository, group),
@@ -93,12 +99,15 @@ def _repository(deployment: Deployment, options: dict[str, Any]) -> dict[str, st
 
 
 def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
-    """The file that the TensorRT-LLM backend hands to its engine: options of the command line and of the file by one set of names."""
-    stated = tensorrt_llm.stated(deployment, group)
+    """The file that the TensorRT-LLM backend hands to its engine.
+
+    It holds the options of the command line and those of the engine's file, by one set of names.
+    """
+    options = tensorrt_llm.split_options(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
     return {
         "model": deployment.setting.model.name,
-        **{name: value for name, value in stated.items() if name not in server},
+        **{name: value for name, value in options.items() if name not in server},
         **tensorrt_llm.config_of(deployment, group),
         "triton_config": {"decoupled": True, "max_batch_size": 0},
     }

@@ -1,4 +1,4 @@
-"""vLLM: ``vllm serve`` on CUDA, ROCm and CPU, over nodes by its own multiprocessing or Ray, with pools behind ``vllm-router``."""
+"""vLLM: ``vllm serve``, over nodes by multiprocessing or Ray, with pools behind ``vllm-router``."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 def launch(deployment: Deployment) -> Launch:
     """Servers for the split.
 
-    Replicas of a dense model within a node, and data-parallel attention with shared experts, are vLLM's own data parallelism behind one
-    address. Replicas of a mixture of experts are separate servers: under vLLM's data parallelism their experts would be cut over all
-    replicas, which is another split than the one estimated. Replicas that fill a node each are separate servers too.
+    Replicas of a dense model within a node, and data-parallel attention with shared experts, are
+    vLLM's own data parallelism behind one address. Replicas of a mixture of experts are separate
+    servers: under vLLM's data parallelism their experts would be cut over all replicas, which is
+    another split than the one estimated. Replicas that fill a node each are separate servers too.
 
     The user's options may name another balancer or Ray (``vllm_ranks``).
     """
     setting = deployment.setting
     placed = groups(deployment)
-    asked = check_options(
-        deployment.engine_options,
-        setting.engine,
-        engine("vllm").options,
-        stated(deployment, placed[0]),
+    options = split_options(deployment, placed[0])
+    user_options = check_options(
+        deployment.engine_options, setting.engine, engine("vllm").options, options
     )
-    way, own = way_of(asked)
+    way, extra = way_of(user_options)
     placed = way.cut(placed)
     pools = deployment.candidate.prefill is not None
     started = processes(
         placed,
-        lambda group, rank: way.words(group, rank, _words(deployment, group, rank, way, own)),
+        lambda group, rank: way.words(group, rank, _words(deployment, group, rank, way, extra)),
         lambda group, rank: (
             rules.environment(deployment)
             | way.environment(group, rank)
@@ -53,22 +52,23 @@ def launch(deployment: Deployment) -> Launch:
         started.insert(0, router(_router(placed), placed))
     return Launch(
         processes=tuple(started),
-        options=stated(deployment, placed[-1]) | asked,
+        options=split_options(deployment, placed[-1]) | user_options,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
-        requires=(*(("vllm-router", "nixl") if pools else ()), *(("ray",) if way.ray else ())),
+        requires=(("vllm-router", "nixl") if pools else ()) + (("ray",) if way.ray else ()),
         files=way.files(placed),
     )
 
 
-def stated(deployment: Deployment, group: Group) -> dict[str, Any]:
+def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Every option that the estimate depends on, stated even where it is the default.
 
-    The default block size is not stated: attention backends demand different ones (16 is refused by some), and vLLM finds
-    the one that fits when it is left to choose. The estimate depends on it by less than a block a request.
+    The default block size is not stated: attention backends demand different ones (some refuse 16),
+    and vLLM finds the one that fits when it is left to choose. The estimate depends on it by less
+    than a block per request.
     """
     return {
         "host": "${host}",
@@ -99,11 +99,9 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["decode_context_parallel_size"] = candidate.cp
     if candidate.block_size != deployment.setting.engine.memory.block_tokens:
         options["block_size"] = candidate.block_size
-    if (
-        candidate.weight_dtype != deployment.setting.model.weight_dtype
-        and candidate.weight_dtype == "fp8"
-    ):
-        options["quantization"] = "fp8"
+    stored = deployment.setting.model.weight_dtype
+    if candidate.weight_dtype == "fp8" and stored != "fp8":
+        options["quantization"] = "fp8"  # at load
     if (draft := _draft(deployment)) is not None:
         options["speculative_config"] = draft
     if group.role in ("prefill", "decode"):
@@ -112,13 +110,13 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
 
 
 def _words(
-    deployment: Deployment, group: Group, rank: int, way: Way, own: dict[str, Any]
+    deployment: Deployment, group: Group, rank: int, way: Way, extra: dict[str, Any]
 ) -> list[str]:
-    """The engine on one of the nodes of a group; the first answers, the others take part without a server unless the way says so."""
-    options = stated(deployment, group) | way.options(group, rank)
+    """The engine on a node of a group: the first answers, the others where the way says so."""
+    options = split_options(deployment, group) | way.options(group, rank)
     if options.get("headless"):
         options = {name: value for name, value in options.items() if name not in ("host", "port")}
-    return ["vllm", "serve", "${model}", *engine("vllm").argv(options | own)]
+    return ["vllm", "serve", "${model}", *engine("vllm").argv(options | extra)]
 
 
 def _draft(deployment: Deployment) -> dict[str, Any] | None:
@@ -139,7 +137,7 @@ def _cache_word(deployment: Deployment) -> str:
 
 
 def side_channel(group: Group, rank: int) -> dict[str, str]:
-    """Where the other pool asks for cached blocks: an address that it reaches, and a port for each engine (and rank) of a node."""
+    """Where the other pool fetches cached blocks: an address, and a port per engine and rank."""
     port = SIDE_CHANNEL_PORT + group.number * RANKS_A_GROUP
     return {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{group.places[rank].node}}}",
@@ -151,17 +149,13 @@ def _router(placed: list[Group]) -> list[str]:
     """The router's words: every prefill and decode server by address."""
     table = option_table(*ROUTER)
     decode = [group for group in placed if group.role == "decode"]
-    words = [
-        "vllm-router",
-        *table.argv(
-            {
-                "host": "${host}",
-                "port": "${port}",
-                "policy": "round_robin",
-                "vllm_pd_disaggregation": True,
-            }
-        ),
-    ]
+    options = {
+        "host": "${host}",
+        "port": "${port}",
+        "policy": "round_robin",
+        "vllm_pd_disaggregation": True,
+    }
+    words = ["vllm-router", *table.argv(options)]
     for group in placed:
         words += table.argv({group.role: url(group)})
     ranks = 1 if decode[0].part else decode[0].split.dp

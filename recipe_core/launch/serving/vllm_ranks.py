@@ -1,8 +1,9 @@
-"""How ranks of vLLM find each other, and who balances requests among those that are data-parallel, by options that the user passes on.
+"""How vLLM's ranks find each other, and who balances requests among them, by the user's options.
 
-``distributed_executor_backend: ray`` spreads an engine over nodes by a Ray cluster in place of vLLM's own multiprocessing.
-``data_parallel_external_lb`` makes every data-parallel rank a server of its own, for a balancer that the user has;
-``data_parallel_hybrid_lb`` one server a node, which balances among the ranks of its node.
+``distributed_executor_backend: ray`` spreads an engine over nodes by a Ray cluster in place of
+vLLM's own multiprocessing. ``data_parallel_external_lb`` makes every data-parallel rank a server of
+its own, for a balancer that the user has; ``data_parallel_hybrid_lb`` one server per node, which
+balances among the ranks of its node.
 """
 
 from __future__ import annotations
@@ -17,11 +18,8 @@ from recipe_core.launch.serving.groups import Group, by_rank, ranks_of_node
 from recipe_core.launch.serving.processes import HEAD, MASTER_PORT
 from recipe_core.launch.user_options import FIELD
 
-EXTERNAL, HYBRID, EXECUTOR = (
-    "data_parallel_external_lb",
-    "data_parallel_hybrid_lb",
-    "distributed_executor_backend",
-)
+EXTERNAL, HYBRID = "data_parallel_external_lb", "data_parallel_hybrid_lb"
+EXECUTOR = "distributed_executor_backend"
 WAYS = (EXTERNAL, HYBRID, EXECUTOR)
 RAY, NODE = "engine/ray_node.py", Path(__file__).with_name("ray_node.py")
 RAY_PORT, RPC_PORT = 6379, 29550  # Ray's and vLLM's own defaults
@@ -48,46 +46,49 @@ class Way:
 
     def options(self, group: Group, rank: int) -> dict[str, Any]:
         """What one node of a group is told about the others, besides the degrees."""
-        found: dict[str, Any] = {EXECUTOR: "ray"} if self.ray else {}
+        options: dict[str, Any] = {EXECUTOR: "ray"} if self.ray else {}
         if group.part is not None:
             address = {
                 "data_parallel_address": f"${{node{group.part.head}}}",
                 "data_parallel_rpc_port": RPC_PORT + group.part.of,
             }
-            return found | {EXTERNAL: True, "data_parallel_rank": group.part.rank, **address}
+            rank = group.part.rank
+            return {**options, EXTERNAL: True, "data_parallel_rank": rank, **address}
         if group.nodes == 1:
-            return found
+            return options
         if self.ray:
-            return found | (_ray_replicas(group) if group.split.dp > 1 else {})
-        found |= {
+            return {**options, **_ray_replicas(group)} if group.split.dp > 1 else options
+        options |= {
             "nnodes": group.nodes,
             "node_rank": rank,
             "master_addr": HEAD,
             "master_port": MASTER_PORT,
         }
         if self.answers(group):  # the rank that a node begins with is inferred from its number
-            return found | {HYBRID: True, "data_parallel_size_local": ranks_of_node(group, HYBRID)}
-        return found | ({"headless": True} if rank else {})
+            local = ranks_of_node(group, HYBRID)
+            return {**options, HYBRID: True, "data_parallel_size_local": local}
+        return {**options, "headless": True} if rank else options
 
     def words(self, group: Group, rank: int, engine: list[str]) -> list[str]:
-        """The words of a node: the engine's, on the first node of a Ray cluster behind its start, on the others only to join it."""
+        """The words of a node: the engine's; in a Ray cluster those that start or join it."""
         if not self.joined(group):
             return engine
-        own, devices = f"${{node{group.places[rank].node}}}", str(len(group.places[rank].devices))
+        place = group.places[rank]
+        address, devices = f"${{node{place.node}}}", str(len(place.devices))
         program, port = ["python3", f"${{root}}/{RAY}"], str(RAY_PORT)
         if rank:
-            return [*program, "join", HEAD, port, own, devices]
-        return [*program, "head", str(group.nodes), own, port, devices, "--", *engine]
+            return [*program, "join", HEAD, port, address, devices]
+        return [*program, "head", str(group.nodes), address, port, devices, "--", *engine]
 
     def environment(self, group: Group, rank: int) -> dict[str, str]:
-        """The address by which ranks of other nodes find this one; where a replica takes several nodes, that Ray may spread it."""
+        """The address by which other nodes find this one, and whether Ray may spread replicas."""
         if not self.joined(group):
             return {}
-        spans = (
-            group.split.dp > 1 and len(group.places[0].devices) < group.split.tp * group.split.pp
-        )
-        packed = {"VLLM_RAY_DP_PACK_STRATEGY": "span"} if spans else {}
-        return {"VLLM_HOST_IP": f"${{node{group.places[rank].node}}}", **packed}
+        variables = {"VLLM_HOST_IP": f"${{node{group.places[rank].node}}}"}
+        size = group.split.tp * group.split.pp
+        if group.split.dp > 1 and len(group.places[0].devices) < size:
+            variables["VLLM_RAY_DP_PACK_STRATEGY"] = "span"
+        return variables
 
     def files(self, placed: list[Group]) -> dict[str, str]:
         """What travels in the bundle for it."""
@@ -96,47 +97,44 @@ class Way:
 
 def _ray_replicas(group: Group) -> dict[str, Any]:
     per_node = len(group.places[0].devices) // (group.split.tp * group.split.pp)
-    return {"data_parallel_backend": "ray"} | (
-        {"data_parallel_size_local": per_node} if per_node else {}
-    )
+    options: dict[str, Any] = {"data_parallel_backend": "ray"}
+    if per_node:
+        options["data_parallel_size_local"] = per_node
+    return options
 
 
-def way_of(own: Mapping[str, Any]) -> tuple[Way, dict[str, Any]]:
+def way_of(options: Mapping[str, Any]) -> tuple[Way, dict[str, Any]]:
     """The way that the user's options ask for, and the other options.
 
     Raises:
-        InputError: for ways that exclude each other, and for executors that a launch does not lay out.
+        InputError: for ways that exclude each other, and for unsupported executors.
     """
-    external, hybrid, executor = (
-        bool(own.get(EXTERNAL)),
-        bool(own.get(HYBRID)),
-        own.get(EXECUTOR, "mp"),
-    )
+    external, hybrid = bool(options.get(EXTERNAL)), bool(options.get(HYBRID))
+    executor = options.get(EXECUTOR, "mp")
     if executor not in ("mp", "ray"):
-        raise InputError(
-            f"{executor} is not laid out here.", field=f"{FIELD}.{EXECUTOR}", hint="Use mp or ray."
-        )
+        message = f"{executor} is not supported here."
+        raise InputError(message, field=f"{FIELD}.{EXECUTOR}", hint="Use mp or ray.")
     if external and hybrid:
-        raise InputError(
-            f"excludes {HYBRID}.", field=f"{FIELD}.{EXTERNAL}", hint="Choose one of them."
-        )
+        message, field = f"excludes {HYBRID}.", f"{FIELD}.{EXTERNAL}"
+        raise InputError(message, field=field, hint="Choose one of them.")
     if executor == "ray" and (external or hybrid):
         raise InputError(
             "does not go with a balancer outside vLLM here.",
             field=f"{FIELD}.{EXECUTOR}",
             hint="Use mp, or its own balancer.",
         )
-    rest = {name: value for name, value in own.items() if name not in WAYS}
-    return Way(
-        "external" if external else "hybrid" if hybrid else "internal", executor == "ray"
-    ), rest
+    rest = {name: value for name, value in options.items() if name not in WAYS}
+    balancer: Literal["internal", "external", "hybrid"] = "internal"
+    if external:
+        balancer = "external"
+    elif hybrid:
+        balancer = "hybrid"
+    return Way(balancer, ray=executor == "ray"), rest
 
 
-def refuse_ways(own: Mapping[str, Any], title: str) -> None:
+def refuse_ways(options: Mapping[str, Any], title: str) -> None:
     """Raise for an engine around vLLM, which joins ranks and balances itself."""
-    if asked := [name for name in WAYS if own.get(name) not in (None, False, "mp")]:
-        raise InputError(
-            f"is left to {title}.",
-            field=f"{FIELD}.{asked[0]}",
-            hint="Leave it out, or use the engine vllm.",
-        )
+    for name in WAYS:
+        if options.get(name) not in (None, False, "mp"):
+            hint = "Leave it out, or use the engine vllm."
+            raise InputError(f"is left to {title}.", field=f"{FIELD}.{name}", hint=hint)

@@ -11,7 +11,7 @@ from recipe_core.launch.training.deepspeed import trainer_refusals
 from recipe_core.launch.training.embedded import train_json
 from recipe_core.launch.training.job import (
     Job,
-    No,
+    Unsupported,
     environment,
     fsdp,
     only_replicas,
@@ -21,13 +21,13 @@ from recipe_core.launch.training.job import (
 from recipe_core.launch.training.sources import trainer_files
 
 
-def refusals(job: Job) -> Iterator[No]:
+def refusals(job: Job) -> Iterator[Unsupported]:
     """What this way of starting Accelerate cannot do."""
     yield from only_replicas(job, "Accelerate")
     yield from trainer_refusals(job, "Accelerate", ("adamw", "sgd"))
     yield fsdp(job)
     host = job.setting.cluster.device.runtime == "cpu" and job.zero_stage > 0
-    yield No(
+    yield Unsupported(
         host,
         "candidate.zero_stage",
         "Accelerate copies parameters on a CPU, whatever it is told.",
@@ -42,15 +42,10 @@ def launch(job: Job) -> Launch:
     script = ("${root}/train_hf.py", "--config", "${root}/train.json", "--out", "${run}", *model)
 
     def words(node: int) -> tuple[str, ...]:
-        where = (
-            "--machine_rank",
-            str(node),
-            "--main_process_ip",
-            "${head}",
-            "--main_process_port",
-            "${port}",
-        )
-        return ("accelerate", "launch", "--config_file", "${root}/accelerate.yaml", *where, *script)
+        rank = ("--machine_rank", str(node))
+        meeting = ("--main_process_ip", "${head}", "--main_process_port", "${port}")
+        config_file = ("--config_file", "${root}/accelerate.yaml")
+        return ("accelerate", "launch", *config_file, *rank, *meeting, *script)
 
     files = trainer_files(settings, "train_hf.py", "hf") | {"accelerate.yaml": to_yaml(config)}
     return training(
@@ -94,6 +89,9 @@ def accelerate_config(job: Job) -> dict[str, Any]:
 
 
 def _distributed(job: Job, *, plain: bool) -> str:
-    if job.setting.cluster.device.runtime == "cpu":
-        return "MULTI_CPU" if job.dims.devices > 1 else "NO"
-    return "FSDP" if not plain else "MULTI_GPU" if job.dims.devices > 1 else "NO"
+    cpu = job.setting.cluster.device.runtime == "cpu"
+    if not cpu and not plain:
+        return "FSDP"
+    if job.dims.devices == 1:
+        return "NO"
+    return "MULTI_CPU" if cpu else "MULTI_GPU"

@@ -1,6 +1,6 @@
-"""A small text to train on, made here: sentences about kitchens from a grammar, the same on every machine.
+"""A small text to train on: sentences about kitchens, made from a grammar.
 
-Grammar and text are dedicated to the public domain (CC0 1.0).
+It is the same on every machine. Grammar and text are dedicated to the public domain (CC0 1.0).
 """
 
 from __future__ import annotations
@@ -10,23 +10,8 @@ from functools import cache
 
 _SEED = 20_260_101
 _STORIES = 700
-_COOKS = (
-    "Ada",
-    "Ben",
-    "Clara",
-    "Daniel",
-    "Emma",
-    "Felix",
-    "Greta",
-    "Hugo",
-    "Ida",
-    "Jonas",
-    "Karla",
-    "Leo",
-    "Mira",
-    "Nils",
-    "Olga",
-    "Paul",
+_COOKS = tuple(
+    "Ada Ben Clara Daniel Emma Felix Greta Hugo Ida Jonas Karla Leo Mira Nils Olga Paul".split()  # noqa: SIM905
 )
 _PLACES = [
     "the small kitchen",
@@ -131,7 +116,7 @@ def _story(chance: random.Random) -> str:
     dish = chance.choice(sorted(_DISHES))
     needs, tool, until, saying = _DISHES[dish]
     time, guest, place = chance.choice(_TIMES), chance.choice(_GUESTS), chance.choice(_PLACES)
-    told = [
+    story = [
         f"{cook} makes {dish} in {place}.",
         chance.choice(_WEATHER),
         f"To make {dish} you need {needs}.",
@@ -141,5 +126,6 @@ def _story(chance: random.Random) -> str:
         f"{other} brings the {dish} to {guest}.",
         chance.choice(_ENDS),
     ]
-    kept = [told[0], *(sentence for sentence in told[1:] if chance.random() < 0.85)]
-    return " ".join(kept)
+    # The first sentence names cook and dish; of the others some are left out, so that texts vary.
+    sentences = [story[0], *(sentence for sentence in story[1:] if chance.random() < 0.85)]
+    return " ".join(sentences)

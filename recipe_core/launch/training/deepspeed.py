@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO over replicas, by its launcher; ``ds_config.json`` says all that was estimated."""
+"""DeepSpeed: ZeRO over replicas, by its launcher, with all that was estimated in its config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.embedded import train_json
 from recipe_core.launch.training.job import (
     Job,
-    No,
+    Unsupported,
     environment,
     only_replicas,
     processes,
@@ -22,44 +22,44 @@ from recipe_core.launch.training.sources import trainer_files
 _OPTIMIZERS = {"adamw": "AdamW"}
 
 
-def refusals(job: Job) -> Iterator[No]:
+def refusals(job: Job) -> Iterator[Unsupported]:
     """What this way of starting DeepSpeed cannot do."""
     yield from only_replicas(job, "DeepSpeed")
     yield from trainer_refusals(job, "DeepSpeed", tuple(_OPTIMIZERS))
     yield synchronised(job, "DeepSpeed")
     apart = job.zero_stage > 0 and job.dims.copies > 1
-    yield No(
+    yield Unsupported(
         apart, "candidate.shard", "DeepSpeed divides states over all replicas.", "Leave shard out."
     )
 
 
-def trainer_refusals(job: Job, title: str, optimizers: tuple[str, ...]) -> Iterator[No]:
+def trainer_refusals(job: Job, title: str, optimizers: tuple[str, ...]) -> Iterator[Unsupported]:
     """What transformers' trainer cannot be told."""
     setting = job.setting
-    yield No(
+    yield Unsupported(
         setting.precision == "fp8",
         "candidate.precision",
-        f"{title} is launched without products in 8 bits.",
+        f"{title} is launched without 8-bit matrix products.",
         "Use bf16 or fp16.",
     )
-    some = job.recompute == "selective"
-    yield No(
-        some,
+    selective = job.recompute == "selective"
+    yield Unsupported(
+        selective,
         "candidate.recompute",
         f"{title} recomputes whole layers or none.",
         "Use none or full.",
     )
     other = setting.optimizer_name not in optimizers
-    yield No(
+    yield Unsupported(
         other,
         "workload.optimizer",
         f"{title} is launched with {' or '.join(optimizers)}.",
         "Use adamw.",
     )
-    yield No(
+    yield Unsupported(
         job.fused_loss,
         "workload.fused_loss",
-        f"{title} is launched with logits made at once.",
+        f"{title} is launched with full logits.",
         "Leave fused_loss out.",
     )
 
@@ -68,36 +68,13 @@ def launch(job: Job) -> Launch:
     """DeepSpeed's launcher on every node, without ssh; transformers' trainer runs under it."""
     config, settings = ds_config(job), train_json(job)
     model = ("--model", "${model}") if job.has_home else ()
-    script = (
-        "${root}/train_hf.py",
-        "--config",
-        "${root}/train.json",
-        "--out",
-        "${run}",
-        *model,
-        "--deepspeed",
-        "${root}/ds_config.json",
-    )
+    arguments = ("--config", "${root}/train.json", "--out", "${run}", *model)
+    script = ("${root}/train_hf.py", *arguments, "--deepspeed", "${root}/ds_config.json")
 
     def words(node: int) -> tuple[str, ...]:
-        where = (
-            "--master_addr",
-            "${head}",
-            "--master_port",
-            "${port}",
-            "--no_ssh",
-            "--node_rank",
-            str(node),
-        )
-        return (
-            "deepspeed",
-            "--num_nodes",
-            str(job.nodes),
-            "--num_gpus",
-            str(job.here),
-            *where,
-            *script,
-        )
+        sizes = ("--num_nodes", str(job.nodes), "--num_gpus", str(job.processes_per_node))
+        meeting = ("--master_addr", "${head}", "--master_port", "${port}", "--no_ssh")
+        return ("deepspeed", *sizes, *meeting, "--node_rank", str(node), *script)
 
     files = trainer_files(settings, "train_hf.py", "hf") | {"ds_config.json": to_json(config)}
     return training(
@@ -106,7 +83,7 @@ def launch(job: Job) -> Launch:
 
 
 def ds_config(job: Job) -> dict[str, Any]:
-    """DeepSpeed's own file; batch sizes are stated three times and must agree, which it checks itself."""
+    """DeepSpeed's own file; it checks that the three batch sizes agree."""
     h, half = job.hyper, job.setting.precision
     optimizer = {
         "type": _OPTIMIZERS[job.setting.optimizer_name],

@@ -1,4 +1,4 @@
-"""One estimated row as the framework files take it, and what they share: reasons to refuse, processes, torchrun's words."""
+"""One estimated row as a job, and what frameworks share: refusals, processes, torchrun's words."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ RESTARTS = 3
 class Job:
     """A training run with nothing left to choose.
 
-    ``dims``: every degree, the batch and what follows from them. ``stage_layers``: layers of each pipeline stage as they were estimated.
-    ``steps`` is None where no token budget was stated. ``fewest_nodes`` (worked out when asked): what an elastic run can go on with.
+    ``dims``: every degree, the batch and what follows from them. ``stage_layers``: layers of each
+    pipeline stage as they were estimated. ``steps`` is None without a token budget.
+    ``fewest_nodes`` (worked out on call): what an elastic run can go on with.
     """
 
     setting: TrainingSetting
@@ -59,8 +60,8 @@ class Job:
         return math.ceil(self.dims.devices / self.per_node)
 
     @property
-    def here(self) -> int:
-        """Processes of a node, one a device."""
+    def processes_per_node(self) -> int:
+        """Processes of a node, one per device."""
         return self.dims.devices // self.nodes
 
     @property
@@ -71,10 +72,8 @@ class Job:
     @property
     def moe(self) -> MoeMlp | None:
         """The experts, where the model has some."""
-        return next(
-            (layer.mlp for layer, _ in self.setting.model.kinds if isinstance(layer.mlp, MoeMlp)),
-            None,
-        )
+        blocks = (layer.mlp for layer, _ in self.setting.model.kinds)
+        return next((block for block in blocks if isinstance(block, MoeMlp)), None)
 
     @property
     def attention(self) -> Attention | None:
@@ -95,7 +94,7 @@ class Job:
 
     @property
     def has_home(self) -> bool:
-        """Whether the model is something with files of its own (a folder, an id), and so with a tokenizer."""
+        """Whether the model has files (a folder, an id), and so a tokenizer."""
         return "/" in self.setting.model.name
 
 
@@ -104,24 +103,18 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
     c, setting = estimates.cases, estimates.setting
     budget = float(estimates.run.steps[row])
     steps = int(budget) if math.isfinite(budget) else None
-    every = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
-    whole = {
-        name: int(getattr(c, name)[row])
-        for name in (
-            "virtual_stages",
-            "ep",
-            "zero_stage",
-            "sequence_length",
-            "per_node",
-            "recompute_layers",
-        )
-    }
+    interval = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
     dims, layers = c.dims(row), stage_layers(setting, c.take([row]))[0][0]
     return Job(
         setting=setting,
         dims=dims,
         stage_layers=tuple(int(count) for count in layers),
-        **whole,
+        virtual_stages=int(c.virtual_stages[row]),
+        ep=int(c.ep[row]),
+        zero_stage=int(c.zero_stage[row]),
+        sequence_length=int(c.sequence_length[row]),
+        per_node=int(c.per_node[row]),
+        recompute_layers=int(c.recompute_layers[row]),
         recompute=RECOMPUTE[c.recompute[row]],
         schedule=SCHEDULES[c.schedule[row]],
         sequence_parallel=bool(c.sequence_parallel[row]) and dims.tp > 1,
@@ -129,7 +122,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         sync_step=bool(c.sync_step[row]),
         fused_loss=bool(c.fused_loss[row]),
         steps=steps,
-        checkpoint_steps=max(1, min(round(every), steps or 1)) if math.isfinite(every) else 1,
+        checkpoint_steps=max(1, min(round(interval), steps or 1)) if math.isfinite(interval) else 1,
         flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
         hyper=usual(
             setting.model.parameters,
@@ -141,7 +134,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
 
 
 def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
-    """Nodes that a run can go on with when others leave: every number from it up divides the batch and fits the memory."""
+    """Nodes that a run can go on with: each number from it up divides the batch and fits memory."""
     setting, planned = estimates.setting, estimates.cases.take([row])
     nodes, sizes = int(planned.nodes_used[0]), elastic_nodes(estimates.cases, 1, row)
     for fewer in range(nodes - 1, 0, -1):
@@ -153,10 +146,10 @@ def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class No:
-    """Something that a framework cannot do, where it is asked for."""
+class Unsupported:
+    """Something that a framework cannot do, and whether the job needs it (``applies``)."""
 
-    asked: bool
+    applies: bool
     field: str
     reason: str
     hint: str
@@ -165,13 +158,13 @@ class No:
 _INSTEAD = {"qlora": "Use lora, whose frozen weights have 16 bits.", "dpo": "Use finetune or lora."}
 
 
-def common(job: Job) -> Iterator[No]:
+def common(job: Job) -> Iterator[Unsupported]:
     """What no framework can do."""
-    yield No(
-        job.steps is None, "workload.tokens", "a run needs an end.", "State the budget: tokens."
+    yield Unsupported(
+        job.steps is None, "workload.tokens", "a run needs a token budget.", "Set workload.tokens."
     )
     uneven = job.dims.devices > job.per_node and job.dims.devices % job.per_node != 0
-    yield No(
+    yield Unsupported(
         uneven,
         "candidate",
         f"{job.dims.devices} devices do not fill nodes of {job.per_node}.",
@@ -179,28 +172,27 @@ def common(job: Job) -> Iterator[No]:
     )
     yield _invariant(job)
     s = job.setting
-    yield No(
+    yield Unsupported(
         s.method in ("qlora", "dpo"),
         "workload.method",
         f"{s.method} is estimated, not launched by this version.",
         _INSTEAD.get(s.method, ""),
     )
-    apart = s.method == "lora" and s.engine != "torch"
-    yield No(
-        apart,
+    other_engine = s.method == "lora" and s.engine != "torch"
+    yield Unsupported(
+        other_engine,
         "candidate.engine",
         f"{s.framework.title} is not launched with adapters; the embedded trainer is.",
         "Use engine: torch.",
     )
-    ends = s.document_tokens is not None
-    reason = "attention that ends with documents, and padding, are estimated, not launched by this version."
-    yield No(ends, "workload.document_tokens", reason, "Leave it out.")
-    some = 0 < job.recompute_layers < job.layers
-    yield No(
-        some, "candidate.recompute_layers", "all layers are recomputed or none.", "Leave it out."
-    )
+    documents = s.document_tokens is not None
+    reason = "document_tokens is estimated, not launched by this version."
+    yield Unsupported(documents, "workload.document_tokens", reason, "Leave it out.")
+    partial = 0 < job.recompute_layers < job.layers
+    reason = "a launch recomputes all layers or none."
+    yield Unsupported(partial, "candidate.recompute_layers", reason, "Leave it out.")
     away = job.offload != "none" and (s.engine, job.offload) != ("deepspeed", "optimizer")
-    yield No(
+    yield Unsupported(
         away,
         "candidate.offload",
         f"{s.framework.title} is not launched with offload: {job.offload}.",
@@ -208,7 +200,7 @@ def common(job: Job) -> Iterator[No]:
     )
     usual = "bf16" if s.framework.states.reduced < 4 else "fp32"
     wide = s.gradient_dtype not in (None, usual) and s.engine != "megatron"
-    yield No(
+    yield Unsupported(
         wide,
         "workload.gradient_dtype",
         f"{s.framework.title} is launched with {usual} gradients.",
@@ -216,20 +208,20 @@ def common(job: Job) -> Iterator[No]:
     )
 
 
-def _invariant(job: Job) -> No:
-    """The processes that are started, and the batch and the shards that they are told, in the words of the products that own them."""
+def _invariant(job: Job) -> Unsupported:
+    """Whether processes, batch and shards multiply up, in the words of ``ParallelDims``."""
     try:
-        job.dims.check(job.nodes * job.here)
+        job.dims.check(job.nodes * job.processes_per_node)
     except InputError as error:
-        return No(True, error.field or "candidate", error.message, error.hint or "")
-    return No(False, "candidate", "", "")
+        return Unsupported(True, error.field or "candidate", error.message, error.hint or "")
+    return Unsupported(False, "candidate", "", "")
 
 
-def only_replicas(job: Job, title: str) -> Iterator[No]:
-    """Frameworks that divide states over replicas and nothing else."""
+def only_replicas(job: Job, title: str) -> Iterator[Unsupported]:
+    """Degrees that a framework lacks which divides states over replicas and nothing else."""
     for name in ("tp", "pp", "cp", "ep"):
         degree = job.ep if name == "ep" else getattr(job.dims, name)
-        yield No(
+        yield Unsupported(
             degree > 1,
             f"candidate.{name}",
             f"{title} is launched with {name} 1 only, not {degree}.",
@@ -237,17 +229,17 @@ def only_replicas(job: Job, title: str) -> Iterator[No]:
         )
 
 
-def fsdp(job: Job) -> No:
+def fsdp(job: Job) -> Unsupported:
     """FSDP has no ZeRO-1."""
     reason = "FSDP divides parameters and gradients with the optimizer: ZeRO-2 or 3, not 1."
-    return No(job.zero_stage == 1, "candidate.zero_stage", reason, "Use zero_stage: 2.")
+    return Unsupported(job.zero_stage == 1, "candidate.zero_stage", reason, "Use zero_stage: 2.")
 
 
-def synchronised(job: Job, title: str) -> No:
+def synchronised(job: Job, title: str) -> Unsupported:
     """Frameworks that divide gradients exchange them after every micro-batch."""
     waits = job.sync_step and job.zero_stage > 1 and job.dims.accumulation > 1
     reason = f"{title} exchanges divided gradients after every micro-batch."
-    return No(waits, "candidate.gradient_sync", reason, "Use gradient_sync: micro-batch.")
+    return Unsupported(waits, "candidate.gradient_sync", reason, "Use gradient_sync: micro-batch.")
 
 
 Engine = Callable[[Job], Launch]
@@ -260,44 +252,27 @@ def short_name(model: str) -> str:
 
 def torchrun(job: Job, node: int) -> tuple[str, ...]:
     """Torchrun with a fixed meeting point: node 0's address, one process a device."""
-    count = (
-        "--nnodes",
-        str(job.nodes),
-        "--node-rank",
-        str(node),
-        "--nproc-per-node",
-        str(job.here),
-    )
-    return ("torchrun", *count, "--master-addr", "${head}", "--master-port", "${port}")
+    ranks = ("--nnodes", str(job.nodes), "--node-rank", str(node))
+    processes = ("--nproc-per-node", str(job.processes_per_node))
+    return ("torchrun", *ranks, *processes, "--master-addr", "${head}", "--master-port", "${port}")
 
 
 def elastic_torchrun(job: Job, fewest: int, name: str) -> tuple[str, ...]:
-    """Torchrun for as many nodes as there are, within bounds; when one leaves or comes, all start again from the last checkpoint."""
-    count = (
-        "--nnodes",
-        f"{fewest}:{job.nodes}",
-        "--nproc-per-node",
-        str(job.here),
-        "--max-restarts",
-        str(RESTARTS),
-    )
-    return (
-        "torchrun",
-        *count,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "${head}:${port}",
-        "--rdzv-id",
-        name,
-    )
+    """Torchrun for a range of nodes.
+
+    When one leaves or joins, all start again from the last checkpoint.
+    """
+    nodes = ("--nnodes", f"{fewest}:{job.nodes}")
+    processes = ("--nproc-per-node", str(job.processes_per_node), "--max-restarts", str(RESTARTS))
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "${head}:${port}", "--rdzv-id", name)
+    return ("torchrun", *nodes, *processes, *meeting)
 
 
 def processes(
     job: Job, words: Callable[[int], tuple[str, ...]], env: dict[str, str]
 ) -> tuple[Process, ...]:
-    """One launching process a node, with all of its devices."""
-    devices = tuple(range(job.here))
+    """One launching process per node, with all of its devices."""
+    devices = tuple(range(job.processes_per_node))
     return tuple(
         Process(f"trainer-{node}", words(node), dict(env), 0, devices, node=node, role="trainer")
         for node in range(job.nodes)
@@ -324,9 +299,8 @@ def training(
 def environment(job: Job) -> dict[str, str]:
     """Variables that any framework on torch wants."""
     if job.setting.cluster.device.runtime == "cpu":
-        return {
-            "OMP_WAIT_POLICY": "PASSIVE"
-        }  # idle OpenMP threads must not spin, or any other busy process stalls every step
+        # Idle OpenMP threads must not spin, or any other busy process stalls every step.
+        return {"OMP_WAIT_POLICY": "PASSIVE"}
     return {
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

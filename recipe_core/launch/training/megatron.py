@@ -1,4 +1,4 @@
-"""Megatron-LM's words on NVIDIA, and the same values as a Primus experiment on AMD, which runs Megatron there."""
+"""Megatron-LM's words on NVIDIA; on AMD the same values as a Primus experiment, which runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     Job,
-    No,
+    Unsupported,
     environment,
     processes,
     short_name,
@@ -25,85 +25,86 @@ _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 PRIMUS_CONFIG = "primus.yaml"
 
 
-def refusals(job: Job) -> Iterator[No]:
+def refusals(job: Job) -> Iterator[Unsupported]:
     """What Megatron-LM cannot do, or cannot be told of this model."""
     setting, model = job.setting, job.setting.model
-    yield No(
+    yield Unsupported(
         not _plain(job),
         "model",
-        f"{model.name}: only layers that are all alike, with plain attention, are told.",
+        f"{model.name}: Megatron-LM is launched only with identical layers of plain attention.",
         "Use torch.",
     )
     other = setting.optimizer_name not in _OPTIMIZERS
-    yield No(
+    yield Unsupported(
         other,
         "workload.optimizer",
         f"Megatron-LM is launched with {' or '.join(_OPTIMIZERS)}.",
         "Use adamw.",
     )
-    yield No(
+    yield Unsupported(
         job.from_weights,
         "workload.method",
         "Megatron-LM reads checkpoints of its own format only.",
         "Convert one, or use torch.",
     )
-    yield No(
+    yield Unsupported(
         job.fused_loss,
         "workload.fused_loss",
-        "Megatron-LM makes logits at once.",
+        "Megatron-LM computes full logits.",
         "Leave fused_loss out.",
     )
     mixed = setting.precision == "fp16" and setting.gradient_dtype == "bf16"
-    yield No(
+    yield Unsupported(
         mixed,
         "workload.gradient_dtype",
         "Megatron-LM keeps gradients of fp16 in fp16 or fp32.",
         "Leave it out.",
     )
     runtime = setting.cluster.device.runtime
-    yield No(
+    yield Unsupported(
         runtime not in ("cuda", "rocm"), "hardware.device", "Megatron-LM needs GPUs.", "Use torch."
     )
     yield from _degrees(job)
 
 
-def _degrees(job: Job) -> Iterator[No]:
+def _degrees(job: Job) -> Iterator[Unsupported]:
     piped, several = job.dims.pp > 1, job.virtual_stages > 1
     unknown = piped and job.schedule not in ("1f1b", "interleaved")
-    yield No(
+    yield Unsupported(
         unknown,
         "candidate.schedule",
         f"Megatron-LM has no {job.schedule} schedule.",
         "Use 1f1b or interleaved.",
     )
     uneven = several and job.layers % job.cuts != 0
-    yield No(
+    yield Unsupported(
         uneven,
         "candidate.pp",
-        f"{job.layers} layers do not divide into {job.cuts} chunks.",
+        f"{job.layers} layers are not divisible by {job.cuts} chunks.",
         "Use a divisor of the layers.",
     )
     empty = 0 in job.stage_layers[:-1]  # the last one can be the head alone
-    yield No(
+    yield Unsupported(
         empty,
         "candidate.pp",
-        f"{job.layers} layers and the head leave a stage of {job.dims.pp} without any.",
+        f"{job.layers} layers and the head leave one of {job.dims.pp} stages empty.",
         "Use a smaller pp.",
     )
     odd = piped and several and job.dims.accumulation % job.dims.pp != 0
-    reason = f"an interleaved schedule takes a multiple of pp {job.dims.pp} micro-batches, not {job.dims.accumulation}."
-    yield No(odd, "candidate.virtual_stages", reason, "Use virtual_stages: 1.")
+    batches = f"a multiple of pp {job.dims.pp} micro-batches, not {job.dims.accumulation}"
+    reason = f"an interleaved schedule takes {batches}."
+    yield Unsupported(odd, "candidate.virtual_stages", reason, "Use virtual_stages: 1.")
     experts = job.moe is not None and job.dims.tp > 1 and not job.sequence_parallel
-    yield No(
+    yield Unsupported(
         experts,
         "candidate.sequence_parallel",
         "Megatron-LM trains experts under tp with sequence parallelism only.",
         "Leave it on.",
     )
     yield synchronised(job, "Megatron-FSDP")
-    whole = job.zero_stage > 1 and piped
-    yield No(
-        whole,
+    sharded = job.zero_stage > 1 and piped
+    yield Unsupported(
+        sharded,
         "candidate.zero_stage",
         f"Megatron-FSDP's ZeRO-{job.zero_stage} is not launched with a pipeline.",
         "Use zero_stage: 1.",
@@ -111,7 +112,7 @@ def _degrees(job: Job) -> Iterator[No]:
     a = job.attention
     groups = a.kv_heads if a else 0
     cut = groups % job.dims.tp != 0
-    yield No(
+    yield Unsupported(
         cut,
         "candidate.tp",
         f"{groups} key/value heads are not divisible by tp {job.dims.tp}.",
@@ -133,21 +134,21 @@ def launch(job: Job) -> Launch:
     if job.setting.cluster.device.runtime == "rocm":
         return _primus(job, options)
     words = ("-m", "pretrain_gpt", *argv(options))
-    ordered = (
-        {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if job.zero_stage < 2 else {}
-    )  # Megatron-FSDP must not have it
-    started = processes(
-        job, lambda node: (*torchrun(job, node), *words), environment(job) | ordered
-    )
+    variables = environment(job)
+    if job.zero_stage < 2:  # Megatron-FSDP must not have it
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    started = processes(job, lambda node: (*torchrun(job, node), *words), variables)
     return training(job, started, options, {})
 
 
 def argv(options: dict[str, Any]) -> tuple[str, ...]:
-    """Megatron's words: ``--some-name value``; what is true is a flag, what is false is left out."""
+    """Megatron's words: ``--some-name value``; true is a flag alone, false is left out."""
     words: list[str] = []
     for name, value in options.items():
         if value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            words.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                words.append(str(value))
     return tuple(words)
 
 
@@ -180,8 +181,9 @@ def _model(job: Job) -> dict[str, Any]:
         "tokenizer_type": "HuggingFaceTokenizer",
         "tokenizer_model": "${model}",
     }
-    stated = {"rotary_base": config.get("rope_theta"), "norm_epsilon": config.get("rms_norm_eps")}
-    out |= {name: value for name, value in stated.items() if value is not None}
+    for name, key in (("rotary_base", "rope_theta"), ("norm_epsilon", "rms_norm_eps")):
+        if config.get(key) is not None:
+            out[name] = config[key]
     if isinstance(mlp, MoeMlp):
         out |= {
             "num_experts": mlp.experts,
@@ -191,11 +193,8 @@ def _model(job: Job) -> dict[str, Any]:
             "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "aux_loss",
         }
-        out |= (
-            {"moe_shared_expert_intermediate_size": mlp.shared_intermediate}
-            if mlp.shared_intermediate
-            else {}
-        )
+        if mlp.shared_intermediate:
+            out["moe_shared_expert_intermediate_size"] = mlp.shared_intermediate
     return out
 
 
@@ -230,7 +229,10 @@ def _split(job: Job) -> dict[str, Any]:
 
 
 def pipeline_layout(job: Job) -> str:
-    """Stages between bars: embedding E, so many layers t, loss L (``megatron/core/transformer/pipeline_parallel_layer_layout.py``)."""
+    """Stages between bars: embedding E, so many layers t, loss L.
+
+    As ``megatron/core/transformer/pipeline_parallel_layer_layout.py`` reads it.
+    """
     return f"E{'|'.join(f't*{count}' if count else '' for count in job.stage_layers)}L"
 
 
@@ -282,10 +284,10 @@ def _run(job: Job) -> dict[str, Any]:
 
 
 def _primus(job: Job, options: dict[str, Any]) -> Launch:
-    """Primus takes the same names in a file; its launcher takes the place of torchrun's words from the environment."""
-    overrides = {
-        name: ([value] if name == "recompute_modules" else value) for name, value in options.items()
-    }
+    """Primus takes the same names in a file; its launcher reads torchrun's from the environment."""
+    overrides = dict(options)
+    if "recompute_modules" in overrides:  # a list in its file
+        overrides["recompute_modules"] = [overrides["recompute_modules"]]
     experiment = {
         "work_group": "recipe",
         "user_name": "recipe",
@@ -300,21 +302,16 @@ def _primus(job: Job, options: dict[str, Any]) -> Launch:
             }
         },
     }
-    words = (
-        "primus-cli",
-        "direct",
-        "--",
-        "train",
-        "pretrain",
-        "--config",
-        f"${{root}}/{PRIMUS_CONFIG}",
-    )
+    train = ("train", "pretrain", "--config", f"${{root}}/{PRIMUS_CONFIG}")
+    words = ("primus-cli", "direct", "--", *train)
     meeting = {
         "NNODES": str(job.nodes),
-        "GPUS_PER_NODE": str(job.here),
+        "GPUS_PER_NODE": str(job.processes_per_node),
         "MASTER_ADDR": "${head}",
         "MASTER_PORT": "${port}",
     }
     started = processes(job, lambda _: words, environment(job) | meeting)
-    ranked = tuple(replace(each, env=each.env | {"NODE_RANK": str(each.node)}) for each in started)
+    ranked = tuple(
+        replace(process, env={**process.env, "NODE_RANK": str(process.node)}) for process in started
+    )
     return training(job, ranked, overrides, {PRIMUS_CONFIG: to_yaml(experiment)})

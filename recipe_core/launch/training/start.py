@@ -12,12 +12,12 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.job import Job, No, common, job_of
+from recipe_core.launch.training.job import Job, Unsupported, common, job_of
 from recipe_core.physics.training.estimates import TrainingEstimates
 
 MODULES = LaunchFolder(
     "recipe_core.launch.training",
-    (("refusals", "(job: Job) -> Iterator[No]"), ("launch", "(job: Job) -> Launch")),
+    (("refusals", "(job: Job) -> Iterator[Unsupported]"), ("launch", "(job: Job) -> Launch")),
 )
 
 
@@ -29,8 +29,8 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
             change; or when no module starts it.
     """
     job = job_of(estimates, row)
-    if (no := next(_refused(job), None)) is not None:
-        raise NoAnswer(no.reason, field=no.field, hint=no.hint)
+    if (refusal := next(_refused(job), None)) is not None:
+        raise NoAnswer(refusal.reason, field=refusal.field, hint=refusal.hint)
     started: Launch = _module(job).launch(job)
     return started
 
@@ -38,15 +38,15 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
 def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
     """Why a split that was estimated cannot be started; empty where it can."""
     try:
-        return [no.reason for no in _refused(job_of(estimates, row))]
+        return [refusal.reason for refusal in _refused(job_of(estimates, row))]
     except NoAnswer as error:  # no module starts the framework
         return [error.message]
 
 
-def _refused(job: Job) -> Iterator[No]:
-    """Refusals one after another: what all frameworks share first, since the others build on it."""
+def _refused(job: Job) -> Iterator[Unsupported]:
+    """Refusals in order: those that all frameworks share first, since the others build on them."""
     for rules in (common, _module(job).refusals):
-        yield from (no for no in rules(job) if no.asked)
+        yield from (rule for rule in rules(job) if rule.applies)
 
 
 def _module(job: Job) -> ModuleType:

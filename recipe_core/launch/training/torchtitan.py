@@ -1,4 +1,4 @@
-"""torchtitan: its own configuration of the model, and every estimated value over it, in the words of its command line (0.3.0)."""
+"""torchtitan: its configuration of the model, and every estimated value over it (0.3.0)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
     Job,
-    No,
+    Unsupported,
     environment,
     fsdp,
     processes,
@@ -32,36 +32,32 @@ _RECOMPUTE = {
 def preset(job: Job) -> TitanModel | None:
     """Torchtitan's configuration of the model, by its dimensions."""
     model, a = job.setting.model, job.attention
-    known = (job.layers, model.hidden, model.vocabulary, a.head_dim if a else 0)
-    return next(
-        (
-            each
-            for each in facts().torchtitan_models
-            if known == (each.layers, each.hidden, each.vocabulary, each.head_dim)
-        ),
-        None,
-    )
+    sizes = (job.layers, model.hidden, model.vocabulary, a.head_dim if a else 0)
+    for shipped in facts().torchtitan_models:
+        if sizes == (shipped.layers, shipped.hidden, shipped.vocabulary, shipped.head_dim):
+            return shipped
+    return None
 
 
-def refusals(job: Job) -> Iterator[No]:
+def refusals(job: Job) -> Iterator[Unsupported]:
     """What torchtitan cannot do, or ships no configuration for."""
     setting = job.setting
-    names = ", ".join(each.config for each in facts().torchtitan_models)
+    names = ", ".join(shipped.config for shipped in facts().torchtitan_models)
     reason = f"torchtitan ships no configuration of {setting.model.name} in bf16."
-    yield No(preset(job) is None, "model", reason, f"It ships {names}; or use torch.")
-    yield No(
+    yield Unsupported(preset(job) is None, "model", reason, f"It ships {names}; or use torch.")
+    yield Unsupported(
         setting.precision != "bf16",
         "candidate.precision",
         f"its configurations have no {setting.precision}.",
         "Use bf16.",
     )
-    yield No(
+    yield Unsupported(
         setting.optimizer_name != "adamw",
         "workload.optimizer",
         f"they use AdamW, not {setting.optimizer_name}.",
         "Use adamw.",
     )
-    yield No(
+    yield Unsupported(
         not setting.flash,
         "workload.attention",
         "torchtitan has no eager attention.",
@@ -70,25 +66,27 @@ def refusals(job: Job) -> Iterator[No]:
     yield from _sharding(job)
     yield from _pipeline(job)
     inner = job.dims.tp * job.dims.cp * dense_shard(job)
-    reason = f"experts are shared within tp × cp × shard = {inner} ranks, which {job.ep} does not divide."
-    yield No(inner % job.ep != 0, "candidate.ep", reason, "Use a divisor of them.")
+    reason = (
+        f"tp × cp × shard = {inner} ranks, which share experts, are not divisible by ep {job.ep}."
+    )
+    yield Unsupported(inner % job.ep != 0, "candidate.ep", reason, "Use a divisor of them.")
 
 
 def dense_shard(job: Job) -> int:
-    """Replicas over which states are divided; context-parallel ranks divide them too and are not counted here."""
+    """Replicas that divide states, without the context-parallel ranks that divide them too."""
     return max(job.dims.sharded // job.dims.cp, 1) if job.zero_stage else 1
 
 
-def _sharding(job: Job) -> Iterator[No]:
+def _sharding(job: Job) -> Iterator[Unsupported]:
     divided = job.zero_stage > 0 and job.dims.sharded % job.dims.cp != 0
-    yield No(
+    yield Unsupported(
         divided,
         "candidate.shard",
         f"shard {job.dims.sharded} is not a multiple of cp {job.dims.cp}.",
         "Use a multiple.",
     )
     plain = job.zero_stage == 0 and job.dims.cp > 1
-    yield No(
+    yield Unsupported(
         plain,
         "candidate.zero_stage",
         "ranks of context parallelism always divide states in torchtitan.",
@@ -99,42 +97,48 @@ def _sharding(job: Job) -> Iterator[No]:
         return
     yield synchronised(job, "torchtitan")
     again = job.zero_stage == 0 and job.dims.dp > 1 and job.dims.accumulation > 1
-    reason = "torchtitan exchanges the gradients of whole copies after every micro-batch; estimated is once a step."
-    yield No(
-        again,
-        "candidate.zero_stage",
-        reason,
-        "Use zero_stage: 2 or 3, or a micro_batch that needs no accumulation.",
+    reason = (
+        "torchtitan exchanges gradients of replicas after every micro-batch, not once per step."
     )
+    hint = "Use zero_stage: 2 or 3, or a micro_batch that needs no accumulation."
+    yield Unsupported(again, "candidate.zero_stage", reason, hint)
 
 
-def _pipeline(job: Job) -> Iterator[No]:
+def _pipeline(job: Job) -> Iterator[Unsupported]:
     piped = job.dims.pp > 1
     unknown = piped and job.schedule not in _SCHEDULES
-    reason = f"torch has no {job.schedule} schedule for layers that are compiled."  # both halves of a backward pass are one
-    yield No(unknown, "candidate.schedule", reason, f"Use {', '.join(_SCHEDULES)}.")
+    # zb schedules run the backward pass in two halves, which compiled layers cannot.
+    reason = f"torch has no {job.schedule} schedule for compiled layers."
+    yield Unsupported(unknown, "candidate.schedule", reason, f"Use {', '.join(_SCHEDULES)}.")
     uneven = piped and math.ceil(job.layers / _per_stage(job)) != job.cuts
-    yield No(
+    yield Unsupported(
         uneven,
         "candidate.pp",
-        f"{job.layers} layers do not fill {job.cuts} chunks alike.",
+        f"{job.layers} layers do not fill {job.cuts} chunks evenly.",
         "Use a divisor of the layers.",
     )
     rounds = max(1, job.dims.accumulation // job.dims.pp)
     odd = piped and job.virtual_stages > 1 and job.dims.accumulation % rounds != 0
-    reason = f"{job.dims.accumulation} micro-batches do not divide into {rounds} rounds of an interleaved schedule."
-    yield No(odd, "candidate.virtual_stages", reason, "Use a multiple of pp micro-batches.")
+    reason = (
+        f"{job.dims.accumulation} micro-batches are not divisible by {rounds} interleaved rounds."
+    )
+    hint = "Use a multiple of pp micro-batches."
+    yield Unsupported(odd, "candidate.virtual_stages", reason, hint)
     tied = piped and job.setting.model.tied_embeddings
-    yield No(
+    yield Unsupported(
         tied,
         "candidate.pp",
-        f"{job.setting.model.name} shares embedding and head, which are on different stages.",
+        f"{job.setting.model.name} ties embedding and head, which are on different stages.",
         "Use pp: 1.",
     )
 
 
 def _reshard(job: Job) -> str:
-    """ZeRO-3 leaves the head's unit whole for the backward pass that follows at once, which in a pipeline cannot be said alone."""
+    """When FSDP shards parameters again after the forward pass.
+
+    ZeRO-3 leaves the head's unit gathered for the backward pass that follows at once; in a pipeline
+    that cannot be stated for the head alone.
+    """
     if job.zero_stage < 3:
         return "never"
     return "always" if job.dims.pp > 1 else "default"
@@ -145,16 +149,17 @@ def _per_stage(job: Job) -> int:
 
 
 def launch(job: Job) -> Launch:
-    """One torchrun a node on torchtitan's own entry; the text is a folder of one JSON-lines file."""
-    found, options = preset(job), settings(job)
-    assert found is not None  # noqa: S101 - refused otherwise
-    model = ("-m", "torchtitan.train", "--module", found.module, "--config", found.config)
-    words = (*model, *argv(options), _RECOMPUTE[job.recompute])
+    """One torchrun per node on torchtitan's own entry; its text is a folder of one file."""
+    model, options = preset(job), settings(job)
+    assert model is not None  # noqa: S101 - refused otherwise
+    program = ("-m", "torchtitan.train", "--module", model.module, "--config", model.config)
+    words = (*program, *argv(options), _RECOMPUTE[job.recompute])
     recorded = {
-        "module": found.module,
-        "config": found.config,
+        "module": model.module,
+        "config": model.config,
         "activation_checkpoint": job.recompute,
-    } | options
+        **options,
+    }
     started = processes(job, lambda node: (*torchrun(job, node), *words), environment(job))
     return training(job, started, recorded, data_files())
 
@@ -189,7 +194,8 @@ def settings(job: Job) -> dict[str, Any]:
         "compile.enable": True,  # as estimated
         "compile.components": "model,loss",
         "compile.enable-async-tensor-parallel": False,
-        "training.disable-cuda-graphs": True,  # pipelines and experts cannot have them, and no estimate counts on them
+        # Pipelines and experts cannot have graphs, and no estimate counts on them.
+        "training.disable-cuda-graphs": True,
         "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
         "parallelism.data-parallel-shard-degree": shard,
         "parallelism.fsdp-reshard-after-forward": _reshard(job),
