@@ -1,7 +1,7 @@
 """How fast commands are read, and judged: ``python benchmarks/check.py [COUNT [MODELS]]``.
 
-The commands are of any MODELS models of the catalog (all without a number, which is the hard case: what is computed once a model and
-engine is shared by few).
+The commands are of any MODELS models of the catalog (all without a number, which is the hard case:
+what is computed once a model and engine is shared by few).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ SEED = 20260101
 
 
 def command(pick: random.Random, models: list[str]) -> str:
-    """A command as catalogs have them: any model, four degrees, a few limits, now and then a flag that is not there."""
+    """A command as catalogs have them: any model, four degrees, a few limits, now and then a flag
+    that is not there.
+    """
     model, tp = pick.choice(models), pick.choice((1, 2, 4, 8))
     limits = [
         f"--max-model-len {pick.choice((4096, 8192, 16384, 32768))}",
@@ -42,7 +44,9 @@ def command(pick: random.Random, models: list[str]) -> str:
 
 
 def timed(what: str, count: int, run: Callable[[], list[Any]]) -> list[Any]:
-    """Run and print commands per second, by the clock and by this process's own time (other programs may be running)."""
+    """Run and print commands per second, by the clock and by this process's own time (other
+    programs may be running).
+    """
     wall, own = time.perf_counter(), time.process_time()
     out = run()
     wall, own = time.perf_counter() - wall, time.process_time() - own

@@ -1,11 +1,13 @@
-"""How long the server takes from a moved slider to the charts that follow, page by page, without a browser.
+"""How long the server takes from a moved slider to the charts that follow, page by page, without a
+browser.
 
 python benchmarks/pages.py [ROUNDS]      default 20
 
-Each round moves a limit (nothing is estimated again: the plan is cached but judged against the limit), the load (every split is estimated
-again) and the axes of the tradeoff. A round's values are new ones, so no plan comes from the cache. Prints one JSON object; the time is
-that of the whole script run, as the server would do it, with what it sends made but not sent. It exits with 1 when the 95th percentile
-of any page is over LIMIT_S.
+Each round moves a limit (nothing is estimated again: the plan is cached but judged against the
+limit), the load (every split is estimated again) and the axes of the tradeoff. A round's values are
+new ones, so no plan comes from the cache. Prints one JSON object; the time is that of the whole
+script run, as the server would do it, with what it sends made but not sent. It exits with 1 when
+the 95th percentile of any page is over LIMIT_S.
 """
 
 from __future__ import annotations

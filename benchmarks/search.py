@@ -1,8 +1,10 @@
-"""How fast the search is: candidates per second on one core, memory, growth, and the request that a slider moves.
+"""How fast the search is: candidates per second on one core, memory, growth, and the request that a
+slider moves.
 
     python benchmarks/search.py [--write docs/performance.md]
 
-Run it on an idle machine: times are those of the processor in one thread, the best of five, but who shares its caches slows it too.
+Run it on an idle machine: times are those of the processor in one thread, the best of five, but who
+shares its caches slows it too.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ def best(
 
 
 def legal(model: str, count: int) -> tuple[Any, Any]:
-    """So many candidates that no rule of splits refuses: every split and load of the model, repeated."""
+    """So many candidates that no rule of splits refuses: every split and load of the model,
+    repeated.
+    """
     found = resolve(request(model, loads=LOADS))
     setting = settings(found)[0]
     cases = every_case(found, setting)

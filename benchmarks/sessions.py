@@ -1,17 +1,21 @@
-"""How long interactions take while several browsers use one server: ten sessions in one real headless Chromium.
+"""How long interactions take while several browsers use one server: ten sessions in one real
+headless Chromium.
 
 python benchmarks/sessions.py [SESSIONS] [INTERACTIONS] [THINK_S]      defaults 10, 30 and 7
 
-Every session opens the comparison of a request of its own, all at the same time. When all are open, each goes its round over views of a
-split, an axis of the tradeoff and pages. An interaction takes from the click until the script has run and all that it sent is drawn;
-between two of them a reader looks for THINK_S on average, drawn between half and one and a half of it: 7 s is what TPC-W has its emulated
-browsers think (TPC Benchmark W 1.8, 2002), in visits of 15 minutes, of which 30 interactions are four. Opening is told apart: there a
-browser loads ten megabytes of scripts rather than the answer to a click. So is the first round, in which a browser meets each view and
-page for the first time and compiles what draws it; it counts among all. Browsers run on the same processors as the server, so processor
-time is told for both.
+Every session opens the comparison of a request of its own, all at the same time. When all are open,
+each goes its round over views of a split, an axis of the tradeoff and pages. An interaction takes
+from the click until the script has run and all that it sent is drawn; between two of them a reader
+looks for THINK_S on average, drawn between half and one and a half of it: 7 s is what TPC-W has its
+emulated browsers think (TPC Benchmark W 1.8, 2002), in visits of 15 minutes, of which 30
+interactions are four. Opening is told apart: there a browser loads ten megabytes of scripts rather
+than the answer to a click. So is the first round, in which a browser meets each view and page for
+the first time and compiles what draws it; it counts among all. Browsers run on the same processors
+as the server, so processor time is told for both.
 
-Prints one JSON object with the median and the 95th percentile of all interactions, of the first round and by kind, and exits with 1 when
-the 95th percentile of all is over LIMIT_S. Needs playwright and a Chromium.
+Prints one JSON object with the median and the 95th percentile of all interactions, of the first
+round and by kind, and exits with 1 when the 95th percentile of all is over LIMIT_S. Needs
+playwright and a Chromium.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ PATIENCE_MS = 180_000
 LOST_MS = 15_000
 """After so long a click counts as lost: it fell between two drawings of what was clicked."""
 POLL_MS = 20
-"""How often a page is asked; at every frame, as Playwright does by itself, would have it draw frames for the asking."""
+"""How often a page is asked; at every frame, as Playwright does by itself, would have it draw
+frames for the asking.
+"""
 MODELS = (
     "meta-llama/Llama-3.1-70B-Instruct",
     "Qwen/Qwen3-32B",
@@ -67,7 +73,9 @@ HEADING = f"""title => document.querySelector('h1')?.textContent === title && {S
 
 
 async def clicked(page: Page, place: Any, predicate: str, argument: str) -> float:
-    """Seconds from a click on a place until the page is as it is meant to be; what came to nothing is clicked again, as a reader would."""
+    """Seconds from a click on a place until the page is as it is meant to be; what came to nothing
+    is clicked again, as a reader would.
+    """
     await place.scroll_into_view_if_needed()
     start = time.perf_counter()
     for patience_ms in (LOST_MS, PATIENCE_MS):
@@ -180,7 +188,10 @@ class Run:
         await context.close()
 
     def move(self, n: int, k: int) -> tuple[str, str]:
-        """The k-th move of a session. None starts with the last of the round, which leads back from another page."""
+        """The k-th move of a session.
+
+        None starts with the last of the round, which leads back from another page.
+        """
         return ROUND[((3 * n) % (len(ROUND) - 1) + k) % len(ROUND)]
 
 

@@ -1,18 +1,20 @@
-"""How long a reader waits for the first page after the server is started, and for a plan on the command line.
+"""How long a reader waits for the first page after the server is started, and for a plan on the
+command line.
 
-python benchmarks/start.py [STARTS]      default 5
-python benchmarks/start.py plan          the command line alone, which needs no browser
+python benchmarks/start.py [STARTS]      default 5 python benchmarks/start.py plan          the
+command line alone, which needs no browser
 
-Starts ``recipe serve`` anew each time and opens the first page in a real Chromium whose cache is empty. The page is usable when its
-question and its first control are there and its script has run to its end; it is whole when its chart is drawn too. A first start, which is
-told apart, has Python compile everything, as it does once after an installation. Processor time until the page is whole is told for server
-and browser: it is steadier than seconds where others use the machine.
+Starts ``recipe serve`` anew each time and opens the first page in a real Chromium whose cache is
+empty. The page is usable when its question and its first control are there and its script has run
+to its end; it is whole when its chart is drawn too. A first start, which is told apart, has Python
+compile everything, as it does once after an installation. Processor time until the page is whole is
+told for server and browser: it is steadier than seconds where others use the machine.
 
-A plan is measured as a whole process in turn with a plain loop: ``plan_ratio`` and ``plan_json_ratio`` are how much of the loop's processor
-time it takes (``process.py``).
+A plan is measured as a whole process in turn with a plain loop: ``plan_ratio`` and
+``plan_json_ratio`` are how much of the loop's processor time it takes (``process.py``).
 
-Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S, or a ratio over its limit. Needs playwright and a
-Chromium.
+Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S, or a
+ratio over its limit. Needs playwright and a Chromium.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ PATIENCE_MS = 90_000
 
 
 def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
-    """Seconds from a start until the port answers, the page is usable, and all of it is drawn; processor time until then."""
+    """Seconds from a start until the port answers, the page is usable, and all of it is drawn;
+    processor time until then.
+    """
     from browsers import SETTLED, browser_processor_s, served
 
     counter = browser.new_browser_cdp_session()

@@ -2,9 +2,11 @@
 
     python scripts/accuracy.py TRUTH_DIR
 
-The comparison is that of ``recipe validate``, over the full data instead of the shipped table. A band is the p10-p90 range of measured /
-estimated over the runs of devices with fitted rooflines, where each source x device x model counts as much as any other. For devices
-that rest on priors the range is widened by ``PRIOR`` on a log scale, and by their own runs where there are enough cells of them.
+The comparison is that of ``recipe validate``, over the full data instead of the shipped table. A
+band is the p10-p90 range of measured / estimated over the runs of devices with fitted rooflines,
+where each source x device x model counts as much as any other. For devices that rest on priors the
+range is widened by ``PRIOR`` on a log scale, and by their own runs where there are enough cells of
+them.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ VENDOR_FACTOR = 1.3
 RANKED_RIGHT = 0.85
 WORST = 8
 
-# What is asked of this version: a title, the figure, the mode (None: every mode), the mean over cells of the cells' median errors.
+# What is asked of this version: a title, the figure, the mode (None: every mode), the mean over
+# cells of the cells' median errors.
 TARGETS = (
     ("time per output token", "tpot_ms", None, 0.12),
     ("throughput, all queued", "output_tokens_per_s", "offline", 0.15),
@@ -72,7 +75,9 @@ def _range(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _latencies(figures: pd.DataFrame) -> pd.DataFrame:
-    """Request latency of each run: measured as such, else first token + the others; few sources print it themselves."""
+    """Request latency of each run: measured as such, else first token + the others; few sources
+    print it themselves.
+    """
     wide = figures.pivot(index="id", columns="figure", values=["measured", "estimated"])
     runs = figures.drop_duplicates("id").set_index("id")
     ends = {}
@@ -111,7 +116,9 @@ def bands(figures: pd.DataFrame) -> BandFile:
 
 
 def fitted_numbers(value: Any) -> int:
-    """How many numbers of a data file were fitted; an ``any`` that repeats one of its siblings is not another number."""
+    """How many numbers of a data file were fitted; an ``any`` that repeats one of its siblings is
+    not another number.
+    """
     if isinstance(value, dict):
         if value.get("status") == "fitted":
             return sum(
@@ -204,9 +211,11 @@ def worst(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def peak_shares(runs: list[Run]) -> dict[str, float]:
-    """By id, the share of its devices' peak arithmetic rate that a run's own figures imply: 2 flops a parameter and token.
+    """By id, the share of its devices' peak arithmetic rate that a run's own figures imply: 2 flops
+    a parameter and token.
 
-    A lower bound, as attention is left out and the peak is that of the fastest dtype; runs of models not known are left out.
+    A lower bound, as attention is left out and the peak is that of the fastest dtype; runs of
+    models not known are left out.
     """
     shares = {}
     for run in runs:
@@ -250,7 +259,9 @@ def beyond_peak(figures: pd.DataFrame, runs: list[Run]) -> str:
 
 
 def left_out() -> str:
-    """What happens to the scores when a model or a source takes no part in the fit; a sentence where that was not measured."""
+    """What happens to the scores when a model or a source takes no part in the fit; a sentence
+    where that was not measured.
+    """
     if not LEFT_OUT.exists():
         return "Not measured for this version."
     scores = json.loads(LEFT_OUT.read_text())

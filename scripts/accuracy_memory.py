@@ -1,4 +1,6 @@
-"""Hold memory estimates against what engines logged: the memory part of docs/accuracy.md (see accuracy.py)."""
+"""Hold memory estimates against what engines logged: the memory part of docs/accuracy.md (see
+accuracy.py).
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ TOKENS = ("kv_cache_tokens", "num_gpu_blocks")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the engine that wrote a source's logs did otherwise than the pinned version, and where that is documented."""
+    """What the engine that wrote a source's logs did otherwise than the pinned version, and where
+    that is documented.
+    """
 
     source: str
     was: str
@@ -63,7 +67,9 @@ class Difference:
 
 
 def _scales_kept_twice(setting: Setting) -> Setting:
-    """Triton kernels kept the checkpoint's mxfp4 scales (a byte for 32 values) beside their own copy."""
+    """Triton kernels kept the checkpoint's mxfp4 scales (a byte for 32 values) beside their own
+    copy.
+    """
     stored = setting.model.quantization
     if stored is None or stored.dtype != "mxfp4":
         return setting
@@ -117,7 +123,9 @@ DIFFERENCES = (
 
 
 def _windowed(table: ServingPlan) -> bool:
-    """Whether a model bounds some layers' caches: vLLM up to about 0.19 logged wrong token counts for those (vllm#40691)."""
+    """Whether a model bounds some layers' caches: vLLM up to about 0.19 logged wrong token counts
+    for those (vllm#40691).
+    """
     return any(
         layer.attention is not None and layer.attention.window is not None
         for layer in table.problem.model.layers
@@ -130,9 +138,11 @@ def number(pattern: str, text: str, otherwise: float) -> float:
 
 
 def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """The utilisation that a boot's own parts add up to, for boots that print them all and the usable memory, by model and set-up.
+    """The utilisation that a boot's own parts add up to, for boots that print them all and the
+    usable memory, by model and set-up.
 
-    vLLM gives the cache what its share of the device leaves, so weights, peak activation, non-torch memory and cache are that share.
+    vLLM gives the cache what its share of the device leaves, so weights, peak activation, non-torch
+    memory and cache are that share.
     """
     logged = facts[facts.quantity.isin(PARTS)].pivot_table(
         index=["model", "setup"], columns="quantity", values="value"
@@ -190,7 +200,9 @@ def measured(row: Any) -> float:
 
 
 def as_logged(row: Any, table: ServingPlan, at: int) -> tuple[Memory, Memory, str]:
-    """Memory of a row's start-up with what its engine did otherwise than the pinned version, without that, and what it was."""
+    """Memory of a row's start-up with what its engine did otherwise than the pinned version,
+    without that, and what it was.
+    """
     block = next(block for block in table.blocks if block.setting is table.setting(at))
     at -= sum(len(other.cases) for other in table.blocks[: table.blocks.index(block)])
     setting, cases = block.setting, block.cases.take([at])
@@ -253,7 +265,9 @@ def compared(path: Path) -> pd.DataFrame:
 
 
 def capacity(path: Path) -> str:
-    """Concurrent sequences that TensorRT-LLM held, against what its estimated cache holds, as a sentence."""
+    """Concurrent sequences that TensorRT-LLM held, against what its estimated cache holds, as a
+    sentence.
+    """
     errors = []
     for row in pd.read_csv(path).itertuples():
         chip = {"h100_sxm": "h100-sxm", "gb300": "gb300"}[str(row.system)]

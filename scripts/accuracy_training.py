@@ -2,8 +2,9 @@
 
     python scripts/accuracy_training.py TRUTH_DIR
 
-The comparison is that of ``recipe validate --training``, over the full data instead of the shipped table. accuracy.py writes the section
-with the rest of the document; run alone, this replaces the section only.
+The comparison is that of ``recipe validate --training``, over the full data instead of the shipped
+table. accuracy.py writes the section with the rest of the document; run alone, this replaces the
+section only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = ROOT / "docs" / "training_left_out.json"
 HEADING = "## Training"
-# What is asked of this version: a title, the figure, how many of the cells' or sources' medians are taken together, and the aim.
+# What is asked of this version: a title, the figure, how many of the cells' or sources' medians are
+# taken together, and the aim.
 TARGETS = (
     ("time of a step, median over cells", TIME, list(CELL), np.median, 0.12),
     ("time of a step, worst source", TIME, ["source"], np.max, 0.20),

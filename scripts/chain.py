@@ -1,10 +1,12 @@
-"""The whole way on this machine, nothing faked: plan a training run, train, serve what came out, ask it.
+"""The whole way on this machine, nothing faked: plan a training run, train, serve what came out,
+ask it.
 
     python scripts/chain.py [FOLDER]
 
-A small model with random weights is planned for two processes of this machine's CPU, built into a bundle, measured for a few steps, stopped
-with a checkpoint and trained to its end from there. The folder it leaves is planned for serving, built, started, asked, and stopped.
-About three minutes on two cores.
+A small model with random weights is planned for two processes of this machine's CPU, built into a
+bundle, measured for a few steps, stopped with a checkpoint and trained to its end from there. The
+folder it leaves is planned for serving, built, started, asked, and stopped. About three minutes on
+two cores.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python scripts/demo.py [FOLDER]
 
-Makes a small real model (trained for a few seconds, no download), plans it for this machine's CPU, builds the bundle, starts its
-server, gets a completion, prints what was predicted against what was measured, and stops. About a minute on two cores.
+Makes a small real model (trained for a few seconds, no download), plans it for this machine's CPU,
+builds the bundle, starts its server, gets a completion, prints what was predicted against what was
+measured, and stops. About a minute on two cores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Write an engine's option table from its own argument parser: ``python scripts/engine_options.py vllm > FILE``.
+"""Write an engine's option table from its own argument parser: ``python scripts/engine_options.py
+vllm > FILE``.
 
-Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do; SGLang, the routers and Dynamo need no
-GPU to make their parsers). What an option means for an estimate is not here: that is written by hand in
-``recipe_core/engines/options/<engine>.yaml``.
+Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do;
+SGLang, the routers and Dynamo need no GPU to make their parsers). What an option means for an
+estimate is not here: that is written by hand in ``recipe_core/engines/options/<engine>.yaml``.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def reader(kind: Any) -> str:
 
 
 def json_keys(kind: Any) -> list[str]:
-    """The keys of a JSON value that is read into a dataclass (vLLM gives the class as a default of the reader)."""
+    """The keys of a JSON value that is read into a dataclass (vLLM gives the class as a default of
+    the reader).
+    """
     classes = [
         each
         for each in getattr(innermost(kind), "__defaults__", None) or ()
@@ -122,7 +125,9 @@ def json_keys(kind: Any) -> list[str]:
 def facts(
     action: argparse.Action, after: dict[str, list[str]]
 ) -> tuple[str, dict[str, Any]] | None:
-    """An option's flag and what is not the default of ``Option``; None for positional words and help."""
+    """An option's flag and what is not the default of ``Option``; None for positional words and
+    help.
+    """
     flags = [
         flag
         for flag in action.option_strings

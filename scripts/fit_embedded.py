@@ -1,10 +1,13 @@
-"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/serving/transformers.yaml``.
+"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of
+``engines/serving/transformers.yaml``.
 
     python scripts/fit_embedded.py MODEL_DIR [--device NAME]      (the demo's model, for its tokenizer)
 
-NAME is a profile of ``hw_profiles/``; without it the CPU is measured. Serves random-weight copies of the model with few and many
-layers, benches each at several concurrencies, and fits time per step, per sequence and per layer to what the roofline leaves of the
-measured time per token, and time per request to what is left of the time to first token at one request. Run it on an idle machine.
+NAME is a profile of ``hw_profiles/``; without it the CPU is measured. Serves random-weight copies
+of the model with few and many layers, benches each at several concurrencies, and fits time per
+step, per sequence and per layer to what the roofline leaves of the measured time per token, and
+time per request to what is left of the time to first token at one request. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -97,7 +100,9 @@ def measured(bundle: Path, load: int) -> dict[str, Any]:
 
 
 def without_engine(wanted: PlanRequest) -> tuple[float, float, float]:
-    """Time to first token, time per token and decoding sequences as they were if the engine cost nothing."""
+    """Time to first token, time per token and decoding sequences as they were if the engine cost
+    nothing.
+    """
     exact = one_case(resolve(wanted), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact

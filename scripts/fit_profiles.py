@@ -1,14 +1,18 @@
-"""Fit the roofline numbers of ``hw_profiles``, and those of its fabrics, from measured operator latencies.
+"""Fit the roofline numbers of ``hw_profiles``, and those of its fabrics, from measured operator
+latencies.
 
     python scripts/fit_profiles.py TRUTH_DIR [--device NAME ...] [--fabrics] [--write]
 
-For every device, family and dtype it looks for ``compute_efficiency``, ``memory_efficiency``, ``overhead_s`` and ``smoothing`` of
-``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` that minimise the mean |log(predicted / measured)|, prints a table, and with
-``--write`` puts the numbers into the ``roofline:`` section at the end of the device's YAML. Experts have two more, ``row_efficiency``
-and ``sort_s``: what sorts tokens and moves rows to experts and back takes its own time beside the products. The operators' flops and
-bytes are defined in ``fit/`` as the estimator defines them. Where several engines measured one shape, the fastest kernel counts.
+For every device, family and dtype it looks for ``compute_efficiency``, ``memory_efficiency``,
+``overhead_s`` and ``smoothing`` of ``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` that
+minimise the mean |log(predicted / measured)|, prints a table, and with ``--write`` puts the numbers
+into the ``roofline:`` section at the end of the device's YAML. Experts have two more,
+``row_efficiency`` and ``sort_s``: what sorts tokens and moves rows to experts and back takes its
+own time beside the products. The operators' flops and bytes are defined in ``fit/`` as the
+estimator defines them. Where several engines measured one shape, the fastest kernel counts.
 
-The peak a dtype is held against is the device's own figure for it; a dtype the device does not multiply natively is held against bf16.
+The peak a dtype is held against is the device's own figure for it; a dtype the device does not
+multiply natively is held against bf16.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from recipe_core.base.documents import read_document, write_whole
 from recipe_core.hardware.cluster import SHARED
 from recipe_core.hardware.profile import Device
 
-# best rate of a large product where too few shapes are measured for a fit: flops/s by MAMF finder (bf16) and aiter (fp8)
+# best rate of a large product where too few shapes are measured for a fit: flops/s by MAMF finder
+# (bf16) and aiter (fp8)
 ANCHORS = {
     ("mi300x", "bf16"): 668.4e12, ("mi300x", "fp8"): 1268e12, ("mi325x", "bf16"): 784.9e12, ("mi325x", "fp8"): 1268e12,
 }  # fmt: skip
@@ -75,7 +80,9 @@ def _line(found: Fit, status: str, note: str) -> str:
 def sections(
     fits: dict[tuple[str, str, str], Fit], devices: dict[str, Device]
 ) -> dict[str, Section]:
-    """The roofline lines of every device: its own fits first, then single anchors, then what a relative can lend."""
+    """The roofline lines of every device: its own fits first, then single anchors, then what a
+    relative can lend.
+    """
     result: dict[str, Section] = {}
     for (device, family, dtype), found in fits.items():
         note = f"n {found.points}, median error {found.median_error:.1%}"

@@ -1,14 +1,16 @@
-"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to measured serving runs.
+"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to
+measured serving runs.
 
     python scripts/fit_serving.py TRUTH_DIR [--write] [--leave-out]
 
-Seven numbers an engine and runtime (see ``Overheads``), all at once, on top of the operators' rooflines: the weighted mean of
-``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a faint pull to ``PRIOR`` for what the runs do not tell. Each source ×
-device × model cell counts once per figure, and runs that are off by much more than the last scale pull little: those are mostly
+Seven numbers an engine and runtime (see ``Overheads``), all at once, on top of the operators'
+rooflines: the weighted mean of ``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a
+faint pull to ``PRIOR`` for what the runs do not tell. Each source × device × model cell counts once
+per figure, and runs that are off by much more than the last scale pull little: those are mostly
 set-ups that the data do not state (prefix caches, engines without graphs).
 
-``--leave-out`` fits again without each source, and without each fold of models, and writes what the fits say of the runs left out to
-``docs/leave_one_out.json``.
+``--leave-out`` fits again without each source, and without each fold of models, and writes what the
+fits say of the runs left out to ``docs/leave_one_out.json``.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ SCALES, PULL, STEP = (
     3e-5,
     0.05,
 )  # first forgiving, so that a fit does not settle where it starts
-# What a figure counts: throughput under load says the same as the time per token, and the time to the first token is the noisiest.
+# What a figure counts: throughput under load says the same as the time per token, and the time to
+# the first token is the noisiest.
 WEIGHT = {
     "tpot_ms": 1.0,
     "ttft_ms": 0.4,
@@ -71,7 +74,8 @@ WEIGHT = {
     "output_tokens_per_s": 0.7,
     "total_tokens_per_s": 0.0,
 }
-# InferenceX starts SGLang with --scheduler-recv-interval 10 (30 from 16 requests in flight): new requests wait for as many steps.
+# InferenceX starts SGLang with --scheduler-recv-interval 10 (30 from 16 requests in flight): new
+# requests wait for as many steps.
 POLLED = {"inferencex_aic", "inferencex_together"}
 FOLDS = 8
 
@@ -173,7 +177,9 @@ class Problem:
         )
 
     def quantities_of(self, x: Array, only: Key | None = None, base: Array | None = None) -> Array:
-        """Estimated quantities × runs; where only one engine's numbers changed, the others are those of ``base``."""
+        """Estimated quantities × runs; where only one engine's numbers changed, the others are
+        those of ``base``.
+        """
         out = np.full((len(self.quantities), self.runs), np.nan) if base is None else base.copy()
         values = {
             key: {
@@ -200,7 +206,9 @@ class Problem:
         return np.asarray(quantities[self.at] * self.rows.unit * self.rows.total, dtype=float)
 
     def solve(self, rows: NDArray[np.bool_], start: Array | None = None) -> Array:
-        """The numbers that fit the chosen rows best; from a ``start`` that is nearly right, a few rounds at the last scale."""
+        """The numbers that fit the chosen rows best; from a ``start`` that is nearly right, a few
+        rounds at the last scale.
+        """
         if start is not None:
             return self._solve(rows, start, SCALES[-1], 5)
         x = self.start

@@ -2,9 +2,10 @@
 
     python scripts/fit_training.py TRUTH_DIR [--fit] [--held-out FILE]
 
-TRUTH_DIR holds ``training_calibration.csv.gz``; runs are those of publish_training.py. ``--fit`` prints the figures for
-``recipe_core/engines/training/frameworks.yaml``; ``--held-out`` fits once without each source, scores it, and writes the table as JSON to FILE.
-Sources of fewer than ``FEW`` runs are not left out in turn.
+TRUTH_DIR holds ``training_calibration.csv.gz``; runs are those of publish_training.py. ``--fit``
+prints the figures for ``recipe_core/engines/training/frameworks.yaml``; ``--held-out`` fits once
+without each source, scores it, and writes the table as JSON to FILE. Sources of fewer than ``FEW``
+runs are not left out in turn.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ def steps(groups: list[RunGroup], values: dict[str, float], n: int) -> np.ndarra
 def fit(
     groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, chosen: np.ndarray
 ) -> dict[str, float]:
-    """Figures that fit the chosen runs best; each source by its number of models, far runs little (Cauchy)."""
+    """Figures that fit the chosen runs best; each source by its number of models, far runs little
+    (Cauchy).
+    """
     by_source = pd.DataFrame([{"source": run.source, "model": run.model} for run in runs])[
         chosen
     ].groupby("source")
@@ -126,7 +129,9 @@ def fit(
 
 
 def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray) -> pd.DataFrame:
-    """Median and p90 of the error of each source, by a fit to all others, and the number of its runs."""
+    """Median and p90 of the error of each source, by a fit to all others, and the number of its
+    runs.
+    """
     source, timed, told = (
         np.array([run.source for run in runs]),
         np.isfinite(measured),

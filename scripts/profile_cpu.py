@@ -1,4 +1,5 @@
-"""Measure this machine's CPU as ``hw_profiles/cpu.yaml`` states it: rates of matrix products and of reading memory.
+"""Measure this machine's CPU as ``hw_profiles/cpu.yaml`` states it: rates of matrix products and of
+reading memory.
 
     python scripts/profile_cpu.py
 

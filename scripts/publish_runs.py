@@ -2,14 +2,16 @@
 
     python scripts/publish_runs.py TRUTH_DIR
 
-Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run, devices
-as files of hw_profiles, engines, dtypes and modes as a request names them (see recipe_core/measured/published/README.md). Kept are runs of
-quality A or B without speculative decoding, in a mode a request has, on a device there is a profile of, with split, lengths and
-load stated.
+Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's
+words: one row a run, devices as files of hw_profiles, engines, dtypes and modes as a request names
+them (see recipe_core/measured/published/README.md). Kept are runs of quality A or B without
+speculative decoding, in a mode a request has, on a device there is a profile of, with split,
+lengths and load stated.
 
-Of those, ``WANTED`` are shipped. A cell is a source × device × model: each gets one run, and the others are dealt out in
-proportion to the square root of a cell's number of runs, so that two large sources are not all there is. Within a cell the runs
-come in the order of ``by_curve``. Nothing is drawn at random: the same data gives the same file.
+Of those, ``WANTED`` are shipped. A cell is a source × device × model: each gets one run, and the
+others are dealt out in proportion to the square root of a cell's number of runs, so that two large
+sources are not all there is. Within a cell the runs come in the order of ``by_curve``. Nothing is
+drawn at random: the same data gives the same file.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ MODES = {
     "offline": "offline",
 }
 METRICS = {name: name for name in FIGURES} | {"output_tokens_per_s_total": "output_tokens_per_s"}
-# Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same scheduler; research code that is
-# no engine here is held against vLLM, the default.
+# Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same
+# scheduler; research code that is no engine here is held against vLLM, the default.
 ENGINES = {
     "sglang": "sglang",
     "vllm": "vllm",
@@ -93,7 +95,9 @@ def _reference(source: str) -> str:
 
 
 def runs(truth: Path) -> pd.DataFrame:
-    """Every run of the data that can be held against an estimate, in the columns of the shipped table, ordered by id."""
+    """Every run of the data that can be held against an estimate, in the columns of the shipped
+    table, ordered by id.
+    """
     rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
     figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(
         index="group_id", columns="metric", values="value"
@@ -154,9 +158,10 @@ def _devices(split: tuple[int, ...]) -> int:
 def by_curve(cell: pd.DataFrame) -> Iterator[int]:
     """The runs of a cell, most telling first.
 
-    A problem is all but split and load; problems come by their number of runs. Of each, two splits, the most measured and the next
-    (of as many devices, if there is one), and of each split the lowest, the highest and the middle load: enough to see a curve and to
-    compare two splits. Then what is left.
+    A problem is all but split and load; problems come by their number of runs. Of each, two splits,
+    the most measured and the next (of as many devices, if there is one), and of each split the
+    lowest, the highest and the middle load: enough to see a curve and to compare two splits. Then
+    what is left.
     """
     left: list[int] = []
     same = [
@@ -181,7 +186,9 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
 
 
 def chosen(table: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
-    """About ``wanted`` runs of the table: at least one of each cell, the others by the square root of the cells' sizes."""
+    """About ``wanted`` runs of the table: at least one of each cell, the others by the square root
+    of the cells' sizes.
+    """
     cells = dict(iter(table.groupby(list(CELL), dropna=False)))
     seats = dict.fromkeys(cells, 1)
     queue = [(-math.sqrt(len(rows)) / 2, key) for key, rows in cells.items() if len(rows) > 1]

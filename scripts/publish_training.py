@@ -1,14 +1,17 @@
-"""Choose the measured training runs that the project ships: write recipe_core/measured/published/training.csv.
+"""Choose the measured training runs that the project ships: write
+recipe_core/measured/published/training.csv.
 
     python scripts/publish_training.py TRUTH_DIR
 
-Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run (see
-recipe_core/measured/published/README.md). Kept are dense pre-training runs of quality A or B on a device there is a profile of, with dimensions,
-split, lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no experts or other mixers that
-the table leaves out), without 4-bit products, activations on the host, and faults of the cluster that the source names.
+Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this
+project's words: one row a run (see recipe_core/measured/published/README.md). Kept are dense
+pre-training runs of quality A or B on a device there is a profile of, with dimensions, split,
+lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no
+experts or other mixers that the table leaves out), without 4-bit products, activations on the host,
+and faults of the cluster that the source names.
 
-Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others are dealt out by the square root of a
-cell's runs. Nothing is drawn at random.
+Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others
+are dealt out by the square root of a cell's runs. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -76,7 +79,9 @@ MEMORY_OF = {"nano": "first", "bs": "driver"}
 
 
 def device_name(gpu: str) -> str | None:
-    """The profile of a device as the data writes it; None where there is none, or where another part than the profile's was used."""
+    """The profile of a device as the data writes it; None where there is none, or where another
+    part than the profile's was used.
+    """
     if gpu in DEVICES:
         return DEVICES[gpu]
     return None if "(" in gpu or "-" in gpu else publish_runs.device_name(gpu)
@@ -87,7 +92,9 @@ def _whole(value: Any, default: int = 1) -> int:
 
 
 def is_gated(row: Any) -> bool:
-    """Whether three matrices a feed-forward block meet the published parameter count better than two."""
+    """Whether three matrices a feed-forward block meet the published parameter count better than
+    two.
+    """
     if not np.isfinite(row.params):
         return True
     kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads
@@ -238,7 +245,9 @@ def _described(found: list[TrainingRun], parameters: dict[str, float]) -> list[T
 
 
 def failed(truth: Path) -> list[TrainingRun]:
-    """Runs that ran out of memory, crashed or timed out (one label); their figures are missing, a step of one second stands in."""
+    """Runs that ran out of memory, crashed or timed out (one label); their figures are missing, a
+    step of one second stands in.
+    """
     rows = pd.read_csv(truth / "training_failed_runs.csv.gz", low_memory=False)
     rows = _asked_for(rows).assign(
         notes="",

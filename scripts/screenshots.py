@@ -1,4 +1,5 @@
-"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 390, into docs/images/.
+"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 390, into
+docs/images/.
 
 python scripts/screenshots.py [FOLDER [NAME …]]      NAME as in compare-dark, model-narrow
 """

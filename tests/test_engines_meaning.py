@@ -1,4 +1,6 @@
-"""What is launched is what was estimated: degrees, formats, lengths, limits and places are read back out of every output."""
+"""What is launched is what was estimated: degrees, formats, lengths, limits and places are read
+back out of every output.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def options(words):
 
 
 def read_command(name, words, files):
-    """What the project's own reader of commands makes of the words of vLLM, SGLang and TensorRT-LLM."""
+    """What the project's own reader of commands makes of the words of vLLM, SGLang and
+    TensorRT-LLM.
+    """
     meant = meaning_of(read_arguments(name, words))
     path = options(words).get("config", "").removeprefix("${root}/")
     config = yaml.safe_load(files[path]) if path else {}

@@ -1,4 +1,6 @@
-"""Estimates are what their published schema says: hundreds of them, of both kinds, feasible and not."""
+"""Estimates are what their published schema says: hundreds of them, of both kinds, feasible and
+not.
+"""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_words_hold_what_was_packed() -> None:
 
 @pytest.mark.parametrize(("local", "status"), [(True, 421), (False, 200)])
 def test_a_local_server_refuses_other_names(local: bool, status: int) -> None:
-    """Else a page of another site could ask it, by a name that it lets point here (DNS rebinding)."""
+    """Else a page of another site could call it, under a name that resolves here (rebinding)."""
     server = create_mcp(folders=local)
     app = http_app(server, local=local)
     hello = {

@@ -1,4 +1,6 @@
-"""The formula against the real classes: transformers models built on torch's meta device, where no weight is allocated."""
+"""The formula against the real classes: transformers models built on torch's meta device, where no
+weight is allocated.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""What ``fit_profiles.py`` is made of: measured points by operator family, and the search for the numbers that fit them."""
+"""What ``fit_profiles.py`` is made of: measured points by operator family, and the search for the
+numbers that fit them.
+"""

@@ -1,7 +1,9 @@
-"""Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of ``recipe_core/physics/network.py`` themselves.
+"""Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of
+``recipe_core/physics/network.py`` themselves.
 
-Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce, all-gather, reduce-scatter and all-to-all of
-NCCL together; three for ``direct`` kernels, to the all-reduces that engines bring themselves. Sizes are 4 KiB to 256 MiB.
+Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce,
+all-gather, reduce-scatter and all-to-all of NCCL together; three for ``direct`` kernels, to the
+all-reduces that engines bring themselves. Sizes are 4 KiB to 256 MiB.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ OPERATIONS: dict[str, Callable[[Cluster, Group, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Links:
-    """Efficiency, latency and latency per rank as fitted, with a note on what to; None: the file keeps its own."""
+    """Efficiency, latency and latency per rank as fitted, with a note on what to; None: the file
+    keeps its own.
+    """
 
     efficiency: float
     latency_s: float
@@ -93,7 +97,9 @@ def _sized(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def engine_kernels(truth: Path) -> pd.DataFrame:
-    """All-reduces as engines do them in captured graphs: the newest version of each, the median over engines."""
+    """All-reduces as engines do them in captured graphs: the newest version of each, the median
+    over engines.
+    """
     rows = pd.read_csv(truth / "op_custom_allreduce.csv.gz", low_memory=False)
     rows = _sized(rows[~rows.kernel_source.str.contains("eager")])
     rows = rows.assign(
@@ -103,7 +109,8 @@ def engine_kernels(truth: Path) -> pd.DataFrame:
     )
     newest = rows.version == rows.groupby(["system", "engine", "num_gpus"]).version.transform("max")
     rows = rows[np.where(rows.system == "l40s", rows.source == GOOD_PCIE4, newest)]
-    # beyond a tray of four only TensorRT-LLM has kernels of its own; what the others measure there is NCCL
+    # beyond a tray of four only TensorRT-LLM has kernels of its own; what the others measure there
+    # is NCCL
     rows = rows[
         ~rows.system.str.startswith("gb")
         | (rows.num_gpus <= 4)
@@ -127,7 +134,9 @@ def _median(rows: pd.DataFrame, *also: str) -> pd.DataFrame:
 
 
 def exchanges(truth: Path) -> pd.DataFrame:
-    """DeepEP's dispatch (fp8 with a scale for 128 values) and combine (bf16) in low-latency and normal mode."""
+    """DeepEP's dispatch (fp8 with a scale for 128 values) and combine (bf16) in low-latency and
+    normal mode.
+    """
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
     rows = rows[
         rows.impl.eq("DeepEP (sglang)") & ~(rows.gpu.str.startswith("H200") & (rows.num_nodes > 1))
@@ -255,7 +264,8 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
         rows, kernels = nccl[nccl.system.isin(systems)], own[own.system.isin(systems)]
         if (
             joined.fabric.topology == "pcie"
-        ):  # what engines bring is the library's there; that of l40s crossed sockets with more than two
+            # what engines bring is the library's there; that of l40s crossed sockets with more than two
+        ):
             rows = pd.concat([rows[rows.num_gpus == 2] if name == "pcie4" else rows, kernels])
         joined, found = _fitted(joined, rows, "library", where, _library, None)
         yield name, "library", found
@@ -338,7 +348,9 @@ def write_links(name: str, kind: str, found: Links) -> None:
 
 
 def errors(truth: Path) -> pd.DataFrame:
-    """Median error and bias of what the files say, by fabric and operation; "engines" are the kernels that engines bring."""
+    """Median error and bias of what the files say, by fabric and operation; "engines" are the
+    kernels that engines bring.
+    """
     fabric.cache_clear()  # files may just have been written
     own, nccl, tokens = engine_kernels(truth), library_kernels(truth), exchanges(truth)
     parts = []

@@ -1,4 +1,6 @@
-"""Reading the measured tables: names of systems and number formats, and the fastest kernel per shape."""
+"""Reading the measured tables: names of systems and number formats, and the fastest kernel per
+shape.
+"""
 
 from __future__ import annotations
 
