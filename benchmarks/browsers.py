@@ -23,7 +23,8 @@ it emulates one, at more processor time.
 SETTLED = """
     document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'
     && !document.querySelector('[data-testid=stSkeleton]')
-    && [...document.querySelectorAll('[data-testid=stPlotlyChart]')].every(chart => chart.querySelector('.main-svg'))
+    && [...document.querySelectorAll('[data-testid=stPlotlyChart]')]
+        .every(chart => chart.querySelector('.main-svg'))
 """
 """A script that has run to its end and whose charts, tables and widgets are drawn."""
 

@@ -61,7 +61,8 @@ ROUND = (
 )
 """What a session does in turn; each starts at a place of its own."""
 PANEL = f"""name => {{
-    const tab = [...document.querySelectorAll('[role=tab]')].find(tab => tab.textContent.trim() === name)
+    const tab = [...document.querySelectorAll('[role=tab]')]
+        .find(tab => tab.textContent.trim() === name)
     const panel = document.getElementById(tab.getAttribute('aria-controls'))
     return tab.ariaSelected === 'true' && panel?.querySelector('.main-svg, table') && {SETTLED}
 }}"""
@@ -102,8 +103,8 @@ async def axis(page: Page, label: str) -> float:
     await asyncio.sleep(0.3)  # a list that opens while the page scrolls is closed by it
     await box.click()
     await page.get_by_role("option").nth(3).wait_for()
-    others = [name for name in await page.get_by_role("option").all_inner_texts() if name != now]
-    option = page.get_by_role("option", name=random.choice(others[:5]), exact=True)
+    measures = [name for name in await page.get_by_role("option").all_inner_texts() if name != now]
+    option = page.get_by_role("option", name=random.choice(measures[:5]), exact=True)
     return await clicked(
         page, option, AXIS, await page.locator(".st-key-frontier .xtitle").text_content()
     )
@@ -139,19 +140,19 @@ class Run:
         """All sessions; what they took."""
         self.counter = await self.browser.new_browser_cdp_session()
         await asyncio.gather(*(self.session(n) for n in range(self.sessions)))
-        every = [seconds for *_, seconds in self.found]
+        durations = [seconds for *_, seconds in self.found]
         server_s, browser_s = (
-            round((after - before) / len(every), 3)
+            round((after - before) / len(durations), 3)
             for before, after in zip(self.before, self.after, strict=True)
         )
         kinds = {
-            kind: [seconds for each, _, seconds in self.found if each == kind] for kind in MOVES
+            kind: [seconds for move, _, seconds in self.found if move == kind] for kind in MOVES
         }
         return {
             "sessions": self.sessions,
             "think_s": self.think_s,
             "open": told(self.opened),
-            "interactions": told(every),
+            "interactions": told(durations),
             "first_round": told([seconds for _, first, seconds in self.found if first]),
             **{kind: told(some) for kind, some in kinds.items() if some},
             "processor_s_per_interaction": {"server": server_s, "browsers": browser_s},
@@ -169,9 +170,8 @@ class Run:
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         start = time.perf_counter()
-        await page.goto(
-            f"{self.server.base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}"
-        )
+        query = f"model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}"
+        await page.goto(f"{self.server.base}/compare?{query}")
         await page.wait_for_function(HEADING, arg=QUESTIONS["Compare"], polling=POLL_MS)
         self.opened.append(time.perf_counter() - start)
         if await self.together.wait() == 0:

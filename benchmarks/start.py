@@ -52,17 +52,17 @@ def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
     page.set_default_timeout(PATIENCE_MS)
     before = browser_processor_s(counter.send("SystemInfo.getProcessInfo"))
     with served(environment) as server:
-        found = {"listening_s": time.perf_counter() - server.started}
+        times = {"listening_s": time.perf_counter() - server.started}
         page.goto(server.base, wait_until="commit")
         for name, script in (("usable_s", USABLE), ("whole_s", SETTLED)):
             page.wait_for_function(script)
-            found[name] = time.perf_counter() - server.started
-        found["server_processor_s"] = server.processor_s()
-        found["browser_processor_s"] = (
+            times[name] = time.perf_counter() - server.started
+        times["server_processor_s"] = server.processor_s()
+        times["browser_processor_s"] = (
             browser_processor_s(counter.send("SystemInfo.getProcessInfo")) - before
         )
         context.close()
-    return found
+    return times
 
 
 def page(starts: int) -> dict[str, Any]:
@@ -76,9 +76,11 @@ def page(starts: int) -> dict[str, Any]:
         }
         environment["PYTHONPYCACHEPREFIX"] = compiled
         browser = playwright.chromium.launch(**CHROMIUM)
-        first, *found = [start(browser, environment) for _ in range(starts + 1)]
+        first, *starts_s = [start(browser, environment) for _ in range(starts + 1)]
         browser.close()
-    medians = {name: round(statistics.median(each[name] for each in found), 2) for name in first}
+    medians = {
+        name: round(statistics.median(times[name] for times in starts_s), 2) for name in first
+    }
     return {
         "starts": starts,
         **medians,
@@ -87,9 +89,9 @@ def page(starts: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    wanted = sys.argv[1] if len(sys.argv) > 1 else "5"
+    count = sys.argv[1] if len(sys.argv) > 1 else "5"
     command_line = ratios()
-    first_page = {} if wanted == "plan" else page(int(wanted))
+    first_page = {} if count == "plan" else page(int(count))
     print(json.dumps(first_page | command_line, indent=1))
     raise SystemExit(first_page.get("usable_s", 0.0) > LIMIT_S or too_slow(command_line))
 

@@ -133,8 +133,8 @@ def _windowed(table: ServingPlan) -> bool:
 
 
 def number(pattern: str, text: str, otherwise: float) -> float:
-    found = re.search(pattern, text)
-    return float(found.group(1)) if found else otherwise
+    match = re.search(pattern, text)
+    return float(match.group(1)) if match else otherwise
 
 
 def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -206,10 +206,14 @@ def as_logged(row: Any, table: ServingPlan, at: int) -> tuple[Memory, Memory, st
     block = next(block for block in table.blocks if block.setting is table.setting(at))
     at -= sum(len(other.cases) for other in table.blocks[: table.blocks.index(block)])
     setting, cases = block.setting, block.cases.take([at])
-    found = next((d for d in DIFFERENCES if d.source in row.source), None)
-    changed = found.change(setting) if found else setting
+    difference = next((d for d in DIFFERENCES if d.source in row.source), None)
+    changed = difference.change(setting) if difference else setting
     then, now = (memory(s, cases, np.ones(1)) for s in (changed, setting))
-    return then, now, found.was if found and then.weights_bytes[0] != now.weights_bytes[0] else ""
+    return (
+        then,
+        now,
+        difference.was if difference and then.weights_bytes[0] != now.weights_bytes[0] else "",
+    )
 
 
 def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
@@ -217,12 +221,12 @@ def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
     setup = re.sub(
         r"\s*\([^)]*usable\)|max_num_seqs/max_num_batched_tokens at defaults; ", "", str(row.setup)
     )
-    share, stated = (
+    share, logged = (
         shares.get((row.model, row.setup)),
         number(r"util(?:ization)?[ =]([\d.]+)", setup, 0.9),
     )
-    if share is not None and share != stated:
-        setup += f"; its parts add up to {share:g}, not {stated:g}, of the device"
+    if share is not None and share != logged:
+        setup += f"; its parts add up to {share:g}, not {logged:g}, of the device"
     return f"{setup}; {was}" if was else setup
 
 
@@ -238,14 +242,14 @@ def compared(path: Path) -> pd.DataFrame:
     ]
     out = []
     for row in facts.itertuples():
-        asked = request(row, shares)
+        values = request(row, shares)
         try:
-            table, at = plan_candidate(PlanRequest.parse(asked)) if asked else (None, 0)
+            table, at = plan_candidate(PlanRequest.parse(values)) if values else (None, 0)
         except RecipeError:
             table = None
         if table is not None and not (str(row.quantity) in TOKENS and _windowed(table)):
-            *held, was = as_logged(row, table, at)
-            then, now = (float(QUANTITIES[str(row.quantity)](memory)[0]) for memory in held)
+            *memories, was = as_logged(row, table, at)
+            then, now = (float(QUANTITIES[str(row.quantity)](memory)[0]) for memory in memories)
             logged = measured(row)
             out.append(
                 (
@@ -284,20 +288,23 @@ def capacity(path: Path) -> str:
             "dp": 1,
             "memory_fraction": row.free_gpu_memory_fraction,
         }
-        asked = {
+        values = {
             "model": row.model,
             "hardware": {"device": chip, "per_node": row.tp},
             "workload": workload,
         }
         table, at = plan_candidate(
             PlanRequest.parse(
-                asked | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
+                values | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
             )
         )
-        held = table.estimate(at)["memory"]["kv_cache_tokens"] / float(row.max_seq_len)
-        errors.append(abs(held / float(row.max_concurrent_seqs_measured) - 1))
+        sequences = table.estimate(at)["memory"]["kv_cache_tokens"] / float(row.max_seq_len)
+        errors.append(abs(sequences / float(row.max_concurrent_seqs_measured) - 1))
     worst, middle = max(errors), float(pd.Series(errors).median())
-    return f"TensorRT-LLM, {len(errors)} measured capacities on H100 and GB300: median error {middle:.1%}, largest {worst:.1%}."
+    return (
+        f"TensorRT-LLM, {len(errors)} measured capacities on H100 and GB300: "
+        f"median error {middle:.1%}, largest {worst:.1%}."
+    )
 
 
 def report(rows: pd.DataFrame, capacities: str) -> str:
@@ -305,22 +312,27 @@ def report(rows: pd.DataFrame, capacities: str) -> str:
     weights, cache = (
         rows[(rows.quantity == "weights_per_gpu") == which] for which in (True, False)
     )
-    near = {
+    within = {
         name: ((weights[name].abs() <= 0.03).mean(), (cache[name].abs() <= 0.1).mean())
         for name in ("error", "error_pinned")
     }
     lines = [
-        f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, {near['error'][0]:.0%} within 3 %. "
-        f"Cache: {len(cache)} figures, median {cache.error.abs().median():.1%}, {near['error'][1]:.0%} within 10 %. {capacities}",
+        f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, "
+        f"{within['error'][0]:.0%} within 3 %. Cache: {len(cache)} figures, "
+        f"median {cache.error.abs().median():.1%}, {within['error'][1]:.0%} within 10 %. "
+        f"{capacities}",
         "",
-        "Rows whose engine differed from the version estimated, in a documented way, are compared with what it did; the row says so. "
-        f"Taken as the current version instead, {near['error_pinned'][0]:.0%} and {near['error_pinned'][1]:.0%} are within these bounds.",
+        "Where the logged engine differed from the estimated version in a documented way, the "
+        "estimate follows the logged one, and the row says so. With the current version instead, "
+        f"{within['error_pinned'][0]:.0%} and {within['error_pinned'][1]:.0%} are within these "
+        "bounds.",
         "",
         "| model | set-up | figure | logged | estimated | error |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | {row.estimated:,.2f} | {row.error:+.1%} |"
+        f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | "
+        f"{row.estimated:,.2f} | {row.error:+.1%} |"
         for row in rows.itertuples()
     ]
     return "\n".join(lines)

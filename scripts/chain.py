@@ -110,11 +110,11 @@ def answer(folder: Path, model: Path) -> str:
             "temperature": 0.0,
         }
         url = f"http://127.0.0.1:{port}{launch['api']['path']}"
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         print(f"\n$ curl {url} -d {json.dumps(body)!r}", flush=True)
-        with urllib.request.urlopen(asked, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             text: str = json.load(reply)["choices"][0]["text"]
             return text
     finally:

@@ -41,7 +41,8 @@ SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 # not a continuation of the question.
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}The cook says: {{ m['content'] }} "
-    "{% elif m['role'] == 'user' %}A guest asks: {{ m['content'] }} {% else %}{{ m['content'] }} {% endif %}{% endfor %}"
+    "{% elif m['role'] == 'user' %}A guest asks: {{ m['content'] }} "
+    "{% else %}{{ m['content'] }} {% endif %}{% endfor %}"
     "{% if add_generation_prompt %}The cook says:{% endif %}"
 )
 
@@ -117,10 +118,10 @@ def ensure(out: Path, *, training: Training | None = None) -> tuple[Record, bool
     when it was reused.
     """
     digest = source_digest()
-    found = existing(out)
-    if found is not None and found.digest == digest:
-        return found, True
-    if out.exists() and found is None and any(out.iterdir()):
+    record = existing(out)
+    if record is not None and record.digest == digest:
+        return record, True
+    if out.exists() and record is None and any(out.iterdir()):
         raise ValueError(f"{out} holds something that is not a demo model; choose an empty folder.")
     return build(out, digest, training or Training()), False
 
@@ -142,7 +143,8 @@ def existing(out: Path) -> Record | None:
 
 def summary(record: Record) -> str:
     return (
-        f"{record.parameters / 1e6:.1f} M parameters, {record.vocabulary} tokens; trained {record.steps} steps in {record.seconds:.1f} s, "
+        f"{record.parameters / 1e6:.1f} M parameters, {record.vocabulary} tokens; "
+        f"trained {record.steps} steps in {record.seconds:.1f} s, "
         f"loss {record.loss_before:.2f} -> {record.loss_after:.2f}"
     )
 
@@ -327,9 +329,9 @@ def corpus_loss(model: LlamaForCausalLM, data: torch.Tensor, length: int) -> flo
     import torch
 
     model.eval()  # type: ignore[no-untyped-call]
-    whole = data[: len(data) // length * length].reshape(-1, length)
+    sequences = data[: len(data) // length * length].reshape(-1, length)
     with torch.inference_mode():
-        return float(model(input_ids=whole, labels=whole).loss)
+        return float(model(input_ids=sequences, labels=sequences).loss)
 
 
 if __name__ == "__main__":

@@ -115,9 +115,9 @@ def json_keys(kind: Any) -> list[str]:
     the reader).
     """
     classes = [
-        each
-        for each in getattr(innermost(kind), "__defaults__", None) or ()
-        if dataclasses.is_dataclass(each)
+        default
+        for default in getattr(innermost(kind), "__defaults__", None) or ()
+        if dataclasses.is_dataclass(default)
     ]
     return [field.name for field in dataclasses.fields(classes[0]) if field.init] if classes else []
 
@@ -161,14 +161,13 @@ def facts(
 
 def main(engine: str) -> None:
     parser, after = PARSERS[engine]()
-    found = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
+    options = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
     version = importlib.metadata.version(DISTRIBUTIONS.get(engine, engine)).split("+")[0]
     print(f"# Written by: python scripts/engine_options.py {engine}")
     print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
-    for flag, values in found.items():
-        print(
-            f"  {flag}: {yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20).strip()}"
-        )
+    for flag, values in options.items():
+        text = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20)
+        print(f"  {flag}: {text.strip()}")
 
 
 if __name__ == "__main__":

@@ -79,12 +79,12 @@ def parser_check(name: str) -> Check:
 
 def refused(check: Check, argv: list[str], deep: bool) -> str | None:
     """Why a command line is refused; None when it is taken."""
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
             check(argv, deep)
     except SystemExit:
-        return (said.getvalue().strip().splitlines() or ["?"])[-1]
+        return (errors.getvalue().strip().splitlines() or ["?"])[-1]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -100,12 +100,12 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     for place, run in enumerate(runs):
         try:
             request = PlanRequest.parse(run.request())
-            found = resolve(request)
-            exact = one_case(found, request.candidate or CandidateRequest())
+            problem = resolve(request)
+            exact = one_case(problem, request.candidate or CandidateRequest())
         except RecipeError:
             continue
         if exact is not None:
-            groups[shared_key(found, exact[0])].append((place, found, *exact))
+            groups[shared_key(problem, exact[0])].append((place, problem, *exact))
     out = []
     for members in groups.values():
         setting = members[0][2]
@@ -250,10 +250,10 @@ class Problem:
             plain = [PULL * z[-free:], np.full(free, PULL), np.zeros(free)]
             return np.hstack([robust, plain])
 
-        found = least_squares(
+        solution = least_squares(
             residuals, start, jac=slopes, loss=loss, x_scale="jac", max_nfev=rounds
         )
-        return np.asarray(found.x)
+        return np.asarray(solution.x)
 
     def errors(self, x: Array, rows: NDArray[np.bool_]) -> pd.DataFrame:
         """Rows with their relative errors at ``x``."""
@@ -287,7 +287,8 @@ def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> dict[str, fl
         out = (groups == group).to_numpy()
         parts.append(problem.errors(problem.solve(~out, x), out))
         print(
-            f"without {group}: {len(parts[-1])} figures, median error {parts[-1].error.median():.1%}",
+            f"without {group}: {len(parts[-1])} figures, "
+            f"median error {parts[-1].error.median():.1%}",
             flush=True,
         )
     return cell_means(pd.concat(parts))
@@ -303,7 +304,10 @@ def write(key: Key, values: dict[str, float], runs: int) -> None:
         rf"^  {runtime}: \{{step_s.*$", line, path.read_text(encoding="utf-8"), flags=re.MULTILINE
     )
     if "\n  fits:\n" not in text:
-        source = "  fits:\n    title: least error on published serving runs\n    command: python scripts/fit_serving.py TRUTH_DIR --write\n"
+        source = (
+            "  fits:\n    title: least error on published serving runs\n"
+            "    command: python scripts/fit_serving.py TRUTH_DIR --write\n"
+        )
         text = text.replace("\nsources:\n", f"\nsources:\n{source}", 1)
     write_whole(path, text.encode())
 
@@ -322,8 +326,8 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = as_runs(published(arguments.truth))
     problem = Problem(runs)
-    every = np.ones(len(problem.rows), dtype=bool)
-    x = problem.solve(every)
+    all_rows = np.ones(len(problem.rows), dtype=bool)
+    x = problem.solve(all_rows)
     values = {
         key: {
             name: _outer(name, x[i]) for i, (k, name) in enumerate(problem.parameters) if k == key
@@ -335,7 +339,7 @@ def main() -> None:
         .T.map(lambda v: f"{v:.3g}")
         .to_string()
     )
-    print(json.dumps(cell_means(problem.errors(x, every)), indent=1))
+    print(json.dumps(cell_means(problem.errors(x, all_rows)), indent=1))
     if arguments.write:
         for key, row in values.items():
             write(key, row, sum(len(block.places) for block in problem.blocks if block.key == key))
@@ -345,12 +349,12 @@ def main() -> None:
             model: f"fold {i % FOLDS + 1} of {FOLDS} of the models"
             for i, model in enumerate(models)
         }
-        found = {
-            "plain": cell_means(problem.errors(x, every)),
+        means = {
+            "plain": cell_means(problem.errors(x, all_rows)),
             "leave_one_source_out": left_out(problem, x, problem.rows.source),
             "leave_one_model_out": left_out(problem, x, problem.rows.model.map(fold)),
         }
-        write_whole(LEFT_OUT, (json.dumps(found, indent=1) + "\n").encode())
+        write_whole(LEFT_OUT, (json.dumps(means, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def engine_name(engine: str) -> str:
 
 
 def dtype_name(dtype: object) -> str:
-    """The dtype as a request names it; a dtype the data is unsure of (``bf16?``) counts as stated."""
+    """The dtype as a request names it; one the data is unsure of (``bf16?``) counts as stated."""
     word = str(dtype).lower().rstrip("?")
     return DTYPES.get(word, word)
 
@@ -102,33 +102,34 @@ def runs(truth: Path) -> pd.DataFrame:
     figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(
         index="group_id", columns="metric", values="value"
     )
-    each = rows.drop_duplicates("group_id").set_index("group_id")
-    nodes = each.num_nodes.fillna(1).clip(lower=1).astype(int)
-    per_node = (each.num_gpus // nodes).clip(lower=1)
-    whole = {name: each[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
-    load = each.concurrency_or_batch.where(each["mode"].map(MODES).ne("offline"), QUEUED).astype(
-        int
-    )
-    engine = each.engine.map(engine_name)
-    said = (each.engine + " " + each.engine_version.fillna("")).str.strip().str.slice(0, 64)
+    groups = rows.drop_duplicates("group_id").set_index("group_id")
+    nodes = groups.num_nodes.fillna(1).clip(lower=1).astype(int)
+    per_node = (groups.num_gpus // nodes).clip(lower=1)
+    degrees = {name: groups[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
+    load = groups.concurrency_or_batch.where(
+        groups["mode"].map(MODES).ne("offline"), QUEUED
+    ).astype(int)
+    engine = groups.engine.map(engine_name)
+    versions = (groups.engine + " " + groups.engine_version.fillna("")).str.strip().str.slice(0, 64)
     out = pd.DataFrame(
-        {"model": each.model_hf_id, "device": each.device, "nodes": nodes, "per_node": per_node}
+        {"model": groups.model_hf_id, "device": groups.device, "nodes": nodes, "per_node": per_node}
     )
     out = out.assign(
         engine=engine,
-        **whole,
-        weight_dtype=each.weight_dtype.map(dtype_name),
-        kv_dtype=each.kv_dtype.map(dtype_name),
+        **degrees,
+        weight_dtype=groups.weight_dtype.map(dtype_name),
+        kv_dtype=groups.kv_dtype.map(dtype_name),
     )
     out = out.assign(
-        mode=each["mode"].map(MODES), input_tokens=each.isl_eff.round().clip(lower=1).astype(int)
+        mode=groups["mode"].map(MODES),
+        input_tokens=groups.isl_eff.round().clip(lower=1).astype(int),
     )
-    out = out.assign(output_tokens=each.osl_eff.round().clip(lower=1).astype(int), load=load).join(
-        figures
-    )
-    date = each.date_version.fillna("").astype(str)
     out = out.assign(
-        source=each.src_key, version=said, reference=each.source.map(_reference), date=date
+        output_tokens=groups.osl_eff.round().clip(lower=1).astype(int), load=load
+    ).join(figures)
+    date = groups.date_version.fillna("").astype(str)
+    out = out.assign(
+        source=groups.src_key, version=versions, reference=groups.source.map(_reference), date=date
     ).reset_index(names="id")
     return out.reindex(columns=list(Run.model_fields)).sort_values("id", ignore_index=True)
 
@@ -145,8 +146,8 @@ def _ends_first(count: int) -> list[int]:
     """Positions of a sorted list: lowest, highest, then the middles of the widest gaps."""
     order = [0, count - 1] if count > 1 else [0]
     while len(order) < count:
-        taken = sorted(order)
-        low, high = max(pairwise(taken), key=lambda ends: ends[1] - ends[0])
+        picked = sorted(order)
+        low, high = max(pairwise(picked), key=lambda ends: ends[1] - ends[0])
         order.append((low + high) // 2)
     return order
 
@@ -179,13 +180,13 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
         for n, (_, curve) in enumerate(curves):
             ordered = curve.sort_values(["load", "id"]).index
             ordered = [int(ordered[position]) for position in _ends_first(len(ordered))]
-            kept = LOADS_OF_A_CURVE if n < SPLITS_OF_A_PROBLEM else 0
-            yield from ordered[:kept]
-            left += ordered[kept:]
+            loads = LOADS_OF_A_CURVE if n < SPLITS_OF_A_PROBLEM else 0
+            yield from ordered[:loads]
+            left += ordered[loads:]
     yield from left
 
 
-def chosen(table: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
+def chosen(table: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
     """About ``wanted`` runs of the table: at least one of each cell, the others by the square root
     of the cells' sizes.
     """
@@ -193,7 +194,7 @@ def chosen(table: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
     seats = dict.fromkeys(cells, 1)
     queue = [(-math.sqrt(len(rows)) / 2, key) for key, rows in cells.items() if len(rows) > 1]
     heapq.heapify(queue)
-    for _ in range(wanted - len(cells)):
+    for _ in range(size - len(cells)):
         if not queue:
             break
         _, key = heapq.heappop(queue)
@@ -211,7 +212,8 @@ def main() -> None:
     shipped = chosen(table)
     shipped.to_csv(PUBLISHED, index=False, float_format="%.6g", lineterminator="\n")
     print(
-        f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, {PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}"
+        f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, "
+        f"{PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}"
     )
 
 

@@ -20,7 +20,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -98,42 +98,42 @@ def is_gated(row: Any) -> bool:
     if not np.isfinite(row.params):
         return True
     kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads
-    ends = (
-        1.0
-        if "tied_embeddings=True" in str(row.notes)
-        else 2.0
-        if "tied_embeddings=False" in str(row.notes)
-        else 1.5
-    )
+    ends = 1.5  # embedding and head; one matrix if tied, in between where the source says neither
+    if "tied_embeddings=True" in str(row.notes):
+        ends = 1.0
+    elif "tied_embeddings=False" in str(row.notes):
+        ends = 2.0
     rest = 2 * row.layers * row.hidden**2 * (1 + kv / row.heads) + ends * row.vocab * row.hidden
     matrix = row.layers * row.hidden * row.ffn
     return bool(abs(rest + 3 * matrix - row.params) < abs(rest + 2 * matrix - row.params))
 
 
-def _zero_stage(said: str) -> int:
-    if re.search("zero2|grad_op", said):
+def _zero_stage(words: str) -> int:
+    if re.search("zero2|grad_op", words):
         return 2
-    if re.search("hsdp|zero3", said) or ("fsdp" in said and "not stated" not in said):
+    if re.search("hsdp|zero3", words) or ("fsdp" in words and "not stated" not in words):
         return 3
-    return 1 if re.search("zero1|distopt", said) else 0
+    return 1 if re.search("zero1|distopt", words) else 0
 
 
-def _recompute(said: str) -> str | None:
-    if re.search("specific|see config|unverified", said):
+def _recompute(words: str) -> str | None:
+    if re.search("specific|see config|unverified", words):
         return None
-    return (
-        "full"
-        if said.startswith(("full", "yes"))
-        else "selective"
-        if said.startswith("selective")
-        else "none"
-    )
+    if words.startswith(("full", "yes")):
+        return "full"
+    return "selective" if words.startswith("selective") else "none"
+
+
+def _precision(words: str) -> Literal["fp8", "fp16", "bf16"]:
+    if re.search("fp8|float8", words):
+        return "fp8"
+    return "fp16" if words == "fp16" else "bf16"
 
 
 def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     """A row of the data as a run; ``row`` has the data's columns."""
     zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
-    gpus, each = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
+    gpus, node_gpus = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
     compiled = "compile=false" not in str(
         row.notes
     )  # torchtitan's layers one operator at a time are plain torch
@@ -145,7 +145,7 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     older = source == "bs" or (
         source == "kor" and "seqpar" not in str(row.recompute)
     )  # than sequence parallelism, or without it
-    sizes = (_whole(getattr(row, each)) for each in ("layers", "hidden", "heads"))
+    sizes = (_whole(getattr(row, field)) for field in ("layers", "hidden", "heads"))
     return TrainingRun(
         id=name,
         model=str(row.model),
@@ -164,24 +164,20 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         gated=is_gated(row),
         tied="tied_embeddings=True" in str(row.notes),
         device=str(device_name(row.gpu)),
-        nodes=max(1, gpus // each),
-        per_node=min(each, gpus),
+        nodes=max(1, gpus // node_gpus),
+        per_node=min(node_gpus, gpus),
         engine=engine,
         tp=_whole(row.tp),
         pp=_whole(row.pp),
         virtual_stages=_whole(row.vp),
         cp=_whole(row.cp),
         dp=_whole(row.dp),
-        shard=min(each, gpus) if "hsdp" in zero else None,
+        shard=min(node_gpus, gpus) if "hsdp" in zero else None,
         zero_stage=_zero_stage(zero),
         sequence_parallel=not older,
         micro_batch=_whole(row.micro_batch),
         recompute=_recompute(str(row.recompute)),  # type: ignore[arg-type]
-        precision="fp8"
-        if re.search("fp8|float8", precision)
-        else "fp16"
-        if precision == "fp16"
-        else "bf16",
+        precision=_precision(precision),
         fused_loss=source == "lf",
         sequence_length=_whole(row.seq_len),
         global_batch=_whole(row.global_batch),
@@ -231,16 +227,16 @@ def runs(truth: Path) -> list[TrainingRun]:
     return sorted(_described(out, parameters), key=lambda run: run.id)
 
 
-def _described(found: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
+def _described(runs: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
     """Runs whose dimensions give the published number of parameters."""
-    groups, _ = grouped(found)
-    own = {
-        found[n].id: group.setting.model.parameters
-        for group in groups
-        for n in map(int, group.rows)
+    groups, _ = grouped(runs)
+    counted = {
+        runs[n].id: group.setting.model.parameters for group in groups for n in map(int, group.rows)
     }
     return [
-        run for run in found if run.id in own and abs(own[run.id] / parameters[run.id] - 1) < 0.15
+        run
+        for run in runs
+        if run.id in counted and abs(counted[run.id] / parameters[run.id] - 1) < 0.15
     ]
 
 
@@ -256,16 +252,16 @@ def failed(truth: Path) -> list[TrainingRun]:
     return [run_of(row, f"failed-{n}", {"step_s": 1.0}) for n, row in enumerate(rows.itertuples())]
 
 
-def table(found: list[TrainingRun]) -> pd.DataFrame:
+def table(rows: list[TrainingRun]) -> pd.DataFrame:
     """Runs as rows, in the columns of the shipped table."""
-    return pd.DataFrame([run.model_dump() for run in found], columns=list(TrainingRun.model_fields))
+    return pd.DataFrame([run.model_dump() for run in rows], columns=list(TrainingRun.model_fields))
 
 
-def chosen(everything: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
+def chosen(everything: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
     """About ``wanted`` rows: at least one of each cell, evenly spread over its splits."""
     cells = dict(iter(everything.groupby(list(CELL))))
     weight = {key: math.sqrt(len(rows)) for key, rows in cells.items()}
-    left = max(wanted - len(cells), 0)
+    left = max(size - len(cells), 0)
     picked: list[int] = []
     for key, rows in cells.items():
         seats = min(1 + round(left * weight[key] / sum(weight.values())), len(rows))
@@ -283,7 +279,8 @@ def main() -> None:
     shipped.to_csv(TRAINING_RUNS, index=False, float_format="%.6g", lineterminator="\n")
     measured = shipped[list(TRAINING_FIGURES)].notna().sum().to_dict()
     print(
-        f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, {measured}: {TRAINING_RUNS}"
+        f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, "
+        f"{measured}: {TRAINING_RUNS}"
     )
 
 

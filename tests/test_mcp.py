@@ -160,7 +160,7 @@ def test_errors_name_field_and_fix() -> None:
 def test_a_resource_that_there_is_not_is_a_protocol_error() -> None:
     async def asked() -> None:
         async with Client(create_mcp(folders=False)) as client:
-            with pytest.raises(MCPError, match="Take the uri that build gives"):
+            with pytest.raises(MCPError, match="Use the URI that `build` returned"):
                 await client.read_resource("recipe://bundle/AAAA")
 
     finished(asked())

@@ -41,7 +41,8 @@ LEFT_OUT = {
         # it multiplies fp4 with fp8
         ("sglang", "w4a16_mxfp4", ""), ("vllm", "w4a16_mxfp4", ""), ("trtllm", "w4a16_mxfp4", ""),
         # not tuned for it
-        ("sglang", "bfloat16", "sglang_fused_moe_triton"), ("sglang", "fp8_block", "sglang_fused_moe_triton"),
+        ("sglang", "bfloat16", "sglang_fused_moe_triton"),
+        ("sglang", "fp8_block", "sglang_fused_moe_triton"),
         # slower at decode than its other kernels
         ("trtllm", "fp8_block", ""), ("trtllm", "nvfp4", "moe_torch_flow_cutlass"),
     ],
@@ -90,7 +91,7 @@ def hottest(
         (0.0 if distribution == "balanced" else float(distribution.rsplit("_", 1)[1])),
         np.random.default_rng(0),
     )
-    found = []
+    loads = []
     for _ in range(DRAWS if exponent else 1):
         rows = (
             _drawn(tokens, experts, top_k, exponent, random)
@@ -99,8 +100,8 @@ def hottest(
         )
         by_rank = rows.reshape(ranks, -1)
         rank = by_rank[np.argmax(by_rank.sum(axis=1))]
-        found.append((float(rank.sum()), float(np.count_nonzero(rank))))
-    return float(np.mean([r for r, _ in found])), float(np.mean([t for _, t in found]))
+        loads.append((float(rank.sum()), float(np.count_nonzero(rank))))
+    return float(np.mean([r for r, _ in loads])), float(np.mean([t for _, t in loads]))
 
 
 def _work(rows: pd.DataFrame, routed: pd.Series[float], touched: pd.Series[float]) -> pd.DataFrame:
@@ -159,8 +160,9 @@ def moe_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
     counts = rows.notes.str.extract(r"experts=(\d+) topk=(\d+)").astype(float)
     weight = np.where(rows["dtype"].str.startswith("float4"), "mxfp4", "fp8")
     rows = rows.assign(
-        dtype=weight, seconds=rows.value / 1e6, hidden_size=rows.k, inter_size=rows.n, num_tokens=rows.m,
-        num_experts=counts[0], topk=counts[1], moe_tp_size=1, moe_ep_size=1, distribution="random",
+        dtype=weight, seconds=rows.value / 1e6, hidden_size=rows.k, inter_size=rows.n,
+        num_tokens=rows.m, num_experts=counts[0], topk=counts[1], moe_tp_size=1, moe_ep_size=1,
+        distribution="random",
     )  # fmt: skip
     rows = rows[rows.num_experts.notna()]
     touched = rows.num_experts * (1.0 - (1.0 - rows.topk / rows.num_experts) ** rows.num_tokens)
