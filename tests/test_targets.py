@@ -242,7 +242,7 @@ def test_a_folder_that_is_not_absolute_is_refused_where_it_would_be_mounted():
     value = with_parameters(context(), model="./tiny")
     said = refusals(value)
     assert "the model folder ./tiny is not an absolute path" in said["kubernetes"]
-    assert "Name its absolute path" in said["compose"]
+    assert "Set its absolute path" in said["compose"]
     assert "vllm serve ./tiny" in target_files(value)["targets/slurm/node.sh"]
 
 
