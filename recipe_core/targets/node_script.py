@@ -128,9 +128,9 @@ def visible(context: Context, process: Process, *, visible_given: bool = False) 
     variable = VISIBLE.get(context.runtime)
     if variable is None or not process.devices:
         return []
-    numbers = map(str, process.devices)
+    numbers = [str(number) for number in process.devices]
     if visible_given and context.runtime == "cuda":
-        numbers = (f'"${{devices[{number}]}}"' for number in process.devices)
+        numbers = [f'"${{devices[{number}]}}"' for number in numbers]
     return [f"{variable}={','.join(numbers)}"]
 
 

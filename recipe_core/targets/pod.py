@@ -212,7 +212,7 @@ def probes(context: Context, process: Process) -> dict[str, Any]:
     Startup may take the engine's time-out and, for a hub model, the first download.
     """
     get = {"path": context.launch.health, "port": port_name(process)}
-    wait_s = context.launch.startup_timeout_s
+    wait_s = float(context.launch.startup_timeout_s)
     if not context.model_is_folder:
         wait_s += context.weights_bytes / DOWNLOAD_BYTES_PER_S
 
