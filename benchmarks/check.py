@@ -22,9 +22,7 @@ SEED = 20260101
 
 
 def command(pick: random.Random, models: list[str]) -> str:
-    """A command as catalogs have them: any model, four degrees, a few limits, now and then a flag
-    that is not there.
-    """
+    """A command like those in catalogs: any model, four degrees, some limits, rarely a bad flag."""
     model, tp = pick.choice(models), pick.choice((1, 2, 4, 8))
     limits = [
         f"--max-model-len {pick.choice((4096, 8192, 16384, 32768))}",

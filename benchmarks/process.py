@@ -40,9 +40,7 @@ Seconds = tuple[float, float]
 
 
 def ratios(pairs: int = 7) -> dict[str, float | dict[str, float]]:
-    """Medians over runs in turn: processor seconds and seconds of loop and plans, and how much of
-    the loop a plan is.
-    """
+    """Medians over alternating runs: processor seconds and seconds of both, and their ratio."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
         json.dump(REQUEST, request)
         request.flush()

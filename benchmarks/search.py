@@ -105,9 +105,7 @@ def best(
 
 
 def legal(model: str, count: int) -> tuple[Any, Any]:
-    """So many candidates that no rule of splits refuses: every split and load of the model,
-    repeated.
-    """
+    """``count`` candidates that no rule refuses: every split and load of the model, repeated."""
     problem = resolve(request(model, loads=LOADS))
     setting = settings(problem)[0]
     cases = every_case(problem, setting)

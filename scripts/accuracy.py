@@ -75,9 +75,7 @@ def _range(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _latencies(figures: pd.DataFrame) -> pd.DataFrame:
-    """Request latency of each run: measured as such, else first token + the others; few sources
-    print it themselves.
-    """
+    """Request latency of each run: as measured, else first token + the rest."""
     wide = figures.pivot(index="id", columns="figure", values=["measured", "estimated"])
     runs = figures.drop_duplicates("id").set_index("id")
     ends = {}
@@ -119,9 +117,7 @@ def bands(figures: pd.DataFrame) -> BandFile:
 
 
 def fitted_numbers(value: Any) -> int:
-    """How many numbers of a data file were fitted; an ``any`` that repeats one of its siblings is
-    not another number.
-    """
+    """The number of fitted values in a data file; an ``any`` equal to a sibling does not count."""
     if isinstance(value, dict):
         if value.get("status") == "fitted":
             return sum(

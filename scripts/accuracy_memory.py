@@ -1,6 +1,4 @@
-"""Hold memory estimates against what engines logged: the memory part of docs/accuracy.md (see
-accuracy.py).
-"""
+"""Compare memory estimates with engine logs: the memory part of docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ TOKENS = ("kv_cache_tokens", "num_gpu_blocks")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the engine that wrote a source's logs did otherwise than the pinned version, and where
-    that is documented.
-    """
+    """How the engine behind a source's logs differed from the pinned version, with a reference."""
 
     source: str
     was: str
@@ -67,9 +63,7 @@ class Difference:
 
 
 def _scales_kept_twice(setting: Setting) -> Setting:
-    """Triton kernels kept the checkpoint's mxfp4 scales (a byte for 32 values) beside their own
-    copy.
-    """
+    """Triton kernels kept the checkpoint's mxfp4 scales (a byte per 32 values) beside a copy."""
     stored = setting.model.quantization
     if stored is None or stored.dtype != "mxfp4":
         return setting
@@ -269,9 +263,7 @@ def compared(path: Path) -> pd.DataFrame:
 
 
 def capacity(path: Path) -> str:
-    """Concurrent sequences that TensorRT-LLM held, against what its estimated cache holds, as a
-    sentence.
-    """
+    """Concurrent sequences of TensorRT-LLM against what its estimated cache holds, as text."""
     errors = []
     for row in pd.read_csv(path).itertuples():
         chip = {"h100_sxm": "h100-sxm", "gb300": "gb300"}[str(row.system)]

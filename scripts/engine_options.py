@@ -111,9 +111,7 @@ def reader(kind: Any) -> str:
 
 
 def json_keys(kind: Any) -> list[str]:
-    """The keys of a JSON value that is read into a dataclass (vLLM gives the class as a default of
-    the reader).
-    """
+    """The keys of a JSON value that is parsed into a dataclass (a default of vLLM's parser)."""
     classes = [
         default
         for default in getattr(innermost(kind), "__defaults__", None) or ()
@@ -125,9 +123,7 @@ def json_keys(kind: Any) -> list[str]:
 def facts(
     action: argparse.Action, after: dict[str, list[str]]
 ) -> tuple[str, dict[str, Any]] | None:
-    """An option's flag and what is not the default of ``Option``; None for positional words and
-    help.
-    """
+    """An option's flag and non-default ``Option`` fields; None for positional words and help."""
     flags = [
         flag
         for flag in action.option_strings

@@ -51,9 +51,7 @@ def vllm_check() -> Check:
 
 
 def sglang_check() -> Check:
-    """``sglang serve``: arguments as the server reads them, resolved and checked where the machine
-    lets it.
-    """
+    """``sglang serve``: arguments as the server reads them, checked if the machine allows."""
     from sglang.srt.server_args import prepare_server_args
 
     def check(argv: list[str], deep: bool) -> None:

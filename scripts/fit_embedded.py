@@ -100,9 +100,7 @@ def measured(bundle: Path, load: int) -> dict[str, Any]:
 
 
 def without_engine(request: PlanRequest) -> tuple[float, float, float]:
-    """Time to first token, time per token and decoding sequences as they were if the engine cost
-    nothing.
-    """
+    """Time to first token, time per token and decoding sequences without any engine overhead."""
     exact = one_case(resolve(request), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact

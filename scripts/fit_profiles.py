@@ -80,9 +80,7 @@ def _line(roofline: Fit, status: str, note: str) -> str:
 def sections(
     fits: dict[tuple[str, str, str], Fit], devices: dict[str, Device]
 ) -> dict[str, Section]:
-    """The roofline lines of every device: its own fits first, then single anchors, then what a
-    relative can lend.
-    """
+    """The roofline lines of every device: its own fits, then single anchors, then a relative's."""
     result: dict[str, Section] = {}
     for (device, family, dtype), roofline in fits.items():
         note = f"n {roofline.points}, median error {roofline.median_error:.1%}"

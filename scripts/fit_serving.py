@@ -177,9 +177,7 @@ class Problem:
         )
 
     def quantities_of(self, x: Array, only: Key | None = None, base: Array | None = None) -> Array:
-        """Estimated quantities × runs; where only one engine's numbers changed, the others are
-        those of ``base``.
-        """
+        """Estimated quantities × runs; ``base`` has those of unchanged engines."""
         out = np.full((len(self.quantities), self.runs), np.nan) if base is None else base.copy()
         values = {
             key: {

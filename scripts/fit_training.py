@@ -106,9 +106,7 @@ def steps(groups: list[RunGroup], values: dict[str, float], n: int) -> np.ndarra
 def fit(
     groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, included: np.ndarray
 ) -> dict[str, float]:
-    """Figures that fit the chosen runs best; each source by its number of models, far runs little
-    (Cauchy).
-    """
+    """Figures that fit best; sources weigh by number of models, outliers little (Cauchy)."""
     by_source = pd.DataFrame([{"source": run.source, "model": run.model} for run in runs])[
         included
     ].groupby("source")
@@ -130,9 +128,7 @@ def fit(
 
 
 def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray) -> pd.DataFrame:
-    """Median and p90 of the error of each source, by a fit to all others, and the number of its
-    runs.
-    """
+    """Median and p90 of each source's error in a fit to all others, and its number of runs."""
     source, timed, told = (
         np.array([run.source for run in runs]),
         np.isfinite(measured),

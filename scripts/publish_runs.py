@@ -95,9 +95,7 @@ def _reference(source: str) -> str:
 
 
 def runs(truth: Path) -> pd.DataFrame:
-    """Every run of the data that can be held against an estimate, in the columns of the shipped
-    table, ordered by id.
-    """
+    """Every run that can be compared with an estimate, as rows of the shipped table, by id."""
     rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
     figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(
         index="group_id", columns="metric", values="value"
@@ -187,9 +185,7 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
 
 
 def chosen(table: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
-    """About ``wanted`` runs of the table: at least one of each cell, the others by the square root
-    of the cells' sizes.
-    """
+    """About ``size`` runs: one per cell at least, the rest by square roots of cell sizes."""
     cells = dict(iter(table.groupby(list(CELL), dropna=False)))
     seats = dict.fromkeys(cells, 1)
     queue = [(-math.sqrt(len(rows)) / 2, key) for key, rows in cells.items() if len(rows) > 1]

@@ -92,9 +92,7 @@ def _whole(value: Any, default: int = 1) -> int:
 
 
 def is_gated(row: Any) -> bool:
-    """Whether three matrices a feed-forward block meet the published parameter count better than
-    two.
-    """
+    """Whether three matrices per feed-forward block match the published parameter count best."""
     if not np.isfinite(row.params):
         return True
     kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads

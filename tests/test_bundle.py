@@ -162,9 +162,7 @@ def test_truncated_archives_are_refused(recipe, tmp_path, cut):
 
 
 def test_no_flipped_byte_gets_through_or_crashes(recipe, tmp_path):
-    """Wherever a byte changes, the archive is refused, or it was a byte that says nothing (a date,
-    an attribute).
-    """
+    """Any changed byte: the archive is refused, or the byte means nothing (such as a date)."""
     data, path = zip_bytes(recipe), tmp_path / "b.zip"
     for place in range(0, len(data), len(data) // 400):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])

@@ -56,9 +56,7 @@ def test_a_command_that_fits_and_wastes():
 
 
 def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
-    """What is offered, judged again, has the throughput that was promised, and nothing better is
-    offered for it.
-    """
+    """A better command, judged again, keeps its promise, and nothing better is offered."""
     first = check("vllm serve Qwen/Qwen3-32B -tp 8 --max-model-len 16384")
     (command,) = first["better"]["commands"]
     again = check(command["argv"])

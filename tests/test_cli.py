@@ -1,6 +1,4 @@
-"""The command line as a user sees it: text, JSON and exit codes; what only a process shows, in real
-ones.
-"""
+"""The command line as users see it: text, JSON, exit codes; real processes where they matter."""
 
 from __future__ import annotations
 

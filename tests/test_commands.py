@@ -130,9 +130,7 @@ def test_plain_text_splits_as_shlex_does(text):
     ],
 )
 def test_reading_takes_time_in_proportion(piece):
-    """No piece makes the reader go over the text again and again: a full-size text of it is read at
-    once.
-    """
+    """No piece makes the reader quadratic: a full-size text of it is read at once."""
     text = f"A={'x' * 500}\nvllm serve " + piece * ((MAX_CHARACTERS - 600) // len(piece))
     try:
         script = read_script(text)

@@ -71,9 +71,7 @@ def test_a_request_needs_the_blocks_that_vllm_plans(name, context, in_flight, bl
 
 
 def test_a_million_tokens_in_16_bit():
-    """vLLM's announcement says 9.62 GiB with index keys in 16 bit, which are kept in fp8 (1 GB
-    less).
-    """
+    """vLLM's announcement says 9.62 GiB with 16-bit index keys; they are in fp8 (1 GB less)."""
     index_bytes = 30 * 1_048_576 / 4 * (256 - 132)
     assert (
         packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0] + index_bytes

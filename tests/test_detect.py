@@ -58,9 +58,7 @@ def nvidia(folder: Path, name: str, topology: str | None = None) -> None:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """An empty folder at the front of PATH; no visibility variables, no torch, no GPU of this
-    machine.
-    """
+    """An empty folder first on PATH; no visibility variables, no torch, no GPU of this machine."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)

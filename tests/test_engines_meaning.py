@@ -41,9 +41,7 @@ def options(words):
 
 
 def read_command(name, words, files):
-    """What the project's own reader of commands makes of the words of vLLM, SGLang and
-    TensorRT-LLM.
-    """
+    """The commands of vLLM, SGLang and TensorRT-LLM, read by the project's own reader."""
     meant = meaning_of(read_arguments(name, words))
     path = options(words).get("config", "").removeprefix("${root}/")
     config = yaml.safe_load(files[path]) if path else {}

@@ -40,9 +40,7 @@ PROGRAMS = {
 
 
 def python_with(engine: str) -> str:
-    """An interpreter that has the engine, from ``VLLM_PYTHON`` or ``SGLANG_PYTHON``; skips where
-    none is named.
-    """
+    """An interpreter with the engine, from ``VLLM_PYTHON`` or ``SGLANG_PYTHON``; else skips."""
     variable = f"{engine.split('-')[0].upper()}_PYTHON"
     if not (found := os.environ.get(variable)):
         pytest.skip(f"{variable} names no Python that has {engine}; see scripts/engine_parsers.py")
@@ -116,9 +114,7 @@ def lines(engine, folders, count):
 
 
 def engine_part(words):
-    """The engine's own words, which may follow the start of a Ray cluster; None where a node only
-    joins one.
-    """
+    """The engine's own words, without the start of a Ray cluster; None if a node only joins one."""
     if not any(word.endswith("ray_node.py") for word in words):
         return words
     return words[words.index("--") + 1 :] if "--" in words else None

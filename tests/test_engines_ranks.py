@@ -1,6 +1,4 @@
-"""vLLM's ranks by the user's options: an external or hybrid balancer, and Ray; what is started is
-what was estimated.
-"""
+"""vLLM's ranks by user options (external or hybrid balancer, Ray) start what was estimated."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ ASKED = {"external": {EXTERNAL: True}, "hybrid": {HYBRID: True}, "ray": {RAY: "r
 
 
 def engine_words(process):
-    """The words of ``vllm serve``, also behind the start of a Ray cluster; None for a node that
-    only joins one.
-    """
+    """The words of ``vllm serve``, also behind a Ray start; None for a node that only joins."""
     words = list(process.argv)
     if "vllm" not in words:
         return None

@@ -1,6 +1,4 @@
-"""What a plan calls feasible can be started: by the rules of the search, held against the launches
-themselves.
-"""
+"""What a plan calls feasible can start: the rules of the search against the launches."""
 
 from __future__ import annotations
 

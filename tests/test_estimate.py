@@ -86,9 +86,7 @@ def test_the_cache_pool_matches_what_vllm_logged(candidate, kv_gib, source):
     ("tp", "bytes_per_token"), [(1, 131_072), (4, 32_768), (8, 16_384), (16, 16_384)]
 )
 def test_kv_heads_are_divided_until_one_is_left(tp, bytes_per_token):
-    """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; with 16 ranks the 8 heads are held
-    twice.
-    """
+    """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; 16 ranks store each head twice."""
     one = memory_of(
         model="meta-llama/Llama-3.1-8B-Instruct",
         tp=tp,

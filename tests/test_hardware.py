@@ -64,9 +64,7 @@ def test_the_wanted_devices_are_there():
 
 
 def _figures(value, key=""):
-    """Every figure in plain values, with the key that carries its unit (rates by dtype stand one
-    deeper).
-    """
+    """Every figure as a plain value, with the key that has its unit (rates by dtype lie deeper)."""
     if isinstance(value, dict) and {"value", "source", "status"} <= set(value):
         yield key, value
     elif isinstance(value, dict):

@@ -140,9 +140,7 @@ def test_vllm_pads_rows_of_fp8_weights_on_rocm(quantization, tp, rows):
 
 
 def test_windows_bound_the_cache():
-    """gpt-oss: half of the layers keep 128 tokens (and a block), so a long context costs little
-    more than half.
-    """
+    """gpt-oss: half of the layers keep 128 tokens (and a block); long contexts cost about half."""
     long = {"input_tokens": 100_000, "output_tokens": 1000, "concurrency": 1}
     _, answer = verdict("openai/gpt-oss-20b", "h100-sxm", workload=long, candidate={"tp": 1})
     full = 12 * 8 * 128 * 2 * 101_008  # 12 full layers, 8 KV heads of 64 + 64, 16 bit, whole blocks
@@ -204,9 +202,7 @@ def test_sglang_starts_where_vllm_refuses_the_longest_request():
 
 
 def test_hybrid_layers_keep_a_state_and_no_cache():
-    """A config with one attention layer in four: cache of that layer only, plus a constant state
-    for each request.
-    """
+    """One attention layer in four: its cache only, plus a constant state per request."""
     config = {
         "model_type": "qwen3_next",
         "hidden_size": 1024,

@@ -1,6 +1,4 @@
-"""A device that is not shipped: its profile through requests, links, estimates, recipes and
-bundles.
-"""
+"""A device that is not shipped, through requests, links, estimates, recipes and bundles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a recipe holds, why each of its values is there, and that it comes back from what was
-written.
-"""
+"""What a recipe holds, why each value is there, and that it survives writing and reading."""
 
 from __future__ import annotations
 

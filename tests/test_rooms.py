@@ -1,6 +1,4 @@
-"""The rooms of the package: what each may import, that no imports go in a circle, and that each
-says what it is for.
-"""
+"""The rooms of the package: import order, no import cycles, and a docstring for each."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the module that has it, the module it loads, and whether only type checkers see
-    it.
-    """
+    """One import: the importing module, the loaded one, and whether it is for types only."""
 
     source: str
     line: int

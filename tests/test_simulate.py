@@ -1,6 +1,4 @@
-"""The scheduler step by step where every step takes a second; then what simulations of real
-settings must keep to.
-"""
+"""The scheduler with steps of one second; then properties of simulations of real settings."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def test_no_more_requests_run_than_there_are_slots():
 
 
 def test_the_newest_request_is_put_back_when_the_cache_overflows():
-    """Both prompts fit into 30 tokens, but not 2 × 25 in the end: the second gives way and is
-    computed again.
-    """
+    """Both prompts fit into 30 tokens, but not 2 × 25 in the end: the second is preempted."""
     two = ran([(10, 15), (10, 15)], pool_tokens=30, step_tokens=20)
     assert two.order == [0, 1]
     assert two.done[0] == 15.0
@@ -175,9 +171,7 @@ def test_every_request_ends_once_and_frees_its_cache(
 
 
 def test_a_closed_loop_keeps_its_number_of_requests():
-    """A new one is sent when one ends: with 3 in flight and 12 in all, the k-th end sends request k
-    + 2.
-    """
+    """A request is sent when one ends: with 3 in flight of 12, the k-th end sends request k + 2."""
     replica = Replica(rules(), A_SECOND, [5] * 12, list(range(2, 14)), [0.0] * 12)
     for _ in range(3):
         replica.send(0.0)

@@ -225,9 +225,7 @@ def test_engines_that_verify_no_drafts_refuse_them():
 @pytest.mark.parametrize("split", [{"tp": 8, "pp": 1, "dp": 1}, {}])
 @pytest.mark.parametrize("where", ["workload", "candidate"])
 def test_recipes_start_what_drafts(where, split):
-    """The checkpoint of a draft stays with the recipe, wherever it was named and whoever chose the
-    split.
-    """
+    """The checkpoint of a draft stays with the recipe, wherever it was named."""
     parts = {"candidate": {"engine": "vllm"} | split, "workload": {}}
     parts[where]["speculative"] = drafted("eagle")[0] | {"model": "org/eagle-draft"}
     recipe = make_recipe(make_request(**parts))

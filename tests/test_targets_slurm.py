@@ -1,6 +1,4 @@
-"""Slurm scripts run by a real Slurm: two emulated nodes, programs that only say what they were
-told.
-"""
+"""Slurm scripts in a real Slurm: two emulated nodes, programs that record their arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The memory formulas against real transformers models, built and run without data for one rank of
-a split.
-"""
+"""The memory formulas against real transformers models, run without data for one rank."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def test_the_formulas_agree_with_the_traced_model(model, tp, pp, dp, ep):
 
 @pytest.mark.parametrize("model", [LLAMA_8B, QWEN_MOE, DEEPSEEK, GPT_OSS, GEMMA_2, GEMMA_3])
 def test_a_request_holds_what_the_real_cache_holds(model):
-    """Engines keep whole blocks, and one more in a sliding window; without windows nothing is left
-    to differ.
-    """
+    """Engines keep whole blocks, one more in a sliding window; without windows nothing differs."""
     found = traced(model, tp=1)
     windowed = model in (GPT_OSS, GEMMA_2, GEMMA_3)
     block = BLOCK_TOKENS * found["kv_bytes_per_token"]
@@ -122,9 +118,7 @@ def test_a_request_holds_what_the_real_cache_holds(model):
     ],
 )
 def test_the_trace_repeats_what_was_traced_by_hand(split, weights_gib, kv_bytes_per_token):
-    """Source: torch's own MemTracker around DTensor-parallel models, byte-equal to a real
-    two-process run.
-    """
+    """Source: torch's MemTracker on DTensor-parallel models, byte-equal to a two-process run."""
     found = traced(**split)
     assert found["weights_bytes"] / GIB == pytest.approx(weights_gib, abs=5e-4)
     assert found["kv_bytes_per_token"] == kv_bytes_per_token

@@ -1,6 +1,4 @@
-"""FSDP's formulas against real transformers models, stepped without data under FSDP2, tensor and
-pipeline parallelism.
-"""
+"""FSDP's formulas against real transformers models, under FSDP2, tensor and pipeline parallel."""
 
 from __future__ import annotations
 

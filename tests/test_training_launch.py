@@ -1,6 +1,4 @@
-"""Every framework is told exactly what was estimated: hundreds of random splits, rendered and read
-back.
-"""
+"""Every framework is told exactly what was estimated: random splits, rendered and read back."""
 
 from __future__ import annotations
 
@@ -690,9 +688,7 @@ def test_words_of_megatron_are_understood_by_argparse() -> None:
 def test_megatron_keeps_gradients_as_they_were_estimated(
     precision: str, work: Any, said: set[str]
 ) -> None:
-    """16 bits beside products in 8 bits, as NVIDIA's recipes run them, unless the request says
-    otherwise.
-    """
+    """16 bits beside 8-bit products, as in NVIDIA's recipes, unless the request says otherwise."""
     split = {
         "engine": "megatron",
         "tp": 2,

@@ -140,9 +140,7 @@ def test_context_parallel_ranks_share_states_and_tokens() -> None:
 
 
 def test_a_layer_keeps_what_saved_tensors_hooks_count() -> None:
-    """8h + 4nd + 4kd + 4n + 8f bytes a token, 2f less in compiled layers, and 8h more where norms
-    are not fused.
-    """
+    """8h + 4nd + 4kd + 4n + 8f bytes a token, 2f less if compiled, 8h more with unfused norms."""
     h, f, n, k = 4096, 14336, 32, 8
     fused, plain = setting("torchtitan"), setting("torch")
     one = cases(1)

@@ -1,6 +1,4 @@
-"""Measured attention: grouped-query over a prompt and over a cache, and the latent kind (MLA) of
-both.
-"""
+"""Measured attention, over a prompt and over a cache: grouped-query, and latent (MLA)."""
 
 from __future__ import annotations
 

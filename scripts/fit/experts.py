@@ -152,9 +152,7 @@ def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
 
 
 def moe_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
-    """Fused expert kernels of AMD, routed at random: the number of experts and of picks stand in
-    the notes.
-    """
+    """AMD's fused expert kernels with random routing; the notes have experts and picks."""
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
     rows = rows[(rows.kind == "moe") & (rows.metric == "time_us") & rows.gpu.str.startswith(prefix)]
     counts = rows.notes.str.extract(r"experts=(\d+) topk=(\d+)").astype(float)

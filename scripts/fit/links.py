@@ -67,9 +67,7 @@ OPERATIONS: dict[str, Callable[[Cluster, Group, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Links:
-    """Efficiency, latency and latency per rank as fitted, with a note on what to; None: the file
-    keeps its own.
-    """
+    """Fitted efficiency, latency and latency per rank (None: keep the file's), source and note."""
 
     efficiency: float
     latency_s: float
@@ -89,9 +87,7 @@ def _sized(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def engine_kernels(truth: Path) -> pd.DataFrame:
-    """All-reduces as engines do them in captured graphs: the newest version of each, the median
-    over engines.
-    """
+    """All-reduces of engines in captured graphs: newest version of each, median over engines."""
     rows = pd.read_csv(truth / "op_custom_allreduce.csv.gz", low_memory=False)
     rows = _sized(rows[~rows.kernel_source.str.contains("eager")])
     rows = rows.assign(
@@ -126,9 +122,7 @@ def _median(rows: pd.DataFrame, *also: str) -> pd.DataFrame:
 
 
 def exchanges(truth: Path) -> pd.DataFrame:
-    """DeepEP's dispatch (fp8 with a scale for 128 values) and combine (bf16) in low-latency and
-    normal mode.
-    """
+    """DeepEP's dispatch (fp8, a scale per 128 values) and combine (bf16), both of its modes."""
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
     rows = rows[
         rows.impl.eq("DeepEP (sglang)") & ~(rows.gpu.str.startswith("H200") & (rows.num_nodes > 1))

@@ -1,6 +1,4 @@
-"""Reading the measured tables: names of systems and number formats, and the fastest kernel per
-shape.
-"""
+"""Reading the measured tables: systems, number formats, and the fastest kernel per shape."""
 
 from __future__ import annotations
 
