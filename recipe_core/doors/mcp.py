@@ -128,7 +128,7 @@ class Tools:
         return answer
 
     def recipe(self, recipe: RecipeLike) -> Json:
-        """The recipe of a request: split, engine options and who set each, lock, fallbacks."""
+        """The recipe of a request: split, engine options and what set each, lock, fallbacks."""
         return self._ask.recipe(recipe)
 
     def build(
