@@ -1,4 +1,6 @@
-"""What benchmarks with a real browser share: the server as a person starts it, a Chromium, and the processor time of both."""
+"""What benchmarks with a real browser share: the server as a person starts it, a Chromium, and the
+processor time of both.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = {"executable_path": "/usr/bin/chromium", "args": ["--no-sandbox", "--disable-gpu"]}
-"""Without a GPU a browser draws with its processor; told to use one, as Debian's default flags do, it emulates one, at
-more processor time."""
+"""Without a GPU a browser draws with its processor; told to use one, as Debian's default flags do,
+it emulates one, at more processor time.
+"""
 SETTLED = """
     document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'
     && !document.querySelector('[data-testid=stSkeleton]')
-    && [...document.querySelectorAll('[data-testid=stPlotlyChart]')].every(chart => chart.querySelector('.main-svg'))
+    && [...document.querySelectorAll('[data-testid=stPlotlyChart]')]
+        .every(chart => chart.querySelector('.main-svg'))
 """
 """A script that has run to its end and whose charts, tables and widgets are drawn."""
 
@@ -71,7 +75,9 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def browser_processor_s(answer: dict[str, Any]) -> float:
-    """Processor time of all processes of a Chromium, from what it answers to SystemInfo.getProcessInfo (seconds)."""
+    """Processor time of all processes of a Chromium, from what it answers to
+    SystemInfo.getProcessInfo (seconds).
+    """
     return float(sum(process["cpuTime"] for process in answer["processInfo"]))
 
 

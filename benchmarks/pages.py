@@ -1,11 +1,13 @@
-"""How long the server takes from a moved slider to the charts that follow, page by page, without a browser.
+"""How long the server takes from a moved slider to the charts that follow, page by page, without a
+browser.
 
 python benchmarks/pages.py [ROUNDS]      default 20
 
-Each round moves a limit (nothing is estimated again: the plan is cached but judged against the limit), the load (every split is estimated
-again) and the axes of the tradeoff. A round's values are new ones, so no plan comes from the cache. Prints one JSON object; the time is
-that of the whole script run, as the server would do it, with what it sends made but not sent. It exits with 1 when the 95th percentile
-of any page is over LIMIT_S.
+Each round moves a limit (nothing is estimated again: the plan is cached but judged against the
+limit), the load (every split is estimated again) and the axes of the tradeoff. A round's values are
+new ones, so no plan comes from the cache. Prints one JSON object; the time is that of the whole
+script run, as the server would do it, with what it sends made but not sent. It exits with 1 when
+the 95th percentile of any page is over LIMIT_S.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def opened(page: str, query: dict[str, str]) -> AppTest:
 
 
 def edit(app: AppTest, field: str, value: object) -> Callable[[], object]:
-    """The next run takes this value of a field, as a slider on the page before would have set it."""
+    """The next run takes this value of a field, as a slider on the last page would set it."""
     from recipe_core.request.edit import change
 
     app.session_state["request"] = change(app.session_state["request"], {field: value})
@@ -69,13 +71,13 @@ def rounds(
     if view:
         app.session_state["views"] = view
         app.run()
-    found = []
+    seconds = []
     for _, (field, values) in itertools.product(range(n), moves):
         value = next(values)
-        found.append(timed(edit(app, field, int(value) if float(value).is_integer() else value)))
+        seconds.append(timed(edit(app, field, int(value) if float(value).is_integer() else value)))
         if app.exception:
             raise SystemExit(f"{page}: {app.exception[0].message}")
-    return found
+    return seconds
 
 
 def serving_moves() -> list[tuple[str, itertools.count[float]]]:
@@ -105,12 +107,12 @@ def main() -> None:
     }
     answer, slow = {}, False
     for name, case in cases.items():
-        found = sorted(rounds(*case, n))
-        p95 = found[int(0.95 * (len(found) - 1))]
+        seconds = sorted(rounds(*case, n))
+        p95 = seconds[int(0.95 * (len(seconds) - 1))]
         slow |= p95 > LIMIT_S
         answer[name] = {
-            "runs": len(found),
-            "median_s": round(statistics.median(found), 3),
+            "runs": len(seconds),
+            "median_s": round(statistics.median(seconds), 3),
             "p95_s": round(p95, 3),
         }
     print(json.dumps(answer, indent=1))

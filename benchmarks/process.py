@@ -1,6 +1,8 @@
-"""How long `recipe plan` takes as a whole process, against a plain loop on the same machine: no browser is needed.
+"""How long `recipe plan` takes as a whole process, against a plain loop on the same machine: no
+browser is needed.
 
-The loop stands for the machine: seconds mean little where others use it too, what runs in turn with the loop is slowed as much.
+The loop stands for the machine: seconds mean little where others use it too, what runs in turn with
+the loop is slowed as much.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Seconds = tuple[float, float]
 
 
 def ratios(pairs: int = 7) -> dict[str, float | dict[str, float]]:
-    """Medians over runs in turn: processor seconds and seconds of loop and plans, and how much of the loop a plan is."""
+    """Medians over alternating runs: processor seconds and seconds of both, and their ratio."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
         json.dump(REQUEST, request)
         request.flush()

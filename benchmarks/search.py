@@ -1,8 +1,10 @@
-"""How fast the search is: candidates per second on one core, memory, growth, and the request that a slider moves.
+"""How fast the search is: candidates per second on one core, memory, growth, and the request that a
+slider moves.
 
     python benchmarks/search.py [--write docs/performance.md]
 
-Run it on an idle machine: times are those of the processor in one thread, the best of five, but who shares its caches slows it too.
+Run it on an idle machine: times are those of the processor in one thread, the best of five, but who
+shares its caches slows it too.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def request(model: str = MODELS[0], nodes: int = 8, **options: Any) -> PlanReque
 def training(model: str) -> str:
     """A row: pretraining planned on the same cluster, ranked."""
     workload = {"kind": "training", "sequence_length": 8192, "global_batch": 512, "tokens": 15e9}
-    asked = PlanRequest.parse(
+    values = PlanRequest.parse(
         {
             "model": model,
             "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 8},
@@ -85,7 +87,8 @@ def training(model: str) -> str:
         }
     )
     name = f"training of {model.split('/')[-1]}, 64 × H100, every stage of every pipeline"
-    return f"| {name}: {len(plan(asked)):,} candidates | {best(lambda: plan(asked).ranked) * 1e3:,.0f} ms |"
+    count, seconds = len(plan(values)), best(lambda: plan(values).ranked)
+    return f"| {name}: {count:,} candidates | {seconds * 1e3:,.0f} ms |"
 
 
 def best(
@@ -102,10 +105,10 @@ def best(
 
 
 def legal(model: str, count: int) -> tuple[Any, Any]:
-    """So many candidates that no rule of splits refuses: every split and load of the model, repeated."""
-    found = resolve(request(model, loads=LOADS))
-    setting = settings(found)[0]
-    cases = every_case(found, setting)
+    """``count`` candidates that no rule refuses: every split and load of the model, repeated."""
+    problem = resolve(request(model, loads=LOADS))
+    setting = settings(problem)[0]
+    cases = every_case(problem, setting)
     rows = evaluate(setting, cases).legal
     return setting, cases.take(np.resize(rows, count))
 
@@ -148,34 +151,36 @@ def main() -> None:
         "weight_dtypes": ["bf16", "fp8", "int4"],
         "loads": LOADS,
     }
-    asked = request(**typical)
-    table = plan(asked)
+    values, plain = request(**typical), request(**typical | {"loads": ()})
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(asked.model_dump_json(exclude_none=True))
+        file.write(values.model_dump_json(exclude_none=True))
         file.flush()
-        lines = [
-            f"CPU: {platform.processor() or platform.machine()}, one thread, Python {platform.python_version()}, NumPy {np.__version__}.",
-            "",
-            "| what | measured |",
-            "|---|---|",
-            f"| request of one model, 64 × H100, 3 weight formats, 2 engines, 24 loads: {len(table):,} candidates | "
-            f"{best(lambda: plan(asked)) * 1e3:,.0f} ms |",
-            f"| the same without the loads: {len(plan(request(**typical | {'loads': ()}))):,} candidates | "
-            f"{best(lambda: plan(request(**typical | {'loads': ()}))) * 1e3:,.0f} ms |",
-            *map(training, TRAINED),
-            f"| `recipe plan` of the first, as a whole process | {process_s('-m', 'recipe_core', 'plan', file.name, '--top', '5'):.2f} s |",
-            f"| `import recipe_core.search.serving_plan` in a fresh process | {process_s('-c', 'import recipe_core.search.serving_plan') * 1e3:,.0f} ms |",
-            f"| Python alone | {process_s('-c', 'pass') * 1e3:,.0f} ms |",
-            "",
-            f"| model | {' | '.join(f'{count:,} candidates' for count in SIZES)} | candidates per second |",
-            f"|---|{'---|' * (len(SIZES) + 1)}",
-        ]
+        process = process_s("-m", "recipe_core", "plan", file.name, "--top", "5")
+    importing = "import recipe_core.search.serving_plan"
+    sizes = " | ".join(f"{count:,} candidates" for count in SIZES)
+    lines = [
+        f"CPU: {platform.processor() or platform.machine()}, one thread, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}.",
+        "",
+        "| what | measured |",
+        "|---|---|",
+        "| request of one model, 64 × H100, 3 weight formats, 2 engines, 24 loads: "
+        f"{len(plan(values)):,} candidates | {best(lambda: plan(values)) * 1e3:,.0f} ms |",
+        f"| the same without the loads: {len(plan(plain)):,} candidates | "
+        f"{best(lambda: plan(plain)) * 1e3:,.0f} ms |",
+        *map(training, TRAINED),
+        f"| `recipe plan` of the first, as a whole process | {process:.2f} s |",
+        f"| `{importing}` in a fresh process | {process_s('-c', importing) * 1e3:,.0f} ms |",
+        f"| Python alone | {process_s('-c', 'pass') * 1e3:,.0f} ms |",
+        "",
+        f"| model | {sizes} | candidates per second |",
+        f"|---|{'---|' * (len(SIZES) + 1)}",
+    ]
     for model in MODELS:
         curve = growth(model)
         print(model, curve, flush=True)
-        lines.append(
-            f"| {model} | {' | '.join(f'{micro:.1f} µs' for _, micro in curve)} | {1e6 / curve[-1][1]:,.0f} |"
-        )
+        times = " | ".join(f"{micro:.1f} µs" for _, micro in curve)
+        lines.append(f"| {model} | {times} | {1e6 / curve[-1][1]:,.0f} |")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     lines += ["", f"Peak memory of the process, with a million candidates at once: {peak:.2f} GiB."]
     print("\n".join(lines))

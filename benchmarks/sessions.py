@@ -1,17 +1,21 @@
-"""How long interactions take while several browsers use one server: ten sessions in one real headless Chromium.
+"""How long interactions take while several browsers use one server: ten sessions in one real
+headless Chromium.
 
 python benchmarks/sessions.py [SESSIONS] [INTERACTIONS] [THINK_S]      defaults 10, 30 and 7
 
-Every session opens the comparison of a request of its own, all at the same time. When all are open, each goes its round over views of a
-split, an axis of the tradeoff and pages. An interaction takes from the click until the script has run and all that it sent is drawn;
-between two of them a reader looks for THINK_S on average, drawn between half and one and a half of it: 7 s is what TPC-W has its emulated
-browsers think (TPC Benchmark W 1.8, 2002), in visits of 15 minutes, of which 30 interactions are four. Opening is told apart: there a
-browser loads ten megabytes of scripts rather than the answer to a click. So is the first round, in which a browser meets each view and
-page for the first time and compiles what draws it; it counts among all. Browsers run on the same processors as the server, so processor
-time is told for both.
+Every session opens the comparison of a request of its own, all at the same time. When all are open,
+each goes its round over views of a split, an axis of the tradeoff and pages. An interaction takes
+from the click until the script has run and all that it sent is drawn; between two of them a reader
+looks for THINK_S on average, drawn between half and one and a half of it: 7 s is what TPC-W has its
+emulated browsers think (TPC Benchmark W 1.8, 2002), in visits of 15 minutes, of which 30
+interactions are four. Opening is told apart: there a browser loads ten megabytes of scripts rather
+than the answer to a click. So is the first round, in which a browser meets each view and page for
+the first time and compiles what draws it; it counts among all. Browsers run on the same processors
+as the server, so processor time is told for both.
 
-Prints one JSON object with the median and the 95th percentile of all interactions, of the first round and by kind, and exits with 1 when
-the 95th percentile of all is over LIMIT_S. Needs playwright and a Chromium.
+Prints one JSON object with the median and the 95th percentile of all interactions, of the first
+round and by kind, and exits with 1 when the 95th percentile of all is over LIMIT_S. Needs
+playwright and a Chromium.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ PATIENCE_MS = 180_000
 LOST_MS = 15_000
 """After so long a click counts as lost: it fell between two drawings of what was clicked."""
 POLL_MS = 20
-"""How often a page is asked; at every frame, as Playwright does by itself, would have it draw frames for the asking."""
+"""How often a page is asked; at every frame, as Playwright does by itself, would have it draw
+frames for the asking.
+"""
 MODELS = (
     "meta-llama/Llama-3.1-70B-Instruct",
     "Qwen/Qwen3-32B",
@@ -55,7 +61,8 @@ ROUND = (
 )
 """What a session does in turn; each starts at a place of its own."""
 PANEL = f"""name => {{
-    const tab = [...document.querySelectorAll('[role=tab]')].find(tab => tab.textContent.trim() === name)
+    const tab = [...document.querySelectorAll('[role=tab]')]
+        .find(tab => tab.textContent.trim() === name)
     const panel = document.getElementById(tab.getAttribute('aria-controls'))
     return tab.ariaSelected === 'true' && panel?.querySelector('.main-svg, table') && {SETTLED}
 }}"""
@@ -67,7 +74,9 @@ HEADING = f"""title => document.querySelector('h1')?.textContent === title && {S
 
 
 async def clicked(page: Page, place: Any, predicate: str, argument: str) -> float:
-    """Seconds from a click on a place until the page is as it is meant to be; what came to nothing is clicked again, as a reader would."""
+    """Seconds from a click on a place until the page is as it is meant to be; what came to nothing
+    is clicked again, as a reader would.
+    """
     await place.scroll_into_view_if_needed()
     start = time.perf_counter()
     for patience_ms in (LOST_MS, PATIENCE_MS):
@@ -94,8 +103,8 @@ async def axis(page: Page, label: str) -> float:
     await asyncio.sleep(0.3)  # a list that opens while the page scrolls is closed by it
     await box.click()
     await page.get_by_role("option").nth(3).wait_for()
-    others = [name for name in await page.get_by_role("option").all_inner_texts() if name != now]
-    option = page.get_by_role("option", name=random.choice(others[:5]), exact=True)
+    measures = [name for name in await page.get_by_role("option").all_inner_texts() if name != now]
+    option = page.get_by_role("option", name=random.choice(measures[:5]), exact=True)
     return await clicked(
         page, option, AXIS, await page.locator(".st-key-frontier .xtitle").text_content()
     )
@@ -131,19 +140,19 @@ class Run:
         """All sessions; what they took."""
         self.counter = await self.browser.new_browser_cdp_session()
         await asyncio.gather(*(self.session(n) for n in range(self.sessions)))
-        every = [seconds for *_, seconds in self.found]
+        durations = [seconds for *_, seconds in self.found]
         server_s, browser_s = (
-            round((after - before) / len(every), 3)
+            round((after - before) / len(durations), 3)
             for before, after in zip(self.before, self.after, strict=True)
         )
         kinds = {
-            kind: [seconds for each, _, seconds in self.found if each == kind] for kind in MOVES
+            kind: [seconds for move, _, seconds in self.found if move == kind] for kind in MOVES
         }
         return {
             "sessions": self.sessions,
             "think_s": self.think_s,
             "open": told(self.opened),
-            "interactions": told(every),
+            "interactions": told(durations),
             "first_round": told([seconds for _, first, seconds in self.found if first]),
             **{kind: told(some) for kind, some in kinds.items() if some},
             "processor_s_per_interaction": {"server": server_s, "browsers": browser_s},
@@ -161,9 +170,8 @@ class Run:
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         start = time.perf_counter()
-        await page.goto(
-            f"{self.server.base}/compare?model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}"
-        )
+        query = f"model={MODELS[n % len(MODELS)]}&workload.concurrency={32 + n}"
+        await page.goto(f"{self.server.base}/compare?{query}")
         await page.wait_for_function(HEADING, arg=QUESTIONS["Compare"], polling=POLL_MS)
         self.opened.append(time.perf_counter() - start)
         if await self.together.wait() == 0:
@@ -180,7 +188,10 @@ class Run:
         await context.close()
 
     def move(self, n: int, k: int) -> tuple[str, str]:
-        """The k-th move of a session. None starts with the last of the round, which leads back from another page."""
+        """The k-th move of a session.
+
+        None starts with the last of the round, which leads back from another page.
+        """
         return ROUND[((3 * n) % (len(ROUND) - 1) + k) % len(ROUND)]
 
 

@@ -1,18 +1,20 @@
-"""How long a reader waits for the first page after the server is started, and for a plan on the command line.
+"""How long a reader waits for the first page after the server is started, and for a plan on the
+command line.
 
-python benchmarks/start.py [STARTS]      default 5
-python benchmarks/start.py plan          the command line alone, which needs no browser
+python benchmarks/start.py [STARTS]      default 5 python benchmarks/start.py plan          the
+command line alone, which needs no browser
 
-Starts ``recipe serve`` anew each time and opens the first page in a real Chromium whose cache is empty. The page is usable when its
-question and its first control are there and its script has run to its end; it is whole when its chart is drawn too. A first start, which is
-told apart, has Python compile everything, as it does once after an installation. Processor time until the page is whole is told for server
-and browser: it is steadier than seconds where others use the machine.
+Starts ``recipe serve`` anew each time and opens the first page in a real Chromium whose cache is
+empty. The page is usable when its question and its first control are there and its script has run
+to its end; it is whole when its chart is drawn too. A first start, which is told apart, has Python
+compile everything, as it does once after an installation. Processor time until the page is whole is
+told for server and browser: it is steadier than seconds where others use the machine.
 
-A plan is measured as a whole process in turn with a plain loop: ``plan_ratio`` and ``plan_json_ratio`` are how much of the loop's processor
-time it takes (``process.py``).
+A plan is measured as a whole process in turn with a plain loop: ``plan_ratio`` and
+``plan_json_ratio`` are how much of the loop's processor time it takes (``process.py``).
 
-Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S, or a ratio over its limit. Needs playwright and a
-Chromium.
+Prints one JSON object and exits with 1 when the median time until usable is over LIMIT_S, or a
+ratio over its limit. Needs playwright and a Chromium.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ PATIENCE_MS = 90_000
 
 
 def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
-    """Seconds from a start until the port answers, the page is usable, and all of it is drawn; processor time until then."""
+    """Seconds from a start until the port answers, the page is usable, and all of it is drawn;
+    processor time until then.
+    """
     from browsers import SETTLED, browser_processor_s, served
 
     counter = browser.new_browser_cdp_session()
@@ -48,17 +52,17 @@ def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
     page.set_default_timeout(PATIENCE_MS)
     before = browser_processor_s(counter.send("SystemInfo.getProcessInfo"))
     with served(environment) as server:
-        found = {"listening_s": time.perf_counter() - server.started}
+        times = {"listening_s": time.perf_counter() - server.started}
         page.goto(server.base, wait_until="commit")
         for name, script in (("usable_s", USABLE), ("whole_s", SETTLED)):
             page.wait_for_function(script)
-            found[name] = time.perf_counter() - server.started
-        found["server_processor_s"] = server.processor_s()
-        found["browser_processor_s"] = (
+            times[name] = time.perf_counter() - server.started
+        times["server_processor_s"] = server.processor_s()
+        times["browser_processor_s"] = (
             browser_processor_s(counter.send("SystemInfo.getProcessInfo")) - before
         )
         context.close()
-    return found
+    return times
 
 
 def page(starts: int) -> dict[str, Any]:
@@ -72,9 +76,11 @@ def page(starts: int) -> dict[str, Any]:
         }
         environment["PYTHONPYCACHEPREFIX"] = compiled
         browser = playwright.chromium.launch(**CHROMIUM)
-        first, *found = [start(browser, environment) for _ in range(starts + 1)]
+        first, *starts_s = [start(browser, environment) for _ in range(starts + 1)]
         browser.close()
-    medians = {name: round(statistics.median(each[name] for each in found), 2) for name in first}
+    medians = {
+        name: round(statistics.median(times[name] for times in starts_s), 2) for name in first
+    }
     return {
         "starts": starts,
         **medians,
@@ -83,9 +89,9 @@ def page(starts: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    wanted = sys.argv[1] if len(sys.argv) > 1 else "5"
+    count = sys.argv[1] if len(sys.argv) > 1 else "5"
     command_line = ratios()
-    first_page = {} if wanted == "plan" else page(int(wanted))
+    first_page = {} if count == "plan" else page(int(count))
     print(json.dumps(first_page | command_line, indent=1))
     raise SystemExit(first_page.get("usable_s", 0.0) > LIMIT_S or too_slow(command_line))
 

@@ -2,9 +2,11 @@
 
     python scripts/accuracy.py TRUTH_DIR
 
-The comparison is that of ``recipe validate``, over the full data instead of the shipped table. A band is the p10-p90 range of measured /
-estimated over the runs of devices with fitted rooflines, where each source x device x model counts as much as any other. For devices
-that rest on priors the range is widened by ``PRIOR`` on a log scale, and by their own runs where there are enough cells of them.
+The comparison is that of ``recipe validate``, over the full data instead of the shipped table. A
+band is the p10-p90 range of measured / estimated over the runs of devices with fitted rooflines,
+where each source x device x model counts as much as any other. For devices that rest on priors the
+range is widened by ``PRIOR`` on a log scale, and by their own runs where there are enough cells of
+them.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ VENDOR_FACTOR = 1.3
 RANKED_RIGHT = 0.85
 WORST = 8
 
-# What is asked of this version: a title, the figure, the mode (None: every mode), the mean over cells of the cells' median errors.
+# What is asked of this version: a title, the figure, the mode (None: every mode), the mean over
+# cells of the cells' median errors.
 TARGETS = (
     ("time per output token", "tpot_ms", None, 0.12),
     ("throughput, all queued", "output_tokens_per_s", "offline", 0.15),
@@ -72,7 +75,7 @@ def _range(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _latencies(figures: pd.DataFrame) -> pd.DataFrame:
-    """Request latency of each run: measured as such, else first token + the others; few sources print it themselves."""
+    """Request latency of each run: as measured, else first token + the rest."""
     wide = figures.pivot(index="id", columns="figure", values=["measured", "estimated"])
     runs = figures.drop_duplicates("id").set_index("id")
     ends = {}
@@ -98,20 +101,23 @@ def bands(figures: pd.DataFrame) -> BandFile:
         low, high = _range(rows[fitted] if fitted.any() else rows)
         wide = (low / PRIOR, high * PRIOR)
         if rows[~fitted].groupby(list(CELL)).ngroups >= ENOUGH_CELLS:
-            own = _range(rows[~fitted])
-            wide = (min(wide[0], own[0]), max(wide[1], own[1]))
+            prior = _range(rows[~fitted])
+            wide = (min(wide[0], prior[0]), max(wide[1], prior[1]))
         for name, ends in (("fitted", (low, high)), ("prior", wide)):
             out[name][QUANTITIES[str(figure)][0]] = Band(
                 low=round(ends[0], 2), high=round(ends[1], 2)
             )
     for of_grade in out.values():
         of_grade["output_tokens_per_s_per_gpu"] = of_grade["output_tokens_per_s"]
-    source = f"p10 to p90 of measured / estimated over {figures.id.nunique():,} published runs, cells weighted alike; scripts/accuracy.py"
+    source = (
+        f"p10 to p90 of measured / estimated over {figures.id.nunique():,} published runs, "
+        "cells weighted alike; scripts/accuracy.py"
+    )
     return BandFile(schema_version=1, source=source, bands=out)
 
 
 def fitted_numbers(value: Any) -> int:
-    """How many numbers of a data file were fitted; an ``any`` that repeats one of its siblings is not another number."""
+    """The number of fitted values in a data file; an ``any`` equal to a sibling does not count."""
     if isinstance(value, dict):
         if value.get("status") == "fitted":
             return sum(
@@ -156,9 +162,9 @@ def _score(rows: pd.DataFrame) -> float:
     return float(rows.groupby(list(CELL)).error.median().mean())
 
 
-def _verdict(whole: float, aim: float, vendors: list[float]) -> str:
-    uneven = [score for score in vendors if score > VENDOR_FACTOR * whole]
-    words = ["met" if whole <= aim else "missed", *(["vendors uneven"] if uneven else [])]
+def _verdict(score: float, aim: float, vendors: list[float]) -> str:
+    uneven = [vendor for vendor in vendors if vendor > VENDOR_FACTOR * score]
+    words = ["met" if score <= aim else "missed", *(["vendors uneven"] if uneven else [])]
     return ", ".join(words)
 
 
@@ -167,35 +173,35 @@ def targets(figures: pd.DataFrame) -> str:
     lines = ["| what | target | all | NVIDIA | AMD | cells | |", "|---|---|---|---|---|---|---|"]
     for title, figure, mode, aim in TARGETS:
         rows = _of(figures, figure, mode)
-        whole, *vendors = (
+        total, *vendors = (
             _score(part)
             for part in (rows, rows[rows.vendor == "nvidia"], rows[rows.vendor == "amd"])
         )
         shown = " | ".join(
-            "–" if np.isnan(score) else f"{score:.1%}" for score in (whole, *vendors)
+            "–" if np.isnan(score) else f"{score:.1%}" for score in (total, *vendors)
         )
-        lines.append(
-            f"| {title} | {aim:.0%} | {shown} | {rows.groupby(list(CELL)).ngroups} | {_verdict(whole, aim, vendors)} |"
-        )
+        verdict, cells = _verdict(total, aim, vendors), rows.groupby(list(CELL)).ngroups
+        lines.append(f"| {title} | {aim:.0%} | {shown} | {cells} | {verdict} |")
     for pairing in PAIRINGS:
-        found = pairs(figures, pairing)
+        ranked = pairs(figures, pairing)
         share, *vendors = (
             part.right.mean()
-            for part in (found, found[found.vendor == "nvidia"], found[found.vendor == "amd"])
+            for part in (ranked, ranked[ranked.vendor == "nvidia"], ranked[ranked.vendor == "amd"])
         )
         shown = " | ".join("–" if np.isnan(part) else f"{part:.0%}" for part in (share, *vendors))
         verdict = "met" if share >= RANKED_RIGHT else "missed"
+        title = f"better split known, {pairing.title}"
         lines.append(
-            f"| better split known, {pairing.title} | {RANKED_RIGHT:.0%} | {shown} | {len(found)} pairs | {verdict} |"
+            f"| {title} | {RANKED_RIGHT:.0%} | {shown} | {len(ranked)} pairs | {verdict} |"
         )
     return "\n".join(lines)
 
 
 def worst(figures: pd.DataFrame) -> pd.DataFrame:
     """The cells with the largest median errors, of each figure that has a target."""
-    found = errors(figures, ["figure", *CELL, "engine"])
+    cells = errors(figures, ["figure", *CELL, "engine"])
     parts = [
-        found[found.figure.eq(figure)].nlargest(WORST, "median")
+        cells[cells.figure.eq(figure)].nlargest(WORST, "median")
         for figure in ("tpot_ms", "output_tokens_per_s", "ttft_ms")
     ]
     return pd.concat(parts)[
@@ -204,9 +210,11 @@ def worst(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def peak_shares(runs: list[Run]) -> dict[str, float]:
-    """By id, the share of its devices' peak arithmetic rate that a run's own figures imply: 2 flops a parameter and token.
+    """By id, the share of its devices' peak arithmetic rate that a run's own figures imply: 2 flops
+    a parameter and token.
 
-    A lower bound, as attention is left out and the peak is that of the fastest dtype; runs of models not known are left out.
+    A lower bound, as attention is left out and the peak is that of the fastest dtype; runs of
+    models not known are left out.
     """
     shares = {}
     for run in runs:
@@ -238,7 +246,8 @@ def beyond_peak(figures: pd.DataFrame, runs: list[Run]) -> str:
         if share > 1 and name in set(figures.id)
     }
     titles = {
-        run.id: f"{run.title}, {run.load:,.0f} × ({run.input_tokens:,} + {run.output_tokens:,}) tokens"
+        run.id: f"{run.title}, {run.load:,.0f} × "
+        f"({run.input_tokens:,} + {run.output_tokens:,}) tokens"
         for run in runs
     }
     lines = [f"* {titles[name]}: {share:.2f} × the peak" for name, share in shares.items()]
@@ -250,7 +259,9 @@ def beyond_peak(figures: pd.DataFrame, runs: list[Run]) -> str:
 
 
 def left_out() -> str:
-    """What happens to the scores when a model or a source takes no part in the fit; a sentence where that was not measured."""
+    """What happens to the scores when a model or a source takes no part in the fit; a sentence
+    where that was not measured.
+    """
     if not LEFT_OUT.exists():
         return "Not measured for this version."
     scores = json.loads(LEFT_OUT.read_text())
@@ -263,9 +274,8 @@ def left_out() -> str:
     ]
     for figure in scores["plain"]:
         of_figure = [scores[name].get(figure) for name in names]
-        lines.append(
-            f"| {figure} | {' | '.join('–' if score is None else f'{score:.1%}' for score in of_figure)} |"
-        )
+        cells = " | ".join("–" if score is None else f"{score:.1%}" for score in of_figure)
+        lines.append(f"| {figure} | {cells} |")
     return "\n".join(lines)
 
 
@@ -287,7 +297,10 @@ def sources() -> str:
 def refused(comparison: Comparison) -> str:
     reasons = "\n".join(f"* {n:,} × {reason}" for reason, n in comparison.not_covered.most_common())
     wrong = "\n".join(f"* {run.title}: {reason}" for run, reason in comparison.refused)
-    return f"Not covered:\n\n{reasons or '* none'}\n\nCalled impossible though it was measured:\n\n{wrong or '* none'}"
+    return (
+        f"Not covered:\n\n{reasons or '* none'}\n\n"
+        f"Called impossible although measured:\n\n{wrong or '* none'}"
+    )
 
 
 def report(comparison: Comparison, runs: list[Run], memory: str) -> str:
@@ -296,22 +309,25 @@ def report(comparison: Comparison, runs: list[Run], memory: str) -> str:
     numbers = counted()
     return f"""# How wrong the numbers are
 
-Written by `python scripts/accuracy.py TRUTH_DIR`, which holds estimates against every published run of the calibration data.
-`recipe validate` does the same for the {len(published_runs())} runs that come with the package, and for a table of your own.
+Written by `python scripts/accuracy.py TRUTH_DIR`, which compares estimates with every published
+run of the calibration data. `recipe validate` does the same for the {len(published_runs())} runs
+that come with the package, and for a table of your own.
 
-Of {comparison.runs:,} runs {f.id.nunique():,} could be estimated: {f.source.nunique()} sources, {f.model.nunique()} models,
-{f.device.nunique()} devices, {f.engine.nunique()} engines. {comparison.not_covered.total():,} name a model or an engine that this
-version does not cover, {len(comparison.refused)} are called impossible though somebody measured them
+Of {comparison.runs:,} runs {f.id.nunique():,} could be estimated: {f.source.nunique()} sources,
+{f.model.nunique()} models, {f.device.nunique()} devices, {f.engine.nunique()} engines.
+{comparison.not_covered.total():,} name a model or an engine that this version does not cover,
+{len(comparison.refused)} are called impossible although somebody measured them
 ([which](#runs-without-an-estimate)).
 
-An error is |estimated / measured - 1|; est/meas is the median of estimated / measured; in band is the share of measurements between an
-estimate's low and high. A cell is a source × device × model: the mean of the cells' medians counts a source with thousands of runs no
-more than one with three. Two runs of one configuration differ by 5 % (median) to 30 % (p90) in time per output token from night to night,
-and engine versions by 1.1 to 1.3 × in throughput, so errors under 8 % cannot be told apart.
+An error is |estimated / measured - 1|; est/meas is the median of estimated / measured; in band is
+the share of measurements inside the estimate's band. A cell is a source × device × model: the mean
+of the cells' medians counts a source with thousands of runs no more than one with three. Nightly
+runs of one configuration differ by 5 % (median) to 30 % (p90) in time per output token, and engine
+versions by 1.1 to 1.3 × in throughput, so errors under 8 % are within the noise.
 
 ## Against the targets
 
-Mean over cells of the cells' median errors. No vendor may be worse than {VENDOR_FACTOR} × the whole.
+Mean over cells of the cells' median errors. No vendor may be worse than {VENDOR_FACTOR} × all.
 
 {targets(f)}
 
@@ -343,9 +359,10 @@ By source:
 
 ## The better of two splits
 
-Pairs of runs that differ in split and by more than 10 % in the figure; all else is the same. Splits of different numbers of GPUs
-are compared by throughput per GPU, and by time as it is. Where the versions differ, what was measured is the version as much as the
-split, and a pair whose estimates tie (within 1 %) says nothing about either.
+Pairs of runs that differ in split, and by more than 10 % in the figure; all else is equal. Splits
+over different numbers of GPUs are compared by throughput per GPU, and by time without scaling.
+Where versions differ, the pair measures the version as much as the split; a pair whose estimates
+tie (within 1 %) says nothing about either.
 
 {markdown(ranking(f))}
 
@@ -355,15 +372,17 @@ The sources' own conditions, below, explain some of them.
 
 {markdown(worst(f))}
 
-Runs whose own figures need more arithmetic than their devices can do at their peak (2 flops a parameter and token): prompts came from
-a cache, or the load is not what it is said to be. They count in every table here, and one of them is enough to move a mean over cells.
+Runs whose figures imply more arithmetic than their devices' peak (2 flops per parameter and token):
+prompts came from a cache, or the load is not the stated one. They count in every table here, and
+one of them is enough to move a mean over cells.
 
 {beyond_peak(f, runs)}
 
 ## Fitted numbers
 
-{numbers["fitted numbers"].sum():,} numbers in data files have the status `fitted`: four of each operator family and dtype of a
-device, and what engines and fabrics add. None is keyed by a model (`tests/test_validate.py` looks).
+{numbers["fitted numbers"].sum():,} numbers in data files have the status `fitted`: four per
+operator family and dtype of a device, and what engines and fabrics add. None is keyed by a model
+(`tests/test_validate.py` checks).
 
 {markdown(numbers)}
 
@@ -377,8 +396,9 @@ device, and what engines and fabrics add. None is keyed by a model (`tests/test_
 
 ## Memory
 
-Weights and cache are also held against the real transformers models on torch's meta device (`tests/test_trace.py`, 28 model × split cases:
-weights within 0.07 %, cache per token exact). Below: what vLLM logged when it started, against the estimate at the same limits.
+Weights and cache are also compared with the real transformers models on torch's meta device
+(`tests/test_trace.py`, 28 model × split cases: weights within 0.07 %, cache per token exact).
+Below: what vLLM logged at its start, against the estimate at the same limits.
 
 {memory}
 """
@@ -389,14 +409,14 @@ def main() -> None:
     runs = publish_runs.as_runs(publish_runs.runs(truth))
     BANDS.write_text(to_yaml(bands(compare(runs).figures).model_dump(mode="json")))
     shipped.bands.cache_clear()
-    found = compare(runs)  # again, with the bands that were just written
+    comparison = compare(runs)  # again, with the bands that were just written
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
     memory = accuracy_memory.report(
         accuracy_memory.compared(truth / "memory_facts.csv"), capacities
     )
     training = accuracy_training.section(compare_training(publish_training.runs(truth)), truth)
-    REPORT.write_text(f"{report(found, runs, memory).rstrip()}\n\n{training}")
-    print(targets(found.figures))
+    REPORT.write_text(f"{report(comparison, runs, memory).rstrip()}\n\n{training}")
+    print(targets(comparison.figures))
     print(f"wrote {BANDS.relative_to(ROOT)} and {REPORT.relative_to(ROOT)}")
 
 

@@ -1,4 +1,4 @@
-"""Hold memory estimates against what engines logged: the memory part of docs/accuracy.md (see accuracy.py)."""
+"""Compare memory estimates with engine logs: the memory part of docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TOKENS = ("kv_cache_tokens", "num_gpu_blocks")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the engine that wrote a source's logs did otherwise than the pinned version, and where that is documented."""
+    """How the engine behind a source's logs differed from the pinned version, with a reference."""
 
     source: str
     was: str
@@ -63,7 +63,7 @@ class Difference:
 
 
 def _scales_kept_twice(setting: Setting) -> Setting:
-    """Triton kernels kept the checkpoint's mxfp4 scales (a byte for 32 values) beside their own copy."""
+    """Triton kernels kept the checkpoint's mxfp4 scales (a byte per 32 values) beside a copy."""
     stored = setting.model.quantization
     if stored is None or stored.dtype != "mxfp4":
         return setting
@@ -117,7 +117,9 @@ DIFFERENCES = (
 
 
 def _windowed(table: ServingPlan) -> bool:
-    """Whether a model bounds some layers' caches: vLLM up to about 0.19 logged wrong token counts for those (vllm#40691)."""
+    """Whether a model bounds some layers' caches: vLLM up to about 0.19 logged wrong token counts
+    for those (vllm#40691).
+    """
     return any(
         layer.attention is not None and layer.attention.window is not None
         for layer in table.problem.model.layers
@@ -125,14 +127,16 @@ def _windowed(table: ServingPlan) -> bool:
 
 
 def number(pattern: str, text: str, otherwise: float) -> float:
-    found = re.search(pattern, text)
-    return float(found.group(1)) if found else otherwise
+    match = re.search(pattern, text)
+    return float(match.group(1)) if match else otherwise
 
 
 def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """The utilisation that a boot's own parts add up to, for boots that print them all and the usable memory, by model and set-up.
+    """The utilisation that a boot's own parts add up to, for boots that print them all and the
+    usable memory, by model and set-up.
 
-    vLLM gives the cache what its share of the device leaves, so weights, peak activation, non-torch memory and cache are that share.
+    vLLM gives the cache what its share of the device leaves, so weights, peak activation, non-torch
+    memory and cache are that share.
     """
     logged = facts[facts.quantity.isin(PARTS)].pivot_table(
         index=["model", "setup"], columns="quantity", values="value"
@@ -190,14 +194,20 @@ def measured(row: Any) -> float:
 
 
 def as_logged(row: Any, table: ServingPlan, at: int) -> tuple[Memory, Memory, str]:
-    """Memory of a row's start-up with what its engine did otherwise than the pinned version, without that, and what it was."""
+    """Memory of a row's start-up with what its engine did otherwise than the pinned version,
+    without that, and what it was.
+    """
     block = next(block for block in table.blocks if block.setting is table.setting(at))
     at -= sum(len(other.cases) for other in table.blocks[: table.blocks.index(block)])
     setting, cases = block.setting, block.cases.take([at])
-    found = next((d for d in DIFFERENCES if d.source in row.source), None)
-    changed = found.change(setting) if found else setting
+    difference = next((d for d in DIFFERENCES if d.source in row.source), None)
+    changed = difference.change(setting) if difference else setting
     then, now = (memory(s, cases, np.ones(1)) for s in (changed, setting))
-    return then, now, found.was if found and then.weights_bytes[0] != now.weights_bytes[0] else ""
+    return (
+        then,
+        now,
+        difference.was if difference and then.weights_bytes[0] != now.weights_bytes[0] else "",
+    )
 
 
 def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
@@ -205,12 +215,12 @@ def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
     setup = re.sub(
         r"\s*\([^)]*usable\)|max_num_seqs/max_num_batched_tokens at defaults; ", "", str(row.setup)
     )
-    share, stated = (
+    share, logged = (
         shares.get((row.model, row.setup)),
         number(r"util(?:ization)?[ =]([\d.]+)", setup, 0.9),
     )
-    if share is not None and share != stated:
-        setup += f"; its parts add up to {share:g}, not {stated:g}, of the device"
+    if share is not None and share != logged:
+        setup += f"; its parts add up to {share:g}, not {logged:g}, of the device"
     return f"{setup}; {was}" if was else setup
 
 
@@ -226,14 +236,14 @@ def compared(path: Path) -> pd.DataFrame:
     ]
     out = []
     for row in facts.itertuples():
-        asked = request(row, shares)
+        values = request(row, shares)
         try:
-            table, at = plan_candidate(PlanRequest.parse(asked)) if asked else (None, 0)
+            table, at = plan_candidate(PlanRequest.parse(values)) if values else (None, 0)
         except RecipeError:
             table = None
         if table is not None and not (str(row.quantity) in TOKENS and _windowed(table)):
-            *held, was = as_logged(row, table, at)
-            then, now = (float(QUANTITIES[str(row.quantity)](memory)[0]) for memory in held)
+            *memories, was = as_logged(row, table, at)
+            then, now = (float(QUANTITIES[str(row.quantity)](memory)[0]) for memory in memories)
             logged = measured(row)
             out.append(
                 (
@@ -253,7 +263,7 @@ def compared(path: Path) -> pd.DataFrame:
 
 
 def capacity(path: Path) -> str:
-    """Concurrent sequences that TensorRT-LLM held, against what its estimated cache holds, as a sentence."""
+    """Concurrent sequences of TensorRT-LLM against what its estimated cache holds, as text."""
     errors = []
     for row in pd.read_csv(path).itertuples():
         chip = {"h100_sxm": "h100-sxm", "gb300": "gb300"}[str(row.system)]
@@ -270,20 +280,23 @@ def capacity(path: Path) -> str:
             "dp": 1,
             "memory_fraction": row.free_gpu_memory_fraction,
         }
-        asked = {
+        values = {
             "model": row.model,
             "hardware": {"device": chip, "per_node": row.tp},
             "workload": workload,
         }
         table, at = plan_candidate(
             PlanRequest.parse(
-                asked | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
+                values | {"candidate": candidate | {"max_batched_tokens": row.max_num_tokens}}
             )
         )
-        held = table.estimate(at).memory.kv_cache_tokens / float(row.max_seq_len)
-        errors.append(abs(held / float(row.max_concurrent_seqs_measured) - 1))
+        sequences = table.estimate(at).memory.kv_cache_tokens / float(row.max_seq_len)
+        errors.append(abs(sequences / float(row.max_concurrent_seqs_measured) - 1))
     worst, middle = max(errors), float(pd.Series(errors).median())
-    return f"TensorRT-LLM, {len(errors)} measured capacities on H100 and GB300: median error {middle:.1%}, largest {worst:.1%}."
+    return (
+        f"TensorRT-LLM, {len(errors)} measured capacities on H100 and GB300: "
+        f"median error {middle:.1%}, largest {worst:.1%}."
+    )
 
 
 def report(rows: pd.DataFrame, capacities: str) -> str:
@@ -291,22 +304,27 @@ def report(rows: pd.DataFrame, capacities: str) -> str:
     weights, cache = (
         rows[(rows.quantity == "weights_per_gpu") == which] for which in (True, False)
     )
-    near = {
+    within = {
         name: ((weights[name].abs() <= 0.03).mean(), (cache[name].abs() <= 0.1).mean())
         for name in ("error", "error_pinned")
     }
     lines = [
-        f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, {near['error'][0]:.0%} within 3 %. "
-        f"Cache: {len(cache)} figures, median {cache.error.abs().median():.1%}, {near['error'][1]:.0%} within 10 %. {capacities}",
+        f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, "
+        f"{within['error'][0]:.0%} within 3 %. Cache: {len(cache)} figures, "
+        f"median {cache.error.abs().median():.1%}, {within['error'][1]:.0%} within 10 %. "
+        f"{capacities}",
         "",
-        "Rows whose engine differed from the version estimated, in a documented way, are compared with what it did; the row says so. "
-        f"Taken as the current version instead, {near['error_pinned'][0]:.0%} and {near['error_pinned'][1]:.0%} are within these bounds.",
+        "Where the logged engine differed from the estimated version in a documented way, the "
+        "estimate follows the logged one, and the row says so. With the current version instead, "
+        f"{within['error_pinned'][0]:.0%} and {within['error_pinned'][1]:.0%} are within these "
+        "bounds.",
         "",
         "| model | set-up | figure | logged | estimated | error |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | {row.estimated:,.2f} | {row.error:+.1%} |"
+        f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | "
+        f"{row.estimated:,.2f} | {row.error:+.1%} |"
         for row in rows.itertuples()
     ]
     return "\n".join(lines)

@@ -2,8 +2,9 @@
 
     python scripts/accuracy_training.py TRUTH_DIR
 
-The comparison is that of ``recipe validate --training``, over the full data instead of the shipped table. accuracy.py writes the section
-with the rest of the document; run alone, this replaces the section only.
+The comparison is that of ``recipe validate --training``, over the full data instead of the shipped
+table. accuracy.py writes the section with the rest of the document; run alone, this replaces the
+section only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = ROOT / "docs" / "training_left_out.json"
 HEADING = "## Training"
-# What is asked of this version: a title, the figure, how many of the cells' or sources' medians are taken together, and the aim.
+# What is asked of this version: a title, the figure, how many of the cells' or sources' medians are
+# taken together, and the aim.
 TARGETS = (
     ("time of a step, median over cells", TIME, list(CELL), np.median, 0.12),
     ("time of a step, worst source", TIME, ["source"], np.max, 0.20),
@@ -53,9 +55,9 @@ def targets(figures: pd.DataFrame) -> str:
     lines = ["| figure | aim | error | |", "|---|---|---|---|"]
     for title, figure, keys, together, aim in TARGETS:
         rows = figures[figures.figure.eq(figure)]
-        found = float(together(rows.groupby(keys).error.median() if keys else rows.error))
+        error = float(together(rows.groupby(keys).error.median() if keys else rows.error))
         lines.append(
-            f"| {title} | {aim:.0%} | {found:.1%} | {'met' if found <= aim else 'missed'} |"
+            f"| {title} | {aim:.0%} | {error:.1%} | {'met' if error <= aim else 'missed'} |"
         )
     return "\n".join(lines)
 
@@ -72,8 +74,8 @@ def bands(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
 
 def failures(truth: Path) -> tuple[int, int]:
     """Runs that failed, and how many of them are refused."""
-    found = compare_training(publish_training.failed(truth))
-    return found.runs, len(found.refused)
+    comparison = compare_training(publish_training.failed(truth))
+    return comparison.runs, len(comparison.refused)
 
 
 def left_out() -> str:
@@ -111,20 +113,22 @@ def sources() -> str:
 def section(comparison: TrainingComparison, truth: Path) -> str:
     """The section, heading first."""
     f = comparison.figures
-    stated = comparison.runs - sum(
+    complete = comparison.runs - sum(
         1 for run in publish_training.runs(truth) if run.recompute is None
     )
-    accepted = 1 - len(comparison.refused) / stated
+    accepted = 1 - len(comparison.refused) / complete
     failed, caught = failures(truth)
     shown = ", ".join(f"{name} {low:.2f} to {high:.2f}" for name, (low, high) in bands(f).items())
     return f"""{HEADING}
 
-Written by `python scripts/accuracy_training.py TRUTH_DIR` (and by `scripts/accuracy.py` with the rest). `recipe validate --training` does
-the same for the {len(published_training_runs())} runs that come with the package, and for a table of your own.
+Written by `python scripts/accuracy_training.py TRUTH_DIR` (and by `scripts/accuracy.py` with the
+rest). `recipe validate --training` does the same for the {len(published_training_runs())} runs that
+come with the package, and for a table of your own.
 
-{comparison.runs:,} runs of dense models that a request can say: {f.source.nunique()} sources, {f.model.nunique()} models,
-{f.device.nunique()} devices, {f.engine.nunique()} engines. The time of a step also stands for tokens per second. The figures of training
-were fitted to these same runs, so these errors are in sample; what a source's error is in a fit without it comes below.
+{comparison.runs:,} runs of dense models that a request can express: {f.source.nunique()} sources,
+{f.model.nunique()} models, {f.device.nunique()} devices, {f.engine.nunique()} engines. The time of
+a step also stands for tokens per second. The constants of training were fitted to these same runs,
+so these errors are in sample; each source's error in a fit without it is below.
 
 {targets(f)}
 
@@ -138,11 +142,14 @@ By device and engine:
 
 p10 to p90 of measured / estimated, each cell alike: {shown}.
 
-**Verdicts.** Of the {stated:,} runs that say what they recomputed {accepted:.1%} are accepted. {comparison.unstated} of the others are
-refused for memory with nothing recomputed, which says nothing about them. Of {failed} runs that ran out of memory, crashed or timed out
-(one label) {caught / failed:.1%} are refused. Memory estimated up to {training_data().figures.tight.value:.1%} too high is accepted.
+**Verdicts.** Of the {complete:,} runs that state what they recomputed, {accepted:.1%} are accepted.
+{comparison.unstated} of the others are refused for memory without recomputation, which says nothing
+about them. Of {failed} runs that ran out of memory, crashed or timed out (one label),
+{caught / failed:.1%} are refused. Memory estimated up to {training_data().figures.tight.value:.1%}
+too high is accepted.
 
-**Sources left out of the fit.** Each fitted without it; which figures there are, and the form of the fit, were chosen while looking at all.
+**Sources left out of the fit.** Each row is a fit without that source; which constants to fit, and
+the form of the fit, were chosen with all of them in view.
 
 {left_out()}
 
@@ -160,10 +167,10 @@ def replaced(document: str, new: str) -> str:
 
 def main() -> None:
     truth = Path(sys.argv[1])
-    found = compare_training(publish_training.runs(truth))
-    REPORT.write_text(replaced(REPORT.read_text(), section(found, truth)))
-    print(targets(found.figures))
-    print(bands(found.figures))
+    comparison = compare_training(publish_training.runs(truth))
+    REPORT.write_text(replaced(REPORT.read_text(), section(comparison, truth)))
+    print(targets(comparison.figures))
+    print(bands(comparison.figures))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The whole way on this machine, nothing faked: plan a training run, train, serve what came out, ask it.
+"""The whole way on this machine, nothing faked: plan a training run, train, serve what came out,
+ask it.
 
     python scripts/chain.py [FOLDER]
 
-A small model with random weights is planned for two processes of this machine's CPU, built into a bundle, measured for a few steps, stopped
-with a checkpoint and trained to its end from there. The folder it leaves is planned for serving, built, started, asked, and stopped.
-About three minutes on two cores.
+A small model with random weights is planned for two processes of this machine's CPU, built into a
+bundle, measured for a few steps, stopped with a checkpoint and trained to its end from there. The
+folder it leaves is planned for serving, built, started, asked, and stopped. About three minutes on
+two cores.
 """
 
 from __future__ import annotations
@@ -108,11 +110,11 @@ def answer(folder: Path, model: Path) -> str:
             "temperature": 0.0,
         }
         url = f"http://127.0.0.1:{port}{launch['api']['path']}"
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         print(f"\n$ curl {url} -d {json.dumps(body)!r}", flush=True)
-        with urllib.request.urlopen(asked, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             text: str = json.load(reply)["choices"][0]["text"]
             return text
     finally:

@@ -2,8 +2,9 @@
 
     python scripts/demo.py [FOLDER]
 
-Makes a small real model (trained for a few seconds, no download), plans it for this machine's CPU, builds the bundle, starts its
-server, gets a completion, prints what was predicted against what was measured, and stops. About a minute on two cores.
+Makes a small real model (trained for a few seconds, no download), plans it for this machine's CPU,
+builds the bundle, starts its server, gets a completion, prints what was predicted against what was
+measured, and stops. About a minute on two cores.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main(folder: Path) -> None:
     if missing:
         sys.exit(f"The demo needs {', '.join(missing)}: make demo, or pip install -e '.[torch]'")
     folder.mkdir(parents=True, exist_ok=True)
-    model, wanted, bundle = folder / "model", folder / "request.yaml", folder / "bundle"
+    model, request_file, bundle = folder / "model", folder / "request.yaml", folder / "bundle"
     os.environ["OMP_WAIT_POLICY"] = (
         "PASSIVE"  # spinning OpenMP threads stall training when anything else is busy
     )
@@ -74,10 +75,10 @@ def main(folder: Path) -> None:
         "python scripts/demo_model.py demo/model",
     ):
         sys.exit(code)
-    wanted.write_text(to_yaml(request(model.resolve())))
+    request_file.write_text(to_yaml(request(model.resolve())))
     port = str(free_port())
-    step("plan", str(wanted))
-    step("build", str(wanted), "-o", str(bundle))
+    step("plan", str(request_file))
+    step("build", str(request_file), "-o", str(bundle))
     try:
         step("up", str(bundle), "--port", port)
         step("bench", str(bundle))

@@ -1,10 +1,12 @@
-"""Build the demo's model: a small, real Llama with its own tokenizer, trained for a few seconds on ``demo_corpus.txt``.
+"""Build the demo's model: a small, real Llama with its own tokenizer, trained for a few seconds on
+``demo_corpus.txt``.
 
     python scripts/demo_model.py OUT_DIR
 
-It is small enough for two CPU cores and real enough to prove the path: configuration, weights on disk, a tokenizer, a chat template, and
-completions that read like the corpus. Needs torch, transformers and tokenizers; nothing is downloaded. A complete OUT_DIR made by the same
-script and corpus is reused.
+It is small enough for two CPU cores and real enough to prove the path: configuration, weights on
+disk, a tokenizer, a chat template, and completions that read like the corpus. Needs torch,
+transformers and tokenizers; nothing is downloaded. A complete OUT_DIR made by the same script and
+corpus is reused.
 """
 
 from __future__ import annotations
@@ -35,17 +37,22 @@ FILES = (
     RECORD,
 )
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-# The corpus has a paragraph of questions in exactly this form, so that a chat gets an answer and not a continuation of the question.
+# The corpus has a paragraph of questions in exactly this form, so that a chat gets an answer and
+# not a continuation of the question.
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}The cook says: {{ m['content'] }} "
-    "{% elif m['role'] == 'user' %}A guest asks: {{ m['content'] }} {% else %}{{ m['content'] }} {% endif %}{% endfor %}"
+    "{% elif m['role'] == 'user' %}A guest asks: {{ m['content'] }} "
+    "{% else %}{{ m['content'] }} {% endif %}{% endfor %}"
     "{% if add_generation_prompt %}The cook says:{% endif %}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of the model. About 14 M parameters, 27 MB of bfloat16 weights: reading them is a part of a token's time."""
+    """Sizes of the model.
+
+    About 14 M parameters, 27 MB of bfloat16 weights: reading them is a part of a token's time.
+    """
 
     hidden: int = 384
     intermediate: int = 1024
@@ -57,7 +64,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How long and how hard: ``steps`` on a usual machine; a slow one stops after ``seconds``, but not before the ``fewest`` steps."""
+    """How long and how hard: ``steps`` on a usual machine; a slow one stops after ``seconds``, but
+    not before the ``fewest`` steps.
+    """
 
     steps: int = 50
     fewest: int = 6
@@ -105,12 +114,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def ensure(out: Path, *, training: Training | None = None) -> tuple[Record, bool]:
-    """The model in ``out``, built when it is missing, incomplete or made from something else; True when it was reused."""
+    """The model in ``out``, built if missing, incomplete or outdated; True if it was reused."""
     digest = source_digest()
-    found = existing(out)
-    if found is not None and found.digest == digest:
-        return found, True
-    if out.exists() and found is None and any(out.iterdir()):
+    record = existing(out)
+    if record is not None and record.digest == digest:
+        return record, True
+    if out.exists() and record is None and any(out.iterdir()):
         raise ValueError(f"{out} holds something that is not a demo model; choose an empty folder.")
     return build(out, digest, training or Training()), False
 
@@ -132,13 +141,14 @@ def existing(out: Path) -> Record | None:
 
 def summary(record: Record) -> str:
     return (
-        f"{record.parameters / 1e6:.1f} M parameters, {record.vocabulary} tokens; trained {record.steps} steps in {record.seconds:.1f} s, "
+        f"{record.parameters / 1e6:.1f} M parameters, {record.vocabulary} tokens; "
+        f"trained {record.steps} steps in {record.seconds:.1f} s, "
         f"loss {record.loss_before:.2f} -> {record.loss_after:.2f}"
     )
 
 
 def build(out: Path, digest: str, training: Training) -> Record:
-    """Train and save beside ``out``, then move into place, so that an interrupted run leaves no half model."""
+    """Train and save beside ``out``, then move into place: an interrupted run leaves nothing."""
     import torch
     from transformers.utils import logging
 
@@ -170,7 +180,7 @@ def build(out: Path, digest: str, training: Training) -> Record:
 
 
 def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of the corpus: any input is representable, frequent words are one token."""
+    """A byte-level BPE tokenizer of the corpus: any input works, a frequent word is one token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -191,7 +201,7 @@ def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """The corpus as token ids, with an end-of-text token after each paragraph so that answers know where to stop."""
+    """The corpus as token ids, with an end-of-text token after each paragraph to end answers."""
     end = tokenizer.eos_token_id
     return [
         token
@@ -257,7 +267,7 @@ def train(
 
 
 def make_optimizers(model: LlamaForCausalLM, training: Training) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the rest: in the same 20 s AdamW alone got to a loss of 1.9, this to 0.8."""
+    """Muon for matrices, AdamW for the rest: loss 0.8 in the 20 s in which AdamW alone gets 1.9."""
     import torch
 
     inner = [
@@ -289,7 +299,7 @@ def windows(data: torch.Tensor, training: Training, generator: torch.Generator) 
 def step(
     model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor
 ) -> None:
-    """One step; bfloat16 products halve its time on processors that have them, the weights stay float32."""
+    """One step; bfloat16 products halve its time on recent processors, weights stay float32."""
     import torch
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -307,9 +317,9 @@ def corpus_loss(model: LlamaForCausalLM, data: torch.Tensor, length: int) -> flo
     import torch
 
     model.eval()  # type: ignore[no-untyped-call]
-    whole = data[: len(data) // length * length].reshape(-1, length)
+    sequences = data[: len(data) // length * length].reshape(-1, length)
     with torch.inference_mode():
-        return float(model(input_ids=whole, labels=whole).loss)
+        return float(model(input_ids=sequences, labels=sequences).loss)
 
 
 if __name__ == "__main__":

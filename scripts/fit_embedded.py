@@ -1,10 +1,13 @@
-"""Measure what `transformers serve` itself costs on this machine: the ``overheads`` of ``engines/serving/transformers.yaml``.
+"""Measure what `transformers serve` itself costs on this machine.
 
-    python scripts/fit_embedded.py MODEL_DIR [--device NAME]      (the demo's model, for its tokenizer)
+    python scripts/fit_embedded.py MODEL_DIR [--device NAME]
 
-NAME is a profile of ``hw_profiles/``; without it the CPU is measured. Serves random-weight copies of the model with few and many
-layers, benches each at several concurrencies, and fits time per step, per sequence and per layer to what the roofline leaves of the
-measured time per token, and time per request to what is left of the time to first token at one request. Run it on an idle machine.
+It prints the ``overheads`` of ``engines/serving/transformers.yaml``. MODEL_DIR is the demo's model,
+for its tokenizer; NAME is a profile of ``hw_profiles/``, by default the CPU. Serves copies of the
+model with random weights and few or many layers, benches each at several concurrencies, and fits
+time per step, per sequence and per layer to what the roofline leaves of the measured time per
+token, and time per request to what is left of the time to first token at one request. Run it on an
+idle machine.
 """
 
 from __future__ import annotations
@@ -71,10 +74,10 @@ def request(model: Path, name: str, load: int) -> PlanRequest:
 
 def call(bundle: Path, *words: str) -> None:
     """One command of the bundle's launcher, silent unless it fails."""
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as errors:
         code = launcher(list(words), root=bundle)
     if code:
-        sys.exit(said.getvalue())
+        sys.exit(errors.getvalue())
 
 
 @contextmanager
@@ -96,9 +99,9 @@ def measured(bundle: Path, load: int) -> dict[str, Any]:
     return figures
 
 
-def without_engine(wanted: PlanRequest) -> tuple[float, float, float]:
-    """Time to first token, time per token and decoding sequences as they were if the engine cost nothing."""
-    exact = one_case(resolve(wanted), CandidateRequest(tp=1, pp=1, dp=1))
+def without_engine(request: PlanRequest) -> tuple[float, float, float]:
+    """Time to first token, time per token and decoding sequences without any engine overhead."""
+    exact = one_case(resolve(request), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact
     runtime = setting.cluster.device.runtime
@@ -131,10 +134,8 @@ def main(source: Path, name: str) -> None:
                     if load == 1:
                         first.append((figures["ttft_s"] - ttft, layers))
                     print(
-                        f"{layers} layers, {load} at once: TPOT {figures['tpot_s'] * 1e3:.2f} ms, roofline {tpot * 1e3:.2f} ms; ",
-                        end="",
-                    )
-                    print(
+                        f"{layers} layers, {load} at once: "
+                        f"TPOT {figures['tpot_s'] * 1e3:.2f} ms, roofline {tpot * 1e3:.2f} ms; "
                         f"TTFT {figures['ttft_s'] * 1e3:.1f} ms, roofline {ttft * 1e3:.1f} ms",
                         flush=True,
                     )
@@ -143,7 +144,8 @@ def main(source: Path, name: str) -> None:
         np.median([left - 1.5 * (step + sequence + layer * layers) for left, layers in first])
     )
     print(
-        f"step_s: {step:.2e}, sequence_s: {sequence:.2e}, layer_s: {layer:.2e}, request_s: {max(request_s, 0):.2e}"
+        f"step_s: {step:.2e}, sequence_s: {sequence:.2e}, layer_s: {layer:.2e}, "
+        f"request_s: {max(request_s, 0):.2e}"
     )
     fitted = np.array(rows) @ [step, sequence, layer]
     print(

@@ -1,14 +1,18 @@
-"""Fit the roofline numbers of ``hw_profiles``, and those of its fabrics, from measured operator latencies.
+"""Fit the roofline numbers of ``hw_profiles``, and those of its fabrics, from measured operator
+latencies.
 
     python scripts/fit_profiles.py TRUTH_DIR [--device NAME ...] [--fabrics] [--write]
 
-For every device, family and dtype it looks for ``compute_efficiency``, ``memory_efficiency``, ``overhead_s`` and ``smoothing`` of
-``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` that minimise the mean |log(predicted / measured)|, prints a table, and with
-``--write`` puts the numbers into the ``roofline:`` section at the end of the device's YAML. Experts have two more, ``row_efficiency``
-and ``sort_s``: what sorts tokens and moves rows to experts and back takes its own time beside the products. The operators' flops and
-bytes are defined in ``fit/`` as the estimator defines them. Where several engines measured one shape, the fastest kernel counts.
+For every device, family and dtype it looks for ``compute_efficiency``, ``memory_efficiency``,
+``overhead_s`` and ``smoothing`` of ``t = overhead_s + (t_compute^r + t_memory^r)^(1/r)`` that
+minimise the mean |log(predicted / measured)|, prints a table, and with ``--write`` puts the numbers
+into the ``roofline:`` section at the end of the device's YAML. Experts have two more,
+``row_efficiency`` and ``sort_s``: what sorts tokens and moves rows to experts and back takes its
+own time beside the products. The operators' flops and bytes are defined in ``fit/`` as the
+estimator defines them. Where several engines measured one shape, the fastest kernel counts.
 
-The peak a dtype is held against is the device's own figure for it; a dtype the device does not multiply natively is held against bf16.
+The peak a dtype is held against is the device's own figure for it; a dtype the device does not
+multiply natively is held against bf16.
 """
 
 from __future__ import annotations
@@ -32,17 +36,19 @@ from recipe_core.base.documents import read_document, write_whole
 from recipe_core.hardware.cluster import SHARED
 from recipe_core.hardware.profile import Device
 
-# best rate of a large product where too few shapes are measured for a fit: flops/s by MAMF finder (bf16) and aiter (fp8)
+# best rate of a large product where too few shapes are measured for a fit: flops/s by MAMF finder
+# (bf16) and aiter (fp8)
 ANCHORS = {
-    ("mi300x", "bf16"): 668.4e12, ("mi300x", "fp8"): 1268e12, ("mi325x", "bf16"): 784.9e12, ("mi325x", "fp8"): 1268e12,
+    ("mi300x", "bf16"): 668.4e12, ("mi300x", "fp8"): 1268e12,
+    ("mi325x", "bf16"): 784.9e12, ("mi325x", "fp8"): 1268e12,
 }  # fmt: skip
 MIN_POINTS = 30
 # no measurements of their own: take what is missing from the nearest relative
 RELATIVES = {
-    "a100-pcie-80gb": "a100-sxm-80gb", "a100-sxm-40gb": "a100-sxm-80gb", "h100-pcie": "h100-sxm", "h100-nvl": "h100-sxm",
-    "gh200": "h100-sxm", "gh200-144gb": "h100-sxm", "h200-nvl": "h200-sxm", "b300-sxm": "b200-sxm", "gb200": "b200-sxm",
-    "gb300": "b200-sxm", "rtx-6000-ada": "l40s", "rtx-5090": "rtx-pro-6000", "mi350x": "mi355x",
-    "mi300x": "mi355x", "mi325x": "mi355x",
+    "a100-pcie-80gb": "a100-sxm-80gb", "a100-sxm-40gb": "a100-sxm-80gb", "h100-pcie": "h100-sxm",
+    "h100-nvl": "h100-sxm", "gh200": "h100-sxm", "gh200-144gb": "h100-sxm", "h200-nvl": "h200-sxm",
+    "b300-sxm": "b200-sxm", "gb200": "b200-sxm", "gb300": "b200-sxm", "rtx-6000-ada": "l40s",
+    "rtx-5090": "rtx-pro-6000", "mi350x": "mi355x", "mi300x": "mi355x", "mi325x": "mi355x",
 }  # fmt: skip
 
 
@@ -59,29 +65,30 @@ def all_points(truth: Path) -> Iterable[Points]:
 Section = dict[str, dict[str, str]]
 
 
-def _line(found: Fit, status: str, note: str) -> str:
-    rows = (
-        ""
-        if found.row_efficiency is None
-        else f"row_efficiency: {found.row_efficiency:.3f}, sort_s: {found.sort_s:.2e}, "
-    )
+def _line(roofline: Fit, status: str, note: str) -> str:
+    rows = ""
+    if roofline.row_efficiency is not None:
+        rows = f"row_efficiency: {roofline.row_efficiency:.3f}, sort_s: {roofline.sort_s:.2e}, "
     return (
-        f"{{compute_efficiency: {found.compute_efficiency:.3f}, memory_efficiency: {found.memory_efficiency:.3f}, "
-        f"overhead_s: {found.overhead_s:.2e}, smoothing: {found.smoothing:.2f}, {rows}source: fits, status: {status}, "
-        f'note: "{note}"}}'
+        f"{{compute_efficiency: {roofline.compute_efficiency:.3f}, "
+        f"memory_efficiency: {roofline.memory_efficiency:.3f}, "
+        f"overhead_s: {roofline.overhead_s:.2e}, smoothing: {roofline.smoothing:.2f}, "
+        f'{rows}source: fits, status: {status}, note: "{note}"}}'
     )
 
 
 def sections(
     fits: dict[tuple[str, str, str], Fit], devices: dict[str, Device]
 ) -> dict[str, Section]:
-    """The roofline lines of every device: its own fits first, then single anchors, then what a relative can lend."""
+    """The roofline lines of every device: its own fits, then single anchors, then a relative's."""
     result: dict[str, Section] = {}
-    for (device, family, dtype), found in fits.items():
-        note = f"n {found.points}, median error {found.median_error:.1%}"
+    for (device, family, dtype), roofline in fits.items():
+        note = f"n {roofline.points}, median error {roofline.median_error:.1%}"
         if device == "mi325x":
             note += ", measured on MI300X (same die)"
-        result.setdefault(device, {}).setdefault(family, {})[dtype] = _line(found, "fitted", note)
+        result.setdefault(device, {}).setdefault(family, {})[dtype] = _line(
+            roofline, "fitted", note
+        )
     for (device, dtype), best in ANCHORS.items():
         base = fits.get((device, "gemm", "fp8-block"))
         if base:
@@ -96,10 +103,10 @@ def sections(
                 replace(base, compute_efficiency=share), "published", note
             )
     for device, relative in RELATIVES.items():
-        for (source, family, dtype), found in fits.items():
+        for (source, family, dtype), roofline in fits.items():
             if source == relative:
                 result.setdefault(device, {}).setdefault(family, {}).setdefault(
-                    dtype, _line(found, "assumed", f"as {relative}")
+                    dtype, _line(roofline, "assumed", f"as {relative}")
                 )
     for section in result.values():
         for lines in section.values():
@@ -119,7 +126,8 @@ def write(device: str, section: Section) -> None:
     )
     url = "https://github.com/ROCm/aiter" if amd else "https://github.com/ai-dynamo/aiconfigurator"
     lines = [
-        "  fits:", f"    title: Roofline fits to the {origin}", f"    url: {url}", '    date: "2026"',
+        "  fits:", f"    title: Roofline fits to the {origin}", f"    url: {url}",
+        '    date: "2026"',
         "    command: python scripts/fit_profiles.py TRUTH_DIR --write", "roofline:",
     ]  # fmt: skip
     for family, by_dtype in section.items():
@@ -151,12 +159,16 @@ def main() -> None:
             arguments.device and points.device not in arguments.device
         ):
             continue
-        found = fit(points, devices[points.device])
-        fits[points.device, points.family, points.dtype] = found
+        roofline = fit(points, devices[points.device])
+        fits[points.device, points.family, points.dtype] = roofline
+        experts = ""
+        if roofline.sort_s is not None:
+            experts = f"{roofline.row_efficiency:.3f} {roofline.sort_s * 1e6:6.2f}us"
         print(
-            f"{points.device:14} {points.family:18} {points.dtype:10} {found.points:5d} {found.median_error:7.1%} {found.p90_error:6.0%}  "
-            f"{found.compute_efficiency:5.3f} {found.memory_efficiency:5.3f} {found.overhead_s * 1e6:7.2f}us {found.smoothing:5.2f} "
-            f"{'' if found.sort_s is None else f'{found.row_efficiency:.3f} {found.sort_s * 1e6:6.2f}us'}",
+            f"{points.device:14} {points.family:18} {points.dtype:10} {roofline.points:5d} "
+            f"{roofline.median_error:7.1%} {roofline.p90_error:6.0%}  "
+            f"{roofline.compute_efficiency:5.3f} {roofline.memory_efficiency:5.3f} "
+            f"{roofline.overhead_s * 1e6:7.2f}us {roofline.smoothing:5.2f} {experts}",
             flush=True,
         )
     if arguments.write:

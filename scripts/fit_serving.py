@@ -1,14 +1,16 @@
-"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to measured serving runs.
+"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to
+measured serving runs.
 
     python scripts/fit_serving.py TRUTH_DIR [--write] [--leave-out]
 
-Seven numbers an engine and runtime (see ``Overheads``), all at once, on top of the operators' rooflines: the weighted mean of
-``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a faint pull to ``PRIOR`` for what the runs do not tell. Each source ×
-device × model cell counts once per figure, and runs that are off by much more than the last scale pull little: those are mostly
+Seven numbers an engine and runtime (see ``Overheads``), all at once, on top of the operators'
+rooflines: the weighted mean of ``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a
+faint pull to ``PRIOR`` for what the runs do not tell. Each source × device × model cell counts once
+per figure, and runs that are off by much more than the last scale pull little: those are mostly
 set-ups that the data do not state (prefix caches, engines without graphs).
 
-``--leave-out`` fits again without each source, and without each fold of models, and writes what the fits say of the runs left out to
-``docs/leave_one_out.json``.
+``--leave-out`` fits again without each source, and without each fold of models, and writes what the
+fits say of the runs left out to ``docs/leave_one_out.json``.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ SCALES, PULL, STEP = (
     3e-5,
     0.05,
 )  # first forgiving, so that a fit does not settle where it starts
-# What a figure counts: throughput under load says the same as the time per token, and the time to the first token is the noisiest.
+# What a figure counts: throughput under load says the same as the time per token, and the time to
+# the first token is the noisiest.
 WEIGHT = {
     "tpot_ms": 1.0,
     "ttft_ms": 0.4,
@@ -71,7 +74,8 @@ WEIGHT = {
     "output_tokens_per_s": 0.7,
     "total_tokens_per_s": 0.0,
 }
-# InferenceX starts SGLang with --scheduler-recv-interval 10 (30 from 16 requests in flight): new requests wait for as many steps.
+# InferenceX starts SGLang with --scheduler-recv-interval 10 (30 from 16 requests in flight): new
+# requests wait for as many steps.
 POLLED = {"inferencex_aic", "inferencex_together"}
 FOLDS = 8
 
@@ -96,12 +100,12 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     for place, run in enumerate(runs):
         try:
             request = PlanRequest.parse(run.request())
-            found = resolve(request)
-            exact = one_case(found, request.candidate or CandidateRequest())
+            problem = resolve(request)
+            exact = one_case(problem, request.candidate or CandidateRequest())
         except RecipeError:
             continue
         if exact is not None:
-            groups[shared_key(found, exact[0])].append((place, found, *exact))
+            groups[shared_key(problem, exact[0])].append((place, problem, *exact))
     out = []
     for members in groups.values():
         setting = members[0][2]
@@ -173,7 +177,7 @@ class Problem:
         )
 
     def quantities_of(self, x: Array, only: Key | None = None, base: Array | None = None) -> Array:
-        """Estimated quantities × runs; where only one engine's numbers changed, the others are those of ``base``."""
+        """Estimated quantities × runs; ``base`` has those of unchanged engines."""
         out = np.full((len(self.quantities), self.runs), np.nan) if base is None else base.copy()
         values = {
             key: {
@@ -200,7 +204,9 @@ class Problem:
         return np.asarray(quantities[self.at] * self.rows.unit * self.rows.total, dtype=float)
 
     def solve(self, rows: NDArray[np.bool_], start: Array | None = None) -> Array:
-        """The numbers that fit the chosen rows best; from a ``start`` that is nearly right, a few rounds at the last scale."""
+        """The numbers that fit the chosen rows best; from a ``start`` that is nearly right, a few
+        rounds at the last scale.
+        """
         if start is not None:
             return self._solve(rows, start, SCALES[-1], 5)
         x = self.start
@@ -242,10 +248,10 @@ class Problem:
             plain = [PULL * z[-free:], np.full(free, PULL), np.zeros(free)]
             return np.hstack([robust, plain])
 
-        found = least_squares(
+        solution = least_squares(
             residuals, start, jac=slopes, loss=loss, x_scale="jac", max_nfev=rounds
         )
-        return np.asarray(found.x)
+        return np.asarray(solution.x)
 
     def errors(self, x: Array, rows: NDArray[np.bool_]) -> pd.DataFrame:
         """Rows with their relative errors at ``x``."""
@@ -279,7 +285,8 @@ def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> dict[str, fl
         out = (groups == group).to_numpy()
         parts.append(problem.errors(problem.solve(~out, x), out))
         print(
-            f"without {group}: {len(parts[-1])} figures, median error {parts[-1].error.median():.1%}",
+            f"without {group}: {len(parts[-1])} figures, "
+            f"median error {parts[-1].error.median():.1%}",
             flush=True,
         )
     return cell_means(pd.concat(parts))
@@ -295,7 +302,10 @@ def write(key: Key, values: dict[str, float], runs: int) -> None:
         rf"^  {runtime}: \{{step_s.*$", line, path.read_text(encoding="utf-8"), flags=re.MULTILINE
     )
     if "\n  fits:\n" not in text:
-        source = "  fits:\n    title: least error on published serving runs\n    command: python scripts/fit_serving.py TRUTH_DIR --write\n"
+        source = (
+            "  fits:\n    title: least error on published serving runs\n"
+            "    command: python scripts/fit_serving.py TRUTH_DIR --write\n"
+        )
         text = text.replace("\nsources:\n", f"\nsources:\n{source}", 1)
     write_whole(path, text.encode())
 
@@ -314,8 +324,8 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = as_runs(published(arguments.truth))
     problem = Problem(runs)
-    every = np.ones(len(problem.rows), dtype=bool)
-    x = problem.solve(every)
+    all_rows = np.ones(len(problem.rows), dtype=bool)
+    x = problem.solve(all_rows)
     values = {
         key: {
             name: _outer(name, x[i]) for i, (k, name) in enumerate(problem.parameters) if k == key
@@ -327,7 +337,7 @@ def main() -> None:
         .T.map(lambda v: f"{v:.3g}")
         .to_string()
     )
-    print(json.dumps(cell_means(problem.errors(x, every)), indent=1))
+    print(json.dumps(cell_means(problem.errors(x, all_rows)), indent=1))
     if arguments.write:
         for key, row in values.items():
             write(key, row, sum(len(block.places) for block in problem.blocks if block.key == key))
@@ -337,12 +347,12 @@ def main() -> None:
             model: f"fold {i % FOLDS + 1} of {FOLDS} of the models"
             for i, model in enumerate(models)
         }
-        found = {
-            "plain": cell_means(problem.errors(x, every)),
+        means = {
+            "plain": cell_means(problem.errors(x, all_rows)),
             "leave_one_source_out": left_out(problem, x, problem.rows.source),
             "leave_one_model_out": left_out(problem, x, problem.rows.model.map(fold)),
         }
-        write_whole(LEFT_OUT, (json.dumps(found, indent=1) + "\n").encode())
+        write_whole(LEFT_OUT, (json.dumps(means, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python scripts/fit_training.py TRUTH_DIR [--fit] [--held-out FILE]
 
-TRUTH_DIR holds ``training_calibration.csv.gz``; runs are those of publish_training.py. ``--fit`` prints the figures for
-``recipe_core/engines/training/frameworks.yaml``; ``--held-out`` fits once without each source, scores it, and writes the table as JSON to FILE.
-Sources of fewer than ``FEW`` runs are not left out in turn.
+TRUTH_DIR holds ``training_calibration.csv.gz``; runs are those of publish_training.py. ``--fit``
+prints the figures for ``recipe_core/engines/training/frameworks.yaml``; ``--held-out`` fits once
+without each source, scores it, and writes the table as JSON to FILE. Sources of fewer than ``FEW``
+runs are not left out in turn.
 """
 
 from __future__ import annotations
@@ -80,14 +81,15 @@ def figures_of(base: Calibration, values: dict[str, float]) -> Calibration:
 
 def with_values(setting: TrainingSetting, values: dict[str, float]) -> TrainingSetting:
     """A setting with some figures replaced, its framework's (``name:figure``) too."""
-    own = {
+    overheads = {
         key.partition(":")[2]: value
         for key, value in values.items()
         if key.startswith(f"{setting.engine}:")
     }
     framework = setting.framework.model_copy(
         update={
-            name: _number(getattr(setting.framework, name), value) for name, value in own.items()
+            name: _number(getattr(setting.framework, name), value)
+            for name, value in overheads.items()
         }
     )
     return replace(
@@ -104,23 +106,23 @@ def steps(groups: list[RunGroup], values: dict[str, float], n: int) -> np.ndarra
 
 
 def fit(
-    groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, chosen: np.ndarray
+    groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray, included: np.ndarray
 ) -> dict[str, float]:
-    """Figures that fit the chosen runs best; each source by its number of models, far runs little (Cauchy)."""
+    """Figures that fit best; sources weigh by number of models, outliers little (Cauchy)."""
     by_source = pd.DataFrame([{"source": run.source, "model": run.model} for run in runs])[
-        chosen
+        included
     ].groupby("source")
     weight = np.sqrt(
         (by_source.model.transform("nunique") / by_source.model.transform("size")).to_numpy()
     )
-    keep = [group for group in groups if chosen[group.rows].any()]
+    keep = [group for group in groups if included[group.rows].any()]
 
     def residual(x: np.ndarray) -> np.ndarray:
         told = steps(keep, dict(zip(START, x, strict=True)), len(runs))
-        far = np.log(told / measured)[chosen] / SPREAD
+        far = np.log(told / measured)[included] / SPREAD
         return np.asarray(np.sqrt(np.log1p(far**2)) * weight)
 
-    first, low, high = (np.array([each[k] for each in START.values()]) for k in range(3))
+    first, low, high = (np.array([bounds[k] for bounds in START.values()]) for k in range(3))
     done = least_squares(
         residual, first, bounds=(low, high), x_scale=high - low, max_nfev=20, diff_step=1e-3
     )
@@ -128,17 +130,19 @@ def fit(
 
 
 def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray) -> pd.DataFrame:
-    """Median and p90 of the error of each source, by a fit to all others, and the number of its runs."""
+    """Median and p90 of each source's error in a fit to all others, and its number of runs."""
     source, timed, told = (
         np.array([run.source for run in runs]),
         np.isfinite(measured),
         np.full(len(runs), np.nan),
     )
     for name in sorted(set(source[timed])):
-        mine = source == name
-        if (mine & timed).sum() < FEW:
+        in_source = source == name
+        if (in_source & timed).sum() < FEW:
             continue
-        told[mine] = steps(groups, fit(groups, runs, measured, timed & ~mine), len(runs))[mine]
+        told[in_source] = steps(groups, fit(groups, runs, measured, timed & ~in_source), len(runs))[
+            in_source
+        ]
     told_of = timed & np.isfinite(told)
     error = pd.DataFrame({"source": source[told_of], "error": np.abs(told / measured - 1)[told_of]})
     both = pd.concat([error, error.assign(source="all")])
@@ -157,16 +161,16 @@ def main() -> None:
     parser.add_argument("truth", type=Path)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--held-out", type=Path, metavar="FILE")
-    asked = parser.parse_args()
-    runs = publish_training.runs(asked.truth)
+    arguments = parser.parse_args()
+    runs = publish_training.runs(arguments.truth)
     groups, _ = grouped(runs)
     measured = np.array([run.measured_step_s or np.nan for run in runs])
-    if asked.fit:
+    if arguments.fit:
         best = fit(groups, runs, measured, np.isfinite(measured))
         print("\n".join(f"{name}: {value:.4g}" for name, value in best.items()))
-    if asked.held_out:
+    if arguments.held_out:
         table = held_out(groups, runs, measured)
-        asked.held_out.write_text(to_json(table.round(4).to_dict(orient="records")) + "\n")
+        arguments.held_out.write_text(to_json(table.round(4).to_dict(orient="records")) + "\n")
         print(table.to_string())
     print(training_validation_text(compare_training(runs)))
 

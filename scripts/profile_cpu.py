@@ -1,4 +1,5 @@
-"""Measure this machine's CPU as ``hw_profiles/cpu.yaml`` states it: rates of matrix products and of reading memory.
+"""Measure this machine's CPU as ``hw_profiles/cpu.yaml`` states it: rates of matrix products and of
+reading memory.
 
     python scripts/profile_cpu.py
 
@@ -30,7 +31,8 @@ def main() -> None:
     threads = torch.get_num_threads()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(
-        f"threads {threads}, torch {torch.__version__}, memory_bytes {memory}, busy {os.getloadavg()[0]:.2f}"
+        f"threads {threads}, torch {torch.__version__}, memory_bytes {memory}, "
+        f"busy {os.getloadavg()[0]:.2f}"
     )
     for dtype in (torch.float32, torch.bfloat16):
         a, w = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
@@ -44,12 +46,13 @@ def main() -> None:
             x = torch.randn(1, width).to(dtype)
             one = best_s(
                 lambda x=x, weights=weights: [
-                    torch.nn.functional.linear(x, each) for each in weights
+                    torch.nn.functional.linear(x, weight) for weight in weights
                 ]
             ) / len(weights)
             rate = weights[0].nbytes / one / 1e9
             print(
-                f"{dtype}: one row times {width} x {width}, weights not in cache: {one * 1e6:.1f} us, {rate:.1f} GB/s"
+                f"{dtype}: one row times {width} x {width}, weights not in cache: "
+                f"{one * 1e6:.1f} us, {rate:.1f} GB/s"
             )
     big = torch.randn(128 << 20)
     print(f"reading 512 MiB: {big.nbytes / best_s(big.sum) / 1e9:.1f} GB/s")

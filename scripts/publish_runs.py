@@ -2,14 +2,16 @@
 
     python scripts/publish_runs.py TRUTH_DIR
 
-Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run, devices
-as files of hw_profiles, engines, dtypes and modes as a request names them (see recipe_core/measured/published/README.md). Kept are runs of
-quality A or B without speculative decoding, in a mode a request has, on a device there is a profile of, with split, lengths and
-load stated.
+Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's
+words: one row a run, devices as files of hw_profiles, engines, dtypes and modes as a request names
+them (see recipe_core/measured/published/README.md). Kept are runs of quality A or B without
+speculative decoding, in a mode a request has, on a device there is a profile of, with split,
+lengths and load stated.
 
-Of those, ``WANTED`` are shipped. A cell is a source × device × model: each gets one run, and the others are dealt out in
-proportion to the square root of a cell's number of runs, so that two large sources are not all there is. Within a cell the runs
-come in the order of ``by_curve``. Nothing is drawn at random: the same data gives the same file.
+Of those, ``WANTED`` are shipped. A cell is a source × device × model: each gets one run, and the
+others are dealt out in proportion to the square root of a cell's number of runs, so that two large
+sources are not all there is. Within a cell the runs come in the order of ``by_curve``. Nothing is
+drawn at random: the same data gives the same file.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ MODES = {
     "offline": "offline",
 }
 METRICS = {name: name for name in FIGURES} | {"output_tokens_per_s_total": "output_tokens_per_s"}
-# Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same scheduler; research code that is
-# no engine here is held against vLLM, the default.
+# Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same
+# scheduler; research code that is no engine here is held against vLLM, the default.
 ENGINES = {
     "sglang": "sglang",
     "vllm": "vllm",
@@ -70,7 +72,7 @@ def engine_name(engine: str) -> str:
 
 
 def dtype_name(dtype: object) -> str:
-    """The dtype as a request names it; a dtype the data is unsure of (``bf16?``) counts as stated."""
+    """The dtype as a request names it; one the data is unsure of (``bf16?``) counts as stated."""
     word = str(dtype).lower().rstrip("?")
     return DTYPES.get(word, word)
 
@@ -93,38 +95,39 @@ def _reference(source: str) -> str:
 
 
 def runs(truth: Path) -> pd.DataFrame:
-    """Every run of the data that can be held against an estimate, in the columns of the shipped table, ordered by id."""
+    """Every run that can be compared with an estimate, as rows of the shipped table, by id."""
     rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
     figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(
         index="group_id", columns="metric", values="value"
     )
-    each = rows.drop_duplicates("group_id").set_index("group_id")
-    nodes = each.num_nodes.fillna(1).clip(lower=1).astype(int)
-    per_node = (each.num_gpus // nodes).clip(lower=1)
-    whole = {name: each[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
-    load = each.concurrency_or_batch.where(each["mode"].map(MODES).ne("offline"), QUEUED).astype(
-        int
-    )
-    engine = each.engine.map(engine_name)
-    said = (each.engine + " " + each.engine_version.fillna("")).str.strip().str.slice(0, 64)
+    groups = rows.drop_duplicates("group_id").set_index("group_id")
+    nodes = groups.num_nodes.fillna(1).clip(lower=1).astype(int)
+    per_node = (groups.num_gpus // nodes).clip(lower=1)
+    degrees = {name: groups[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
+    load = groups.concurrency_or_batch.where(
+        groups["mode"].map(MODES).ne("offline"), QUEUED
+    ).astype(int)
+    engine = groups.engine.map(engine_name)
+    versions = (groups.engine + " " + groups.engine_version.fillna("")).str.strip().str.slice(0, 64)
     out = pd.DataFrame(
-        {"model": each.model_hf_id, "device": each.device, "nodes": nodes, "per_node": per_node}
+        {"model": groups.model_hf_id, "device": groups.device, "nodes": nodes, "per_node": per_node}
     )
     out = out.assign(
         engine=engine,
-        **whole,
-        weight_dtype=each.weight_dtype.map(dtype_name),
-        kv_dtype=each.kv_dtype.map(dtype_name),
+        **degrees,
+        weight_dtype=groups.weight_dtype.map(dtype_name),
+        kv_dtype=groups.kv_dtype.map(dtype_name),
     )
     out = out.assign(
-        mode=each["mode"].map(MODES), input_tokens=each.isl_eff.round().clip(lower=1).astype(int)
+        mode=groups["mode"].map(MODES),
+        input_tokens=groups.isl_eff.round().clip(lower=1).astype(int),
     )
-    out = out.assign(output_tokens=each.osl_eff.round().clip(lower=1).astype(int), load=load).join(
-        figures
-    )
-    date = each.date_version.fillna("").astype(str)
     out = out.assign(
-        source=each.src_key, version=said, reference=each.source.map(_reference), date=date
+        output_tokens=groups.osl_eff.round().clip(lower=1).astype(int), load=load
+    ).join(figures)
+    date = groups.date_version.fillna("").astype(str)
+    out = out.assign(
+        source=groups.src_key, version=versions, reference=groups.source.map(_reference), date=date
     ).reset_index(names="id")
     return out.reindex(columns=list(Run.model_fields)).sort_values("id", ignore_index=True)
 
@@ -141,8 +144,8 @@ def _ends_first(count: int) -> list[int]:
     """Positions of a sorted list: lowest, highest, then the middles of the widest gaps."""
     order = [0, count - 1] if count > 1 else [0]
     while len(order) < count:
-        taken = sorted(order)
-        low, high = max(pairwise(taken), key=lambda ends: ends[1] - ends[0])
+        picked = sorted(order)
+        low, high = max(pairwise(picked), key=lambda ends: ends[1] - ends[0])
         order.append((low + high) // 2)
     return order
 
@@ -154,9 +157,10 @@ def _devices(split: tuple[int, ...]) -> int:
 def by_curve(cell: pd.DataFrame) -> Iterator[int]:
     """The runs of a cell, most telling first.
 
-    A problem is all but split and load; problems come by their number of runs. Of each, two splits, the most measured and the next
-    (of as many devices, if there is one), and of each split the lowest, the highest and the middle load: enough to see a curve and to
-    compare two splits. Then what is left.
+    A problem is all but split and load; problems come by their number of runs. Of each, two splits,
+    the most measured and the next (of as many devices, if there is one), and of each split the
+    lowest, the highest and the middle load: enough to see a curve and to compare two splits. Then
+    what is left.
     """
     left: list[int] = []
     same = [
@@ -174,19 +178,19 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
         for n, (_, curve) in enumerate(curves):
             ordered = curve.sort_values(["load", "id"]).index
             ordered = [int(ordered[position]) for position in _ends_first(len(ordered))]
-            kept = LOADS_OF_A_CURVE if n < SPLITS_OF_A_PROBLEM else 0
-            yield from ordered[:kept]
-            left += ordered[kept:]
+            loads = LOADS_OF_A_CURVE if n < SPLITS_OF_A_PROBLEM else 0
+            yield from ordered[:loads]
+            left += ordered[loads:]
     yield from left
 
 
-def chosen(table: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
-    """About ``wanted`` runs of the table: at least one of each cell, the others by the square root of the cells' sizes."""
+def chosen(table: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
+    """About ``size`` runs: one per cell at least, the rest by square roots of cell sizes."""
     cells = dict(iter(table.groupby(list(CELL), dropna=False)))
     seats = dict.fromkeys(cells, 1)
     queue = [(-math.sqrt(len(rows)) / 2, key) for key, rows in cells.items() if len(rows) > 1]
     heapq.heapify(queue)
-    for _ in range(wanted - len(cells)):
+    for _ in range(size - len(cells)):
         if not queue:
             break
         _, key = heapq.heappop(queue)
@@ -204,7 +208,8 @@ def main() -> None:
     shipped = chosen(table)
     shipped.to_csv(PUBLISHED, index=False, float_format="%.6g", lineterminator="\n")
     print(
-        f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, {PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}"
+        f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, "
+        f"{PUBLISHED.stat().st_size:,} bytes: {PUBLISHED}"
     )
 
 

@@ -1,14 +1,17 @@
-"""Choose the measured training runs that the project ships: write recipe_core/measured/published/training.csv.
+"""Choose the measured training runs that the project ships: write
+recipe_core/measured/published/training.csv.
 
     python scripts/publish_training.py TRUTH_DIR
 
-Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this project's words: one row a run (see
-recipe_core/measured/published/README.md). Kept are dense pre-training runs of quality A or B on a device there is a profile of, with dimensions,
-split, lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no experts or other mixers that
-the table leaves out), without 4-bit products, activations on the host, and faults of the cluster that the source names.
+Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this
+project's words: one row a run (see recipe_core/measured/published/README.md). Kept are dense
+pre-training runs of quality A or B on a device there is a profile of, with dimensions, split,
+lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no
+experts or other mixers that the table leaves out), without 4-bit products, activations on the host,
+and faults of the cluster that the source names.
 
-Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others are dealt out by the square root of a
-cell's runs. Nothing is drawn at random.
+Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others
+are dealt out by the square root of a cell's runs. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -76,7 +79,9 @@ MEMORY_OF = {"nano": "first", "bs": "driver"}
 
 
 def device_name(gpu: str) -> str | None:
-    """The profile of a device as the data writes it; None where there is none, or where another part than the profile's was used."""
+    """The profile of a device as the data writes it; None where there is none, or where another
+    part than the profile's was used.
+    """
     if gpu in DEVICES:
         return DEVICES[gpu]
     return None if "(" in gpu or "-" in gpu else publish_runs.device_name(gpu)
@@ -87,46 +92,46 @@ def _whole(value: Any, default: int = 1) -> int:
 
 
 def is_gated(row: Any) -> bool:
-    """Whether three matrices a feed-forward block meet the published parameter count better than two."""
+    """Whether three matrices per feed-forward block match the published parameter count best."""
     if not np.isfinite(row.params):
         return True
     kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads
-    ends = (
-        1.0
-        if "tied_embeddings=True" in str(row.notes)
-        else 2.0
-        if "tied_embeddings=False" in str(row.notes)
-        else 1.5
-    )
+    ends = 1.5  # embedding and head; one matrix if tied, in between where the source says neither
+    if "tied_embeddings=True" in str(row.notes):
+        ends = 1.0
+    elif "tied_embeddings=False" in str(row.notes):
+        ends = 2.0
     rest = 2 * row.layers * row.hidden**2 * (1 + kv / row.heads) + ends * row.vocab * row.hidden
     matrix = row.layers * row.hidden * row.ffn
     return bool(abs(rest + 3 * matrix - row.params) < abs(rest + 2 * matrix - row.params))
 
 
-def _zero_stage(said: str) -> int:
-    if re.search("zero2|grad_op", said):
+def _zero_stage(words: str) -> int:
+    if re.search("zero2|grad_op", words):
         return 2
-    if re.search("hsdp|zero3", said) or ("fsdp" in said and "not stated" not in said):
+    if re.search("hsdp|zero3", words) or ("fsdp" in words and "not stated" not in words):
         return 3
-    return 1 if re.search("zero1|distopt", said) else 0
+    return 1 if re.search("zero1|distopt", words) else 0
 
 
-def _recompute(said: str) -> str | None:
-    if re.search("specific|see config|unverified", said):
+def _recompute(words: str) -> str | None:
+    if re.search("specific|see config|unverified", words):
         return None
-    return (
-        "full"
-        if said.startswith(("full", "yes"))
-        else "selective"
-        if said.startswith("selective")
-        else "none"
-    )
+    if words.startswith(("full", "yes")):
+        return "full"
+    return "selective" if words.startswith("selective") else "none"
+
+
+def _precision(words: str) -> Literal["fp8", "fp16", "bf16"]:
+    if re.search("fp8|float8", words):
+        return "fp8"
+    return "fp16" if words == "fp16" else "bf16"
 
 
 def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     """A row of the data as a run; ``row`` has the data's columns."""
     zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
-    gpus, each = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
+    gpus, node_gpus = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
     compiled = "compile=false" not in str(
         row.notes
     )  # torchtitan's layers one operator at a time are plain torch
@@ -138,7 +143,7 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     older = source == "bs" or (
         source == "kor" and "seqpar" not in str(row.recompute)
     )  # than sequence parallelism, or without it
-    sizes = (_whole(getattr(row, each)) for each in ("layers", "hidden", "heads"))
+    sizes = (_whole(getattr(row, field)) for field in ("layers", "hidden", "heads"))
     return TrainingRun(
         id=name,
         model=str(row.model),
@@ -157,24 +162,20 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         gated=is_gated(row),
         tied="tied_embeddings=True" in str(row.notes),
         device=str(device_name(row.gpu)),
-        nodes=max(1, gpus // each),
-        per_node=min(each, gpus),
+        nodes=max(1, gpus // node_gpus),
+        per_node=min(node_gpus, gpus),
         engine=engine,
         tp=_whole(row.tp),
         pp=_whole(row.pp),
         virtual_stages=_whole(row.vp),
         cp=_whole(row.cp),
         dp=_whole(row.dp),
-        shard=min(each, gpus) if "hsdp" in zero else None,
+        shard=min(node_gpus, gpus) if "hsdp" in zero else None,
         zero_stage=_zero_stage(zero),
         sequence_parallel=not older,
         micro_batch=_whole(row.micro_batch),
         recompute=_recompute(str(row.recompute)),  # type: ignore[arg-type]
-        precision="fp8"
-        if re.search("fp8|float8", precision)
-        else "fp16"
-        if precision == "fp16"
-        else "bf16",
+        precision=_precision(precision),
         fused_loss=source == "lf",
         sequence_length=_whole(row.seq_len),
         global_batch=_whole(row.global_batch),
@@ -224,21 +225,23 @@ def runs(truth: Path) -> list[TrainingRun]:
     return sorted(_described(out, parameters), key=lambda run: run.id)
 
 
-def _described(found: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
+def _described(runs: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
     """Runs whose dimensions give the published number of parameters."""
-    groups, _ = grouped(found)
-    own = {
-        found[n].id: group.setting.model.parameters
-        for group in groups
-        for n in map(int, group.rows)
+    groups, _ = grouped(runs)
+    counted = {
+        runs[n].id: group.setting.model.parameters for group in groups for n in map(int, group.rows)
     }
     return [
-        run for run in found if run.id in own and abs(own[run.id] / parameters[run.id] - 1) < 0.15
+        run
+        for run in runs
+        if run.id in counted and abs(counted[run.id] / parameters[run.id] - 1) < 0.15
     ]
 
 
 def failed(truth: Path) -> list[TrainingRun]:
-    """Runs that ran out of memory, crashed or timed out (one label); their figures are missing, a step of one second stands in."""
+    """Runs that ran out of memory, crashed or timed out (one label); their figures are missing, a
+    step of one second stands in.
+    """
     rows = pd.read_csv(truth / "training_failed_runs.csv.gz", low_memory=False)
     rows = _asked_for(rows).assign(
         notes="",
@@ -247,16 +250,16 @@ def failed(truth: Path) -> list[TrainingRun]:
     return [run_of(row, f"failed-{n}", {"step_s": 1.0}) for n, row in enumerate(rows.itertuples())]
 
 
-def table(found: list[TrainingRun]) -> pd.DataFrame:
+def table(rows: list[TrainingRun]) -> pd.DataFrame:
     """Runs as rows, in the columns of the shipped table."""
-    return pd.DataFrame([run.model_dump() for run in found], columns=list(TrainingRun.model_fields))
+    return pd.DataFrame([run.model_dump() for run in rows], columns=list(TrainingRun.model_fields))
 
 
-def chosen(everything: pd.DataFrame, wanted: int = WANTED) -> pd.DataFrame:
+def chosen(everything: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
     """About ``wanted`` rows: at least one of each cell, evenly spread over its splits."""
     cells = dict(iter(everything.groupby(list(CELL))))
     weight = {key: math.sqrt(len(rows)) for key, rows in cells.items()}
-    left = max(wanted - len(cells), 0)
+    left = max(size - len(cells), 0)
     picked: list[int] = []
     for key, rows in cells.items():
         seats = min(1 + round(left * weight[key] / sum(weight.values())), len(rows))
@@ -274,7 +277,8 @@ def main() -> None:
     shipped.to_csv(TRAINING_RUNS, index=False, float_format="%.6g", lineterminator="\n")
     measured = shipped[list(TRAINING_FIGURES)].notna().sum().to_dict()
     print(
-        f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, {measured}: {TRAINING_RUNS}"
+        f"{len(shipped)} of {len(everything)} runs, {len(shipped.groupby(list(CELL)))} cells, "
+        f"{measured}: {TRAINING_RUNS}"
     )
 
 

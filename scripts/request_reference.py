@@ -40,12 +40,12 @@ def models(field: Schema) -> Iterator[tuple[str, str]]:
 
 def bounds(option: Schema) -> str:
     """The range of a number, as far as it says something."""
-    least, above = option.get("minimum"), option.get("exclusiveMinimum")
-    most, below = option.get("maximum", LARGE), option.get("exclusiveMaximum")
+    minimum, above = option.get("minimum"), option.get("exclusiveMinimum")
+    maximum, below = option.get("maximum", LARGE), option.get("exclusiveMaximum")
     parts = [
-        f"from {least:,}" if least is not None else "",
+        f"from {minimum:,}" if minimum is not None else "",
         f"above {above:,}" if above is not None else "",
-        f"to {most:,}" if most < LARGE else "",
+        f"to {maximum:,}" if maximum < LARGE else "",
         f"to below {below:,}" if below is not None else "",
     ]
     return "".join(f" {part}" for part in parts if part)
@@ -103,12 +103,12 @@ def reference() -> str:
     """All tables: the request's, then each part's under the first path that leads to it."""
     schema = json_schema()
     lines = rows("", schema)
-    for name, (first, *others) in places(schema).items():
+    for name, (first, *aliases) in places(schema).items():
         model = schema["$defs"][name]
         work = model["properties"].get("kind", {}).get("const")
         lines += ["", f"### `{first}`" + (f" ({work})" if work else ""), "", model["description"]]
-        if others:
-            lines += ["", f"The same fields stand in {', '.join(f'`{path}`' for path in others)}."]
+        if aliases:
+            lines += ["", f"The same fields stand in {', '.join(f'`{path}`' for path in aliases)}."]
         lines += ["", *rows(first, model)]
     return "\n".join(lines)
 

@@ -1,4 +1,5 @@
-"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 390, into docs/images/.
+"""Pictures of every page from the running app: light and dark at 1440 pixels, light at 390, into
+docs/images/.
 
 python scripts/screenshots.py [FOLDER [NAME …]]      NAME as in compare-dark, model-narrow
 """
@@ -25,8 +26,14 @@ MAX_BYTES = 300_000
 PATIENCE_MS = 90_000
 PINS = "vllm.bf16.bf16.tp8.pp1.dp1.ep1,vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 LLAMA = f"v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40&pins={PINS}"
-TRAIN = "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&workload.kind=training&workload.tokens=1e10&hardware.nodes=8"
-SIDE_BY_SIDE = "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x&options.hardware=%5B%7B%22device%22%3A%22h200-sxm%22%7D%5D"
+TRAIN = (
+    "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&workload.kind=training"
+    "&workload.tokens=1e10&hardware.nodes=8"
+)
+SIDE_BY_SIDE = (
+    "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x"
+    "&options.hardware=%5B%7B%22device%22%3A%22h200-sxm%22%7D%5D"
+)
 SHOTS = {
     "model": ("", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
@@ -142,14 +149,14 @@ def small(png: bytes) -> bytes:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(name, WIDE_PX, "light") for name in SHOTS] + [
+    shots = [(name, WIDE_PX, "light") for name in SHOTS] + [
         (name, WIDE_PX, "dark") for name in DARK
     ]
-    wanted += [(name, NARROW_PX, "light") for name in NARROW]
+    shots += [(name, NARROW_PX, "light") for name in NARROW]
     only = sys.argv[2:]
     with served() as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, width, scheme in wanted:
+        for name, width, scheme in shots:
             label = f"{name}-{scheme if width == WIDE_PX else 'narrow'}"
             if only and label not in only:
                 continue

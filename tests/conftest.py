@@ -52,7 +52,7 @@ def request_values(
     nodes: int = 1,
     **parts: Any,
 ) -> dict[str, Any]:
-    """A request's plain values: a closed loop of 64 requests of 1,024 + 256 tokens unless ``workload`` says otherwise."""
+    """A request's values: by default a closed loop of 64 requests of 1,024 + 256 tokens."""
     workload = {
         "mode": "closed",
         "input_tokens": 1024,
@@ -73,7 +73,7 @@ def make_request(*args: Any, **parts: Any) -> PlanRequest:
 
 
 def finished(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-    """What a coroutine returns, run in a thread of its own: browser tests leave a loop running in this one."""
+    """The result of a coroutine, run in another thread: browser tests leave a loop in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 

@@ -1,4 +1,4 @@
-"""Random deployments that no rule refuses: models, devices, nodes, dtypes, splits, limits, pools and drafts."""
+"""Random deployments that no rule refuses, with pools and drafts."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def legal(
     model: str, name: str, device: str, per_node: int, nodes: int, weights: str, cache_dtype: str
 ) -> tuple[ServingProblem, Setting, Cases]:
     """Every split that no rule refuses."""
-    found: ServingProblem = resolve(
+    problem: ServingProblem = resolve(
         make_request(model, device, per_node, nodes, options={"context_parallel": True})
     )
-    chosen = setting(found, engine(name), weights, cache_dtype)
-    splits = every_split(found, chosen)
+    settings = setting(problem, engine(name), weights, cache_dtype)
+    splits = every_split(problem, settings)
     fine = np.ones(len(splits), dtype=bool)
-    for rule in refusals(chosen, splits):
+    for rule in refusals(settings, splits):
         fine &= ~rule.broken
-    return found, chosen, splits.take(np.flatnonzero(fine))
+    return problem, settings, splits.take(np.flatnonzero(fine))
 
 
 def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
@@ -60,57 +60,59 @@ def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
             draw.choice(("auto", "auto", "fp8", "fp16")),
             draw.choice(("auto", "auto", "fp8")),
         )
-        found, chosen, splits = legal(
+        problem, settings, splits = legal(
             draw.choice(MODELS), name, device, per_node, nodes, weights, cache_dtype
         )
-        if not len(splits) or chosen.needs_other_checkpoint:
+        if not len(splits) or settings.needs_other_checkpoint:
             continue
-        drawn = _deployment(draw, found, chosen, splits)
+        drawn = _deployment(draw, problem, settings, splits)
         if drawn is not None:
             yield drawn
             count -= 1
 
 
 def _deployment(
-    draw: random.Random, found: ServingProblem, chosen: Setting, splits: Cases
+    draw: random.Random, problem: ServingProblem, settings: Setting, splits: Cases
 ) -> Deployment | None:
     """One of the splits with limits, pools and drafts; None where a rule refuses those."""
-    values = describe(chosen, splits, np.array([draw.randrange(len(splits))]))[0]
+    values = describe(settings, splits, np.array([draw.randrange(len(splits))]))[0]
     values |= {
         "max_num_seqs": draw.choice((1, 17, 256, 1024)),
         "max_batched_tokens": draw.choice((2048, 3001, 8192, 16384)),
         "memory_fraction": draw.choice((0.5, 0.8, 0.9, 0.95)),
     }
-    if draw.random() < 0.3 and chosen.engine.split.disaggregated and chosen.cluster.devices > 1:
-        values |= _pools(draw, chosen, splits)
-    if draw.random() < 0.3 and chosen.engine.split.speculative:
-        methods = ("eagle", "ngram", "mtp") if chosen.model.draft_layers else ("eagle", "ngram")
+    if draw.random() < 0.3 and settings.engine.split.disaggregated and settings.cluster.devices > 1:
+        values |= _pools(draw, settings, splits)
+    if draw.random() < 0.3 and settings.engine.split.speculative:
+        methods = ("eagle", "ngram", "mtp") if settings.model.draft_layers else ("eagle", "ngram")
         values["speculative"] = {
             "tokens": draw.choice((1, 3)),
             "acceptance": 0.7,
             "method": draw.choice(methods),
             "model": DRAFT_CHECKPOINT,
         }
-    exact = one_case(found, CandidateRequest.model_validate(values))
+    exact = one_case(problem, CandidateRequest.model_validate(values))
     if exact is None or any(rule.broken[0] for rule in refusals(*exact)):
         return None
     context = draw.choice((2048, 4096, 8191))
     return Deployment(
-        chosen, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m"
+        settings, Candidate(**values), context, context * draw.choice((1, 16, 300)), "m"
     )
 
 
-def _pools(draw: random.Random, chosen: Setting, splits: Cases) -> dict[str, Any]:
+def _pools(draw: random.Random, settings: Setting, splits: Cases) -> dict[str, Any]:
     """A decoding and a prefill split that share the cluster, each as often as still fits."""
-    there = chosen.cluster.devices
-    units = [n for n in range(len(splits)) if splits.devices[n] <= there // 2 and splits.cp[n] == 1]
+    devices = settings.cluster.devices
+    units = [
+        n for n in range(len(splits)) if splits.devices[n] <= devices // 2 and splits.cp[n] == 1
+    ]
     decode, prefill = (
-        describe(chosen, splits, np.array([draw.choice(units)]))[0] for _ in range(2)
+        describe(settings, splits, np.array([draw.choice(units)]))[0] for _ in range(2)
     )
     sizes = [pool["tp"] * pool["pp"] * pool["dp"] for pool in (decode, prefill)]
-    replicas = draw.randint(1, (there - sizes[1]) // sizes[0])
-    others = draw.randint(1, (there - replicas * sizes[0]) // sizes[1])
+    replicas = draw.randint(1, (devices - sizes[1]) // sizes[0])
+    prefill_copies = draw.randint(1, (devices - replicas * sizes[0]) // sizes[1])
     return decode | {
         "replicas": replicas,
-        "prefill": {k: prefill[k] for k in ("tp", "pp", "dp", "ep")} | {"replicas": others},
+        "prefill": {k: prefill[k] for k in ("tp", "pp", "dp", "ep")} | {"replicas": prefill_copies},
     }

@@ -1,4 +1,4 @@
-"""A real Slurm on one host, without root: a controller and several node daemons with devices that are none."""
+"""A real Slurm on one host, without root: a controller and node daemons with fake devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ AccountingStorageType=accounting_storage/none
 EnforcePartLimits=ALL
 KillWait=3
 GresTypes=gpu
-NodeName=n[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=64 RealMemory=16000 Gres=gpu:{gpus}
+NodeName=n[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] \\
+    CPUs=64 RealMemory=16000 Gres=gpu:{gpus}
 PartitionName=debug Nodes=n[0-{last}] Default=YES MaxTime=3-00:00:00 State=UP
 """
 
@@ -134,16 +135,16 @@ def _free(port: int) -> bool:
 
 def _start(slurm: Slurm, nodes: int) -> None:
     root = slurm.root
-    own = [
+    options = [
         f"--{name}={root}/{path}"
         for name, path in (("key-file", "etc/munge.key"), ("socket", "run/munge.sock"))
     ]
-    own += [
+    options += [
         f"--{name}={root}/{path}"
         for name, path in (("pid-file", "run/munged.pid"), ("log-file", "log/munged.log"))
     ]
     daemons = [
-        ("munged", "--force", *own, f"--seed-file={root}/run/munge.seed"),
+        ("munged", "--force", *options, f"--seed-file={root}/run/munge.seed"),
         ("slurmctld", "-c"),
     ]
     for words in (*daemons, *(("slurmd", "-N", f"n{n}") for n in range(nodes))):

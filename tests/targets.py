@@ -1,4 +1,4 @@
-"""Contexts that tests of targets and monitoring share: fixed figures, launches as engines make them."""
+"""Contexts for tests of targets and monitoring: fixed estimates, launches as engines make them."""
 
 from __future__ import annotations
 
@@ -80,28 +80,28 @@ def single(devices: int = 8, **more: Any) -> Launch:
 def replicas(count: int = 4, tp: int = 2) -> Launch:
     """Servers that know nothing of each other, on consecutive ports of one node."""
     values = options(tensor_parallel_size=tp, pipeline_parallel_size=1, data_parallel_size=1)
-    made = [
+    processes = [
         Process(f"server-{n}", argv(values), {}, n, tuple(range(n * tp, n * tp + tp)), group=n)
         for n in range(count)
     ]
-    return launched(tuple(made), values)
+    return launched(tuple(processes), values)
 
 
 def spread(nodes: int = 2, tp: int = 8) -> Launch:
     """One engine over several nodes, its workers numbered."""
     values = options(tensor_parallel_size=tp, pipeline_parallel_size=nodes, data_parallel_size=1)
-    found = []
+    processes = []
     for node in range(nodes):
-        own = values | {
+        node_values = values | {
             "nnodes": nodes,
             "node_rank": node,
             "master_addr": "${head}",
             "headless": node > 0,
         }
-        found.append(
+        processes.append(
             Process(
                 f"node-{node}",
-                argv(own),
+                argv(node_values),
                 {},
                 0,
                 tuple(range(tp)),
@@ -109,11 +109,11 @@ def spread(nodes: int = 2, tp: int = 8) -> Launch:
                 "worker" if node else "server",
             )
         )
-    return launched(tuple(found), values)
+    return launched(tuple(processes), values)
 
 
 def pools(nodes: int = 1) -> Launch:
-    """Prompts and answers computed by servers of their own, behind a router; on two nodes each pool has one."""
+    """Prefill and decode servers behind a router; on two nodes each pool has one."""
     values = options(tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=1)
     last = nodes - 1
 
@@ -126,14 +126,14 @@ def pools(nodes: int = 1) -> Launch:
             f"{name}-0", argv(values), environment, offset, devices, node, name, offset - 1
         )  # type: ignore[arg-type]
 
-    asked = [
+    servers = [
         word
         for name, node, offset in (("prefill", 0, 1), ("decode", last, 2))
         for word in (f"--{name}", f"http://${{node{node}}}:${{port{offset}}}")
     ]
     router = Process(
         "router",
-        ("vllm-router", "--host", "${host}", "--port", "${port}", *asked),
+        ("vllm-router", "--host", "${host}", "--port", "${port}", *servers),
         {},
         0,
         (),
@@ -141,12 +141,12 @@ def pools(nodes: int = 1) -> Launch:
         "router",
         2,
     )
-    found = (
+    processes = (
         pool("prefill", 1, 0, (0, 1, 2, 3)),
         pool("decode", 2, last, (4, 5, 6, 7) if nodes == 1 else (0, 1, 2, 3)),
         router,
     )
-    return launched(found, values)
+    return launched(processes, values)
 
 
 def training(nodes: int = 2, devices: int = 8) -> Launch:
@@ -171,7 +171,7 @@ def training(nodes: int = 2, devices: int = 8) -> Launch:
         "--folder",
         "${run}",
     )
-    found = [
+    processes = [
         Process(
             f"node-{node}",
             words,
@@ -183,9 +183,9 @@ def training(nodes: int = 2, devices: int = 8) -> Launch:
         )
         for node in range(nodes)
     ]
-    held = {"training.yaml": "steps: 10\n", "trainer/train.py": "print('a trainer')\n"}
+    files = {"training.yaml": "steps: 10\n", "trainer/train.py": "print('a trainer')\n"}
     return Launch(
-        tuple(found), {"tensor_parallel": devices}, "", 0, "", "", files=held, kind="training"
+        tuple(processes), {"tensor_parallel": devices}, "", 0, "", "", files=files, kind="training"
     )
 
 
@@ -272,15 +272,15 @@ def needs(program: str) -> Any:
 
 
 def documents(value: Context, *suffixes: str) -> dict[str, Any]:
-    """Every YAML or JSON file of the context's targets, read, whose path ends in one of ``suffixes`` (all without any)."""
-    made = {
+    """The parsed YAML and JSON files of the context's targets whose path ends in ``suffixes``."""
+    texts = {
         path: text
         for path, text in target_files(value).items()
         if path.endswith((".yaml", ".json"))
     }
     return {
         path: parse_yaml(text, path)
-        for path, text in made.items()
+        for path, text in texts.items()
         if not suffixes or path.endswith(suffixes)
     }
 
@@ -299,7 +299,7 @@ WHOLE = ("nvidia-one-node", "pools-two-nodes", "training-two-nodes")
 
 
 def shape(value: Context, text: str) -> str:
-    """A file without what only fills it in: names and digests of this deployment, its model and image, and numbers."""
+    """A file with names, digests, the model, the image and numbers of its deployment blanked."""
     image = value.image
     names = (
         value.name,
@@ -314,10 +314,10 @@ def shape(value: Context, text: str) -> str:
 
 
 def reviewed(name: str) -> dict[str, str]:
-    """The files of an example that are kept: all of ``WHOLE``; of the others those that a reader would have to look at again.
+    """The goldens of an example: all files of ``WHOLE``, of others those that read differently.
 
-    A file is left out where an example of ``WHOLE`` has the same one but for names and numbers. That comparison is a test as well: a
-    file that begins to differ otherwise is one that should be kept, and is missed.
+    A file is left out where an example of ``WHOLE`` has the same one but for names and numbers. A
+    file that begins to differ in more becomes a golden that is missing, which fails the test.
     """
     files = target_files(EXAMPLES[name])
     if name in WHOLE:
@@ -334,7 +334,7 @@ def reviewed(name: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the goldens anew: ``python -m tests.targets``; look at what changed before committing it."""
+    """Rewrite the goldens: ``python -m tests.targets``; review the changes before committing."""
     shutil.rmtree(GOLDENS, ignore_errors=True)
     for name in EXAMPLES:
         for path, text in reviewed(name).items():

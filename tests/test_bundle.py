@@ -120,8 +120,8 @@ def test_preflight_refuses_a_machine_without_the_gpus(recipe, tmp_path):
         (lambda f: f.update({MANIFEST: b"[]"}), "lists no files"),
         (lambda f: f.update({MANIFEST: b"{"}), "not valid JSON"),
         (lambda f: f.update({"Launch.py": b"x"}), "twice"),
-        (lambda f: f.update({f"f{n}": b"" for n in range(600)}), "at most 500"),
-        (lambda f: f.update({"big": b"\0" * (5 << 20)}), "at most 4,194,304"),
+        (lambda f: f.update({f"f{n}": b"" for n in range(600)}), "a bundle may have 500"),
+        (lambda f: f.update({"big": b"\0" * (5 << 20)}), "the limit is 4,194,304"),
     ],
 )
 def test_damaged_or_dangerous_archives_are_refused(recipe, tmp_path, change, says):
@@ -162,7 +162,7 @@ def test_truncated_archives_are_refused(recipe, tmp_path, cut):
 
 
 def test_no_flipped_byte_gets_through_or_crashes(recipe, tmp_path):
-    """Wherever a byte changes, the archive is refused, or it was a byte that says nothing (a date, an attribute)."""
+    """Any changed byte: the archive is refused, or the byte means nothing (such as a date)."""
     data, path = zip_bytes(recipe), tmp_path / "b.zip"
     for place in range(0, len(data), len(data) // 400):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])

@@ -47,7 +47,7 @@ def test_signing_is_deterministic(recipe, keys):
 
 def test_another_key_is_refused(recipe, keys, tmp_path):
     target = write_bundle(recipe, tmp_path / "b.zip", keys[0])
-    with pytest.raises(BundleError, match="signed by another key"):
+    with pytest.raises(BundleError, match="not by the one given"):
         read_bundle(target, new_key()[1])
 
 
@@ -115,7 +115,7 @@ def test_a_key_of_another_kind_or_encrypted_is_refused():
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
     )
-    with pytest.raises(InputError, match="no ed25519 key"):
+    with pytest.raises(InputError, match="not an ed25519 key"):
         sign(b"m", other)
     locked = ed25519.Ed25519PrivateKey.generate().private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"p")

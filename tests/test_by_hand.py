@@ -1,4 +1,6 @@
-"""What is typed on each node is what the launcher starts; the place is a form and a recipe for another place the same recipe."""
+"""What is typed on each node is what the launcher starts; the place is a form and a recipe for
+another place the same recipe.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,9 @@ def test_addresses_are_read_or_refused() -> None:
     assert read_addresses(" a.example , 10.0.0.2,", 2) == ("a.example", "10.0.0.2")
     assert read_addresses("", 1) == ("127.0.0.1",)
     assert read_addresses("", 2) == ("node0", "node1")
-    with pytest.raises(InputError, match="has 1 addresses, and the recipe runs on 2"):
+    with pytest.raises(InputError, match="has 1 addresses; the recipe runs on 2"):
         read_addresses("a", 2)
-    with pytest.raises(InputError, match="no address"):
+    with pytest.raises(InputError, match="not an address"):
         read_addresses("a,b; rm -rf /", 2)
 
 

@@ -119,7 +119,9 @@ def test_many_points_are_thinned_around_the_front() -> None:
 
 @pytest.mark.parametrize("make", [board, training])
 def test_no_chart_needs_webgl(make: Any) -> None:
-    """Without a GPU it takes seconds of processor time, and the report's policy forbids the programs that it compiles."""
+    """Without a GPU it takes seconds of processor time, and the report's policy forbids the
+    programs that it compiles.
+    """
     found = make()
     figures = [
         charts.tradeoff(found, *found.axes),

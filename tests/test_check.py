@@ -56,7 +56,7 @@ def test_a_command_that_fits_and_wastes():
 
 
 def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
-    """What is offered, judged again, has the throughput that was promised, and nothing better is offered for it."""
+    """A better command, judged again, keeps its promise, and nothing better is offered."""
     first = check("vllm serve Qwen/Qwen3-32B -tp 8 --max-model-len 16384")
     (command,) = first["better"]["commands"]
     again = check(command["argv"])
@@ -81,7 +81,9 @@ def test_what_does_not_fit_says_how_much_and_what_does():
 
 
 def test_without_a_limit_the_model_s_whole_context_must_fit():
-    """vLLM refuses to start unless one request of the longest context fits; stated short, the same command starts."""
+    """vLLM refuses to start unless one request of the longest context fits; stated short, the same
+    command starts.
+    """
     ground = Ground.of(hardware="rtx-4090", gpus=1)
     long = check("vllm serve meta-llama/Llama-3.1-8B-Instruct", ground)
     assert long["workload"]["max_context"] == 131072
@@ -125,7 +127,8 @@ def test_a_cache_that_holds_fewer_than_are_in_flight_is_tight():
             "less than one for each",
         ),
         (
-            "vllm serve Qwen/Qwen3-32B -tp 4 --no-enable-chunked-prefill --max-num-batched-tokens 2048",
+            "vllm serve Qwen/Qwen3-32B -tp 4 --no-enable-chunked-prefill "
+            "--max-num-batched-tokens 2048",
             "without chunked prefill",
         ),
         (
@@ -150,7 +153,8 @@ def test_known_bad_commands_are_refused_with_the_reason(command, says):
 
 def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
     answer = check(
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 8 --max-model-len 8192 --disable-log-requests --port 9000"
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 8 --max-model-len 8192 "
+        "--disable-log-requests --port 9000"
     )
     assert answer["verdict"] == "cannot start"
     (command,) = answer["better"]["commands"]
@@ -160,7 +164,10 @@ def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
 
 
 def test_options_that_say_nothing_of_the_split_are_passed_on():
-    kept = "--tool-call-parser hermes --enable-auto-tool-choice --served-model-name q --trust-remote-code"
+    kept = (
+        "--tool-call-parser hermes --enable-auto-tool-choice "
+        "--served-model-name q --trust-remote-code"
+    )
     for command in (
         f"vllm serve Qwen/Qwen3-32B {kept}",
         f"sglang serve Qwen/Qwen3-32B {kept.replace('--enable-auto-tool-choice', '')}",
@@ -177,7 +184,10 @@ def test_options_that_say_nothing_of_the_split_are_passed_on():
 
 
 def test_an_older_image_makes_unknown_flags_a_warning():
-    command = "docker run --gpus all --ipc=host vllm/vllm-openai:v0.9.1 --model Qwen/Qwen3-32B -tp 4 --disable-log-requests"
+    command = (
+        "docker run --gpus all --ipc=host vllm/vllm-openai:v0.9.1 "
+        "--model Qwen/Qwen3-32B -tp 4 --disable-log-requests"
+    )
     answer = check(command)
     assert answer["ok"] is True
     assert found(answer, "unknown")[0]["level"] == "warning"
@@ -220,7 +230,10 @@ def test_what_is_left_open_is_chosen():
 
 
 def test_a_longer_context_may_be_asked_for():
-    scaled = '{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}'
+    scaled = (
+        '{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, '
+        '"original_max_position_embeddings": 32768}}'
+    )
     command = "vllm serve Qwen/Qwen3-32B -tp 8 --max-model-len 131072"
     assert check(command)["ok"] is False
     assert check(f"{command} --hf-overrides '{scaled}'")["ok"] is True
@@ -261,7 +274,8 @@ def test_an_automatic_context_stays_automatic():
 
 
 def test_drafts_are_estimated_once_their_acceptance_is_known():
-    command = 'vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\''
+    draft = '{"method": "mtp", "num_speculative_tokens": 1}'
+    command = f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --speculative-config '{draft}'"
     plain = check(command, Ground.of(hardware="h200-sxm"))
     assert found(plain, "unmodelled")
     drafted = check(command, Ground.of(hardware="h200-sxm", acceptance=0.8))

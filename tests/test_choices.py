@@ -1,4 +1,6 @@
-"""What pages offer: presets, aims, limits with their counts, prices of one's own, how well a device is known, a request in one line."""
+"""What pages offer: presets, aims, limits with their counts, prices of one's own, how well a device
+is known, a request in one line.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,8 @@ def test_a_device_says_how_well_it_is_known() -> None:
 def test_a_request_in_one_line() -> None:
     assert (
         summary(DEFAULT)
-        == "Llama-3.1-8B-Instruct · 8 × h100-sxm · 64 requests in flight, 1,024 → 256 tokens · throughput"
+        == "Llama-3.1-8B-Instruct · 8 × h100-sxm · 64 requests in flight, 1,024 → 256 tokens · "
+        "throughput"
     )
     several = change(
         DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)}

@@ -1,4 +1,4 @@
-"""The command line as a user sees it: text, JSON and exit codes; what only a process shows, in real ones."""
+"""The command line as users see it: text, JSON, exit codes; real processes where they matter."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def test_requests_come_from_standard_input_too():
 
 
 def test_a_process_ends_with_the_code_of_its_answer():
-    """As in this process, so in one of its own: the other tests here may trust ``tests.command_line``."""
+    """As in this process, so in one of its own: the other tests here may trust
+    ``tests.command_line``.
+    """
     no, bad = to_yaml(request_values(per_node=1)), to_yaml(request_values(model="llama-9"))
     for stdin, code in ((no, 1), (bad, 2)):
         alone, inside = (
@@ -291,7 +293,7 @@ def test_a_command_is_converted_into_a_bundle(tmp_path):
         "-o",
         bundle,
     )
-    assert "not taken over: --nope 1" in done.stdout
+    assert "not carried over: --nope 1" in done.stdout
     assert recipe("check", bundle).returncode == 0
     assert recipe("convert", "vllm serve Qwen/Qwen3-32B").returncode == 2
 

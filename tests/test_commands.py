@@ -130,7 +130,7 @@ def test_plain_text_splits_as_shlex_does(text):
     ],
 )
 def test_reading_takes_time_in_proportion(piece):
-    """No piece makes the reader go over the text again and again: a full-size text of it is read at once."""
+    """No piece makes the reader quadratic: a full-size text of it is read at once."""
     text = f"A={'x' * 500}\nvllm serve " + piece * ((MAX_CHARACTERS - 600) // len(piece))
     try:
         script = read_script(text)
@@ -172,7 +172,8 @@ def test_reading_takes_time_in_proportion(piece):
         ),
         ("podman run --device=/dev/kfd rocm/vllm:6 bash -c 'vllm serve m'", "vllm", ("m",)),
         (
-            "docker run --shm-size 32g lmsysorg/sglang:dev python3 -m sglang.launch_server --model m",
+            "docker run --shm-size 32g lmsysorg/sglang:dev "
+            "python3 -m sglang.launch_server --model m",
             "sglang",
             ("--model", "m"),
         ),
@@ -243,7 +244,9 @@ def test_image_tags(image, tag):
 
 @pytest.mark.parametrize("name", READ)
 def test_tables_and_grammars_agree(name):
-    """Every option that means something is there; every flag that is gone is not, or says itself that it goes; what to use instead is."""
+    """Every option that means something is there; every flag that is gone is not, or says itself
+    that it goes; what to use instead is.
+    """
     table, grammar = engine(name).options, grammars()[name]
     known = {*grammar.means, *grammar.words, *grammar.unmodelled}
     assert known - {"draft_method"} <= set(table.by_name)

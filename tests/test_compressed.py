@@ -1,4 +1,6 @@
-"""Attention over a compressed past: its blocks (the numbers of vLLM 0.32.0's own planner on the same layers) and its operators."""
+"""Attention over a compressed past: its blocks (the numbers of vLLM 0.32.0's own planner on the
+same layers) and its operators.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_a_request_needs_the_blocks_that_vllm_plans(name, context, in_flight, bl
 
 
 def test_a_million_tokens_in_16_bit():
-    """vLLM's announcement says 9.62 GiB with index keys in 16 bit, which are kept in fp8 (1 GB less)."""
+    """vLLM's announcement says 9.62 GiB with 16-bit index keys; they are in fp8 (1 GB less)."""
     index_bytes = 30 * 1_048_576 / 4 * (256 - 132)
     assert (
         packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0] + index_bytes
@@ -77,7 +79,9 @@ def test_a_million_tokens_in_16_bit():
 
 
 def test_a_start_needs_what_vllm_logged():
-    """Flash on two GH200, 30,000 tokens: 6.66 GiB by vLLM 0.22 (vllm#44376), which padded groups 5 % wider than 0.32 does."""
+    """Flash on two GH200, 30,000 tokens: 6.66 GiB by vLLM 0.22 (vllm#44376), which padded groups 5
+    % wider than 0.32 does.
+    """
     block, _ = one()
     m = block.estimates.memory
     needed = m.start_bytes[0] - m.weights_bytes[0] - m.activations_bytes[0] - m.runtime_bytes[0]
@@ -86,7 +90,9 @@ def test_a_start_needs_what_vllm_logged():
 
 
 def test_the_longest_request_is_where_one_more_token_does_not_fit():
-    """By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower blocks."""
+    """By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower
+    blocks.
+    """
     block, _ = one()
     m, layers = block.estimates.memory, layer_kinds(block.setting.model.layers)
     share = float(
@@ -138,7 +144,9 @@ def decode(block, context, sequences=64.0, model=None):
 
 
 def test_a_long_past_costs_little():
-    """Sparse layers read their 512 choices whatever the length; index scores and heavily compressed entries grow with it."""
+    """Sparse layers read their 512 choices whatever the length; index scores and heavily compressed
+    entries grow with it.
+    """
     block, _ = one(max_context=1_048_576)
     short, long = decode(block, 10_000), decode(block, 1_000_000)
     latent, _ = one("deepseek-ai/DeepSeek-V3", tp=8, max_context=131_072)

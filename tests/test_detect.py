@@ -1,4 +1,6 @@
-"""Detection on recorded-looking output of the vendors' tools: small programs on PATH print the files of tests/data/hardware."""
+"""Detection on recorded-looking output of the vendors' tools: small programs on PATH print the
+files of tests/data/hardware.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ DATA = Path(__file__).parent / "data" / "hardware"
 
 
 def tool(folder: Path, name: str, answers: dict[str, str | Path]) -> None:
-    """A program that prints the first answer whose words are all among its arguments, and fails on any other call."""
+    """A program that prints the first answer whose words are all among its arguments, and fails on
+    any other call.
+    """
     cases = "\n".join(
         f'  *{"*".join(words.split())}*) cat "{answer}"; exit 0;;'
         if isinstance(answer, Path)
@@ -54,7 +58,7 @@ def nvidia(folder: Path, name: str, topology: str | None = None) -> None:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """An empty folder at the front of PATH; no visibility variables, no torch, no GPU of this machine."""
+    """An empty folder first on PATH; no visibility variables, no torch, no GPU of this machine."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)

@@ -161,7 +161,9 @@ def test_more_prefill_replicas_lower_the_time_to_first_token_only(workload):
 
 
 def test_with_nothing_to_wait_for_tpot_is_that_of_decoding_alone():
-    """No transfer, little to prefill: as good as all requests decode at once, and none of their steps has a prompt in it."""
+    """No transfer, little to prefill: as good as all requests decode at once, and none of their
+    steps has a prompt in it.
+    """
     chosen, cases = columns(
         workload=CLOSED | {"output_tokens": 4096}, nodes=8, prefill={"tp": 8, "replicas": 6}
     )

@@ -99,7 +99,7 @@ def test_replicas_of_a_dense_model_are_vllms_own():
 
 
 def test_replicas_of_experts_are_servers_of_their_own():
-    """vLLM's data parallelism would cut the experts over the replicas: another split than the one estimated."""
+    """vLLM's data parallelism would split the experts over replicas: not the estimated split."""
     processes = launched("Qwen/Qwen3-30B-A3B", "h100-sxm", tp=2, dp=4).processes
     assert [p.port_offset for p in processes] == [0, 1, 2, 3]
     assert [p.devices for p in processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -389,7 +389,7 @@ def test_pools_of_tensorrt_llm_stand_behind_its_own_server():
 
 
 def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
-    """By the program in the bundle, with the words the launcher fills: addresses and ports of every server."""
+    """By the program in the bundle, with the launcher's values: addresses and ports of servers."""
     found = pools_of_tensorrt_llm("h100-sxm", 4, 2)
     for name, text in found.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,6 @@
-"""What is launched is what was estimated: degrees, formats, lengths, limits and places are read back out of every output."""
+"""What is launched is what was estimated: degrees, formats, lengths, limits and places are read
+back out of every output.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ LIMITS = ("max_num_seqs", "max_batched_tokens", "memory_fraction")
 
 
 def read_command(name, words, files):
-    """What the project's own reader of commands makes of the words of vLLM, SGLang and TensorRT-LLM."""
+    """The commands of vLLM, SGLang and TensorRT-LLM, read by the project's own reader."""
     meant = meaning_of(read_arguments(name, words))
     path = options(words).get("config", "").removeprefix("${root}/")
     config = yaml.safe_load(files[path]) if path else {}

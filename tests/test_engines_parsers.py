@@ -1,4 +1,6 @@
-"""Every generated option against the engines' own parsers, each in a Python that has the engine (``scripts/engine_parsers.py``)."""
+"""Every generated option against the engines' own parsers, each in a Python that has the engine
+(``scripts/engine_parsers.py``).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.test_engines_ranks import ASKED
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "engine_parsers.py"
 RECIPES, DEEP = 2000, 150
-"""Random recipes of an engine, and how many of them are also held against the engine's configuration, which takes longer."""
+"""Random recipes of an engine, and how many of them are also held against the engine's
+configuration, which takes longer.
+"""
 CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3"}
 EAGLE3 = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -36,7 +40,7 @@ PROGRAMS = {
 
 
 def python_with(engine: str) -> str:
-    """An interpreter that has the engine, from ``VLLM_PYTHON`` or ``SGLANG_PYTHON``; skips where none is named."""
+    """An interpreter with the engine, from ``VLLM_PYTHON`` or ``SGLANG_PYTHON``; else skips."""
     variable = f"{engine.split('-')[0].upper()}_PYTHON"
     if not (found := os.environ.get(variable)):
         pytest.skip(f"{variable} names no Python that has {engine}; see scripts/engine_parsers.py")
@@ -82,7 +86,9 @@ def filled(words, model):
 
 
 def lines(engine, folders, count):
-    """The command lines of random recipes, by the program whose parser reads them; vLLM's also with other balancers and Ray."""
+    """The command lines of random recipes, by the program whose parser reads them; vLLM's also with
+    other balancers and Ray.
+    """
     out, left, ways = defaultdict(list), count, [{}, *(ASKED.values() if engine == "vllm" else ())]
     for n, deployment in enumerate(deployments(engine, 10 * count, seed=7)):
         try:
@@ -108,7 +114,7 @@ def lines(engine, folders, count):
 
 
 def engine_part(words):
-    """The engine's own words, which may follow the start of a Ray cluster; None where a node only joins one."""
+    """The engine's own words, without the start of a Ray cluster; None if a node only joins one."""
     if not any(word.endswith("ray_node.py") for word in words):
         return words
     return words[words.index("--") + 1 :] if "--" in words else None

@@ -1,4 +1,4 @@
-"""vLLM's ranks by the user's options: an external or hybrid balancer, and Ray; what is started is what was estimated."""
+"""vLLM's ranks by user options (external or hybrid balancer, Ray) start what was estimated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASKED = {"external": {EXTERNAL: True}, "hybrid": {HYBRID: True}, "ray": {RAY: "r
 
 
 def engine_words(process):
-    """The words of ``vllm serve``, also behind the start of a Ray cluster; None for a node that only joins one."""
+    """The words of ``vllm serve``, also behind a Ray start; None for a node that only joins."""
     words = list(process.argv)
     if "vllm" not in words:
         return None
@@ -241,7 +241,9 @@ RAY_MODULE = """
 import time
 _began = time.monotonic()
 def init(address, log_to_driver): open({log!r}, "a").write('["init", "%s"]\\n' % address)
-def nodes(): return [{{"Alive": True}}] * (1 if time.monotonic() - _began < 0.5 else 2) + [{{"Alive": False}}]
+def nodes():
+    alive = 1 if time.monotonic() - _began < 0.5 else 2
+    return [{{"Alive": True}}] * alive + [{{"Alive": False}}]
 def shutdown(): pass
 """
 

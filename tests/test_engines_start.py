@@ -1,4 +1,4 @@
-"""What a plan calls feasible can be started: by the rules of the search, held against the launches themselves."""
+"""What a plan calls feasible can start: the rules of the search against the launches."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
-    """What an estimate says of a split's place is what its launch says, and an estimate without it is one that starts."""
+    """What an estimate says of a split's place is what its launch says, and an estimate without it
+    is one that starts.
+    """
     draw, seen = random.Random(seed), Counter()
     for _ in range(600):
         engine = draw.choice(("vllm", "vllm", "sglang", "tensorrt-llm"))
@@ -129,7 +131,10 @@ def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
     request = make_request(
         "openai/gpt-oss-120b", "h100-sxm", 6, 2, candidate=split | {"tp": 4, "dp": 3, "pp": 1}
     )
-    said = "3 servers of 4 devices do not fit into 2 nodes of 6; use fewer replicas, or degrees that divide the devices of a node"
+    said = (
+        "3 servers of 4 devices do not fit into 2 nodes of 6; "
+        "use fewer replicas, or degrees that divide the devices of a node"
+    )
     answer = estimate_batch([request.to_json()])[0]
     assert (answer["feasible"], answer["reasons"]) == (False, [said])
     assert "serving" not in answer
@@ -142,7 +147,7 @@ def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_packs_by_count_packs_one_by_one(seed):
-    """The rule of the search against the placing of every server, for one and two kinds of servers."""
+    """The rule of the search against placing every server, for one and two kinds of servers."""
     draw, seen = random.Random(seed), Counter()
     for _ in range(1000):
         per_node, nodes = draw.randint(1, 9), draw.randint(1, 4)

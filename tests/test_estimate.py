@@ -86,7 +86,7 @@ def test_the_cache_pool_matches_what_vllm_logged(candidate, kv_gib, source):
     ("tp", "bytes_per_token"), [(1, 131_072), (4, 32_768), (8, 16_384), (16, 16_384)]
 )
 def test_kv_heads_are_divided_until_one_is_left(tp, bytes_per_token):
-    """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; with 16 ranks the 8 heads are held twice."""
+    """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; 16 ranks store each head twice."""
     one = memory_of(
         model="meta-llama/Llama-3.1-8B-Instruct",
         tp=tp,
@@ -156,7 +156,9 @@ def test_memory_never_rises_with_tp(name):
     load=st.integers(1, 512),
 )
 def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
-    """Every token needs its flops; every step of at most ``load`` tokens a replica reads the weights a token uses at least once."""
+    """Every token needs its flops; every step of at most ``load`` tokens a replica reads the
+    weights a token uses at least once.
+    """
     field = {"closed": "concurrency", "static": "batch", "offline": "requests"}[mode]
     workload = {
         "mode": mode,

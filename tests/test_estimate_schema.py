@@ -1,4 +1,4 @@
-"""Estimates are what their published schema says: hundreds of them, of both kinds, feasible and not."""
+"""Estimates match their published schema: hundreds, of both kinds, feasible and not."""
 
 from __future__ import annotations
 

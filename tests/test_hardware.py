@@ -38,11 +38,13 @@ WANTED = [
 
 # every device there is, but the CPU, with the gigabytes it is marketed with (one die of an MI250X)
 MARKETED = {
-    "a100-sxm-80gb": 80, "a100-pcie-80gb": 80, "a100-sxm-40gb": 40, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141,
-    "h200-nvl": 141, "gh200": 96, "gh200-144gb": 144, "b200-sxm": 180, "b300-sxm": 288, "gb200": 186, "gb300": 288, "l4": 24, "l40s": 48,
-    "a10g": 24, "a40": 48, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "rtx-a6000": 48, "rtx-pro-6000": 96,
-    "dgx-spark": 128, "mi250x": 64, "mi300x": 192, "mi325x": 256, "mi350x": 288, "mi355x": 288, "rx-7900-xtx": 24,
-    "radeon-pro-w7900": 48, "gaudi3": 128,
+    "a100-sxm-80gb": 80, "a100-pcie-80gb": 80, "a100-sxm-40gb": 40, "h100-sxm": 80, "h100-pcie": 80,
+    "h100-nvl": 94, "h200-sxm": 141, "h200-nvl": 141, "gh200": 96, "gh200-144gb": 144,
+    "b200-sxm": 180, "b300-sxm": 288, "gb200": 186, "gb300": 288, "l4": 24, "l40s": 48,
+    "a10g": 24, "a40": 48, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48,
+    "rtx-a6000": 48, "rtx-pro-6000": 96, "dgx-spark": 128, "mi250x": 64, "mi300x": 192,
+    "mi325x": 256, "mi350x": 288, "mi355x": 288, "rx-7900-xtx": 24, "radeon-pro-w7900": 48,
+    "gaudi3": 128,
 }  # fmt: skip
 UNITS = ("_bytes", "_bytes_per_s", "_flops_per_s", "_watts", "_s", "efficiency")
 
@@ -62,7 +64,7 @@ def test_the_wanted_devices_are_there():
 
 
 def _figures(value, key=""):
-    """Every figure in plain values, with the key that carries its unit (rates by dtype stand one deeper)."""
+    """Every figure as a plain value, with the key that has its unit (rates by dtype lie deeper)."""
     if isinstance(value, dict) and {"value", "source", "status"} <= set(value):
         yield key, value
     elif isinstance(value, dict):

@@ -160,7 +160,7 @@ def test_errors_name_field_and_fix() -> None:
 def test_a_resource_that_there_is_not_is_a_protocol_error() -> None:
     async def asked() -> None:
         async with Client(create_mcp(folders=False)) as client:
-            with pytest.raises(MCPError, match="Take the uri that build gives"):
+            with pytest.raises(MCPError, match="Use the URI that `build` returned"):
                 await client.read_resource("recipe://bundle/AAAA")
 
     finished(asked())
@@ -190,7 +190,7 @@ def test_words_hold_what_was_packed() -> None:
 
 @pytest.mark.parametrize(("local", "status"), [(True, 421), (False, 200)])
 def test_a_local_server_refuses_other_names(local: bool, status: int) -> None:
-    """Else a page of another site could ask it, by a name that it lets point here (DNS rebinding)."""
+    """Else a page of another site could call it, under a name that resolves here (rebinding)."""
     server = create_mcp(folders=local)
     app = http_app(server, local=local)
     hello = {

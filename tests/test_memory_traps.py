@@ -44,7 +44,9 @@ def test_qwen_32b_names_the_longest_context_that_fits():
 
 
 def test_gpt_oss_120b_runs_on_one_80_gb_card():
-    """vLLM logged 3.33 GiB of cache on an H100 at 0.95 while it kept the experts' scales (3.34 GiB) twice, as it no longer does."""
+    """vLLM logged 3.33 GiB of cache on an H100 at 0.95 while it kept the experts' scales (3.34 GiB)
+    twice, as it no longer does.
+    """
     assert verdict("openai/gpt-oss-120b", "h100-sxm", candidate={"tp": 1})[0] == []
     reasons, answer = verdict(
         "openai/gpt-oss-120b", "h100-sxm", candidate={"tp": 1, "memory_fraction": 0.95}
@@ -66,7 +68,9 @@ EXPERTS_20B = 24 * 32 * 3 * 2880 * 2880 * (0.5 + 1 / 32)
     ],
 )
 def test_kernels_round_up_the_widths_of_4_bit_experts(device, tp, hidden, width):
-    """2,880 is no multiple of the tiles of Marlin (A100) or of ROCm's Triton kernels; under tp each rank's share is rounded."""
+    """2,880 is no multiple of the tiles of Marlin (A100) or of ROCm's Triton kernels; under tp each
+    rank's share is rounded.
+    """
     split = {"engine": "vllm", "tp": tp, "pp": 1, "dp": 1}
     padded = verdict("openai/gpt-oss-20b", device, candidate=split)[1]["memory"]["weights_bytes"]
     plain = verdict("openai/gpt-oss-20b", "h100-sxm", candidate=split | {"engine": "tensorrt-llm"})[
@@ -124,7 +128,9 @@ COMPRESSED = {
     ],
 )
 def test_vllm_pads_rows_of_fp8_weights_on_rocm(quantization, tp, rows):
-    """256 bytes on rows that are multiples of 512 bytes, by the loader that reads the checkpoint; never on NVIDIA devices."""
+    """256 bytes on rows that are multiples of 512 bytes, by the loader that reads the checkpoint;
+    never on NVIDIA devices.
+    """
     config = FP8_CONFIG | {"quantization_config": quantization}
     weights = {
         chip: verdict(config, chip, candidate={"tp": tp})[1]["memory"]["weights_bytes"]
@@ -134,7 +140,7 @@ def test_vllm_pads_rows_of_fp8_weights_on_rocm(quantization, tp, rows):
 
 
 def test_windows_bound_the_cache():
-    """gpt-oss: half of the layers keep 128 tokens (and a block), so a long context costs little more than half."""
+    """gpt-oss: half of the layers keep 128 tokens (and a block); long contexts cost about half."""
     long = {"input_tokens": 100_000, "output_tokens": 1000, "concurrency": 1}
     _, answer = verdict("openai/gpt-oss-20b", "h100-sxm", workload=long, candidate={"tp": 1})
     full = 12 * 8 * 128 * 2 * 101_008  # 12 full layers, 8 KV heads of 64 + 64, 16 bit, whole blocks
@@ -166,7 +172,10 @@ def test_pipeline_stages_are_reported_and_the_fullest_counts():
     ],
 )
 def test_tensorrt_llm_holds_as_many_sequences_as_measured(model, tp, sequences, length, measured):
-    """Its free fraction counts what weights and workspace leave. Measured: aiconfigurator's capacity test (Apache-2.0), H100."""
+    """Its free fraction counts what weights and workspace leave.
+
+    Measured: aiconfigurator's capacity test (Apache-2.0), H100.
+    """
     candidate = {
         "engine": "tensorrt-llm",
         "tp": tp,
@@ -193,7 +202,7 @@ def test_sglang_starts_where_vllm_refuses_the_longest_request():
 
 
 def test_hybrid_layers_keep_a_state_and_no_cache():
-    """A config with one attention layer in four: cache of that layer only, plus a constant state for each request."""
+    """One attention layer in four: its cache only, plus a constant state per request."""
     config = {
         "model_type": "qwen3_next",
         "hidden_size": 1024,

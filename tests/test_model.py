@@ -120,7 +120,9 @@ def test_a_compressed_past_is_read_from_layer_types_too():
 
 
 def test_a_compressed_past_caches_shares_of_entries_and_a_state():
-    """Source of the layout: vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an index key, fp32 states."""
+    """Source of the layout: vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an
+    index key, fp32 states.
+    """
     sparse, heavy = (
         layer.attention for layer in catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers[2:4]
     )

@@ -93,7 +93,7 @@ def test_a_publishers_own_convention_comes_before_another_owners_copy() -> None:
 
 
 def test_conventions_agree_with_the_members_whose_configuration_is_known() -> None:
-    """Bytes of every quantised model of the catalog, as its name alone would have it, against its own configuration."""
+    """Bytes of every quantized catalog model derived from its name, against its configuration."""
     errors: dict[str, float] = {}
     for model_id in catalog_ids():
         own = catalog_model(model_id)

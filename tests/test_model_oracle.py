@@ -1,4 +1,4 @@
-"""The formula against the real classes: transformers models built on torch's meta device, where no weight is allocated."""
+"""The formula against the real transformers classes, built on torch's meta device."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_an_engine_without_metrics_still_has_device_alerts():
 
 @pytest.mark.parametrize("name", SERVING)
 def test_dashboards_are_grafanas(name):
-    """What its importer needs: unique ids, panels side by side, queries that name the data source."""
+    """What its importer needs: unique ids, panels side by side, queries with a data source."""
     board = json.loads(monitoring_files(SERVING[name])["monitoring/dashboard.json"])
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

@@ -83,7 +83,9 @@ def test_gathers_take_what_nccl_was_measured_to_take(device, ranks, size, micros
 
 @pytest.mark.parametrize(("nodes", "sent", "back"), [(2, 118, 195), (4, 155, 273), (8, 173, 314)])
 def test_tokens_cross_nodes_as_fast_as_deepep_says(nodes, sent, back):
-    """Its table, to which nothing was fitted: 128 tokens of 7,168 values a rank to 8 experts, fp8 there and bf16 back, in microseconds."""
+    """Its table, to which nothing was fitted: 128 tokens of 7,168 values a rank to 8 experts, fp8
+    there and bf16 back, in microseconds.
+    """
     where, tokens = joined(nodes=nodes), np.array([128.0])
     for width, microseconds in ((7168 * (1 + 4 / 128), sent), (7168 * 2.0, back)):
         found = dispatch_s(where, members(8, nodes), tokens, 8, width)
@@ -129,7 +131,9 @@ def test_columns_are_many_cases_of_one(operation):
 
 
 def test_small_messages_go_in_one_shot_and_large_ones_in_two():
-    """Twice the bytes in the second regime cost 2 (n - 1)/n of a link's time each, in the first n - 1."""
+    """Twice the bytes in the second regime cost 2 (n - 1)/n of a link's time each, in the first n -
+    1.
+    """
     where = WHERE["switch"]
     direct = where.fabric.direct
     a_link_s = MIB / (where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value)

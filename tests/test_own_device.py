@@ -1,4 +1,4 @@
-"""A device that is not shipped: its profile through requests, links, estimates, recipes and bundles."""
+"""A device that is not shipped, through requests, links, estimates, recipes and bundles."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def recipe() -> Recipe:
     return make_recipe(make_request(device=OURS))
 
 
-# --- what a profile says ----------------------------------------------------------------------------------------------------------
+# --- what a profile says
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_a_profile_leaves_out_is_its_bases() -> None:
@@ -238,7 +239,8 @@ def test_a_date_that_yaml_reads_as_one_is_its_text() -> None:
     assert device(uploaded_profile(text.encode(), "x.yaml")) == device(OURS)
 
 
-# --- content, never names -----------------------------------------------------------------------------------------------------------
+# --- content, never names
+# --------------------------------------------------------------------------------------------------
 
 
 def test_profiles_of_one_name_are_told_apart() -> None:
@@ -288,7 +290,8 @@ def test_a_setting_is_of_the_profile_it_names() -> None:
     assert is_own(where.cluster.device)
 
 
-# --- links and doors ----------------------------------------------------------------------------------------------------------------
+# --- links and doors
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_link_holds_the_profile() -> None:
@@ -404,7 +407,8 @@ def test_a_command_is_judged_on_a_profile() -> None:
     assert answer["hardware"]["device"] == OURS
 
 
-# --- recipes and bundles ----------------------------------------------------------------------------------------------------------------
+# --- recipes and bundles
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_recipe_holds_the_whole_profile(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""What a recipe holds, why each of its values is there, and that it comes back from what was written."""
+"""What a recipe holds, why each value is there, and that it survives writing and reading."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def test_a_recipe_comes_back_from_its_yaml(recipe):
 
 def test_the_fields_of_a_recipe_are_frozen():
     """What version 1 holds; a change of it is a new version with a migration."""
-    fields = "schema_version kind name built_by request model device engine environment candidate provenance max_context estimate"
+    fields = (
+        "schema_version kind name built_by request model device engine environment candidate "
+        "provenance max_context estimate"
+    )
     assert list(Recipe.model_fields) == [
         *fields.split(),
         "fallbacks",
@@ -84,7 +87,7 @@ def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
 
 
 def test_every_fallback_is_what_its_changes_lead_to(recipe):
-    """The changed request has exactly this split, it can run, and it does what the fallback says."""
+    """The changed request has exactly this split, can run, and does what the fallback says."""
     assert {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"} == {
         each.kind for each in recipe.fallbacks
     }

@@ -1,4 +1,4 @@
-"""Existing commands and published recipes as recipes: the same server, and nothing lost in silence."""
+"""Existing commands and published recipes as recipes: the same server, and no silent loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def lost(found) -> str:
 
 
 def test_a_command_becomes_the_recipe_that_starts_it():
-    command = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 16384 --max-num-seqs 64 --gpu-memory-utilization 0.9 --port 9000"
+    command = (
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 16384 --max-num-seqs 64 "
+        "--gpu-memory-utilization 0.9 --port 9000"
+    )
     command += " --tool-call-parser hermes --enable-auto-tool-choice"
     found = convert(command, H100)
     options = found.recipe.engine.options
@@ -59,7 +62,10 @@ def test_a_recipes_own_command_converts_to_the_same_launch(split, more):
 
 
 def test_one_rank_of_several_becomes_the_recipe_of_all():
-    command = "CUDA_VISIBLE_DEVICES=3 vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 8 --data-parallel-rank 3 --enable-expert-parallel"
+    command = (
+        "CUDA_VISIBLE_DEVICES=3 vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 8 "
+        "--data-parallel-rank 3 --enable-expert-parallel"
+    )
     command += " --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 13345"
     found = convert(command, H100)
     assert found.recipe.engine.options["data_parallel_external_lb"] is True
@@ -71,7 +77,8 @@ def test_one_rank_of_several_becomes_the_recipe_of_all():
 
 def test_a_draft_of_its_own_stays_one_where_the_model_has_draft_layers():
     draft = '{"method":"eagle","num_speculative_tokens":3,"model":"someone/a-draft"}'
-    command = f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096 --speculative-config '{draft}'"
+    serve = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096"
+    command = f"{serve} --speculative-config '{draft}'"
     found = convert(command, Ground.of(hardware="h200-sxm:8", acceptance=0.7))
     wanted = {"method": "eagle", "num_speculative_tokens": 3, "model": "someone/a-draft"}
     assert found.recipe.engine.options["speculative_config"] == wanted

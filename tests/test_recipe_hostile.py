@@ -1,4 +1,4 @@
-"""Recipes that anybody may have written: whatever stands in them, one clear error or none, and never a crash."""
+"""Recipes from anybody: whatever is in them, one clear error or none, and never a crash."""
 
 from __future__ import annotations
 

@@ -115,7 +115,8 @@ def test_the_oldest_host_software_is_in_the_lock(device, what):
 
 def test_packages_are_read_off_the_install():
     found = pinned_packages(
-        "pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' ./here && export A=b"
+        "pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' "
+        "./here && export A=b"
     )
     assert found == {"vllm": "==0.32.0", "transformers": "==5.23.0", "torch": "<2.14,>=2.11"}
 

@@ -1,4 +1,4 @@
-"""What a recipe is started with, converted back: the same candidate, the same processes, and nothing lost."""
+"""A recipe's commands, converted back: same candidate, same processes, nothing lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VARIABLES = [{}, {"NCCL_DEBUG": "WARN"}, {"NCCL_SOCKET_IFNAME": "ens3", "NCCL_IB
 
 
 def drawn(name):
-    """Random deployments that are one engine, with options and variables of the user, and their launches."""
+    """Random deployments of one engine, with user options and variables, and their launches."""
     draw = random.Random(9)
     for deployment in deployments(name, COUNT, seed=21):
         options = draw.choice(PASSED[name])

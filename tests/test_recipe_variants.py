@@ -269,7 +269,9 @@ def test_hardware_that_is_none_is_named(text):
 
 
 def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
-    """On every catalogued device, several counts: what preflight names is what ``recipe resolve`` would apply, and its command works."""
+    """On every catalogued device, several counts: what preflight names is what ``recipe resolve``
+    would apply, and its command works.
+    """
     written = [
         {
             "name": "instinct",

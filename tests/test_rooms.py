@@ -1,4 +1,4 @@
-"""The rooms of the package: what each may import, that no imports go in a circle, and that each says what it is for."""
+"""The rooms of the package: import order, no import cycles, and a docstring for each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the module that has it, the module it loads, and whether only type checkers see it."""
+    """One import: the importing module, the loaded one, and whether it is for types only."""
 
     source: str
     line: int
@@ -245,7 +245,8 @@ def test_the_document_prints_the_same_order():
     assert tuple(rows) == ORDER
 
 
-# --- the rules can be broken ------------------------------------------------------------------------------------------------
+# --- the rules can be broken
+# ------------------------------------------------------------------------------------------------
 
 ROOM = '"""A room.\n\nThings.\nMay import {}.\n"""\n'
 SOUND = {

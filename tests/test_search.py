@@ -84,7 +84,9 @@ def test_experts_are_shared_by_divisors_where_the_engine_can():
 
 
 def test_a_shared_cache_holds_more_and_its_copies_bound_it():
-    """Kimi K2 on 8 H200: vLLM logged 8 times the tokens with decode context parallelism 8 (the latent is replicated over tp)."""
+    """Kimi K2 on 8 H200: vLLM logged 8 times the tokens with decode context parallelism 8 (the
+    latent is replicated over tp).
+    """
     request = make_request(
         "deepseek-ai/DeepSeek-V3",
         "h200-sxm",

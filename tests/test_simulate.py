@@ -1,4 +1,4 @@
-"""The scheduler step by step where every step takes a second; then what simulations of real settings must keep to."""
+"""The scheduler with steps of one second; then properties of simulations of real settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def rules(**changes) -> Rules:
 
 
 def ran(lengths: list[tuple[int, int]], sent: list[float] | None = None, **changes) -> Replica:
-    """A replica after requests of (input, output) tokens, all sent at once unless ``sent`` says when."""
+    """A replica after requests of (input, output) tokens, all sent at once unless ``sent`` says
+    when.
+    """
     replica = Replica(
         rules(**changes),
         A_SECOND,
@@ -73,7 +75,8 @@ def simulation(block, **options):
     return simulate(block.setting, block.cases, block.memory, **options)
 
 
-# --- the scheduler ----------------------------------------------------------------------------------------------------------
+# --- the scheduler
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_request_takes_a_step_for_its_prompt_and_one_for_each_further_token():
@@ -82,7 +85,7 @@ def test_a_request_takes_a_step_for_its_prompt_and_one_for_each_further_token():
 
 
 def test_prompts_share_the_budget_in_order():
-    """15 and 5 tokens with 10 a step: ten of the first, then its other five and all of the second."""
+    """15 and 5 tokens, 10 a step: ten of the first, then its other five and all of the second."""
     two = ran([(15, 1), (5, 1)])
     assert two.first == [2.0, 2.0]
 
@@ -99,7 +102,7 @@ def test_no_more_requests_run_than_there_are_slots():
 
 
 def test_the_newest_request_is_put_back_when_the_cache_overflows():
-    """Both prompts fit into 30 tokens, but not 2 × 25 in the end: the second gives way and is computed again."""
+    """Both prompts fit into 30 tokens, but not 2 × 25 in the end: the second is preempted."""
     two = ran([(10, 15), (10, 15)], pool_tokens=30, step_tokens=20)
     assert two.order == [0, 1]
     assert two.done[0] == 15.0
@@ -114,7 +117,9 @@ def test_an_engine_that_reserves_lets_nobody_in_whom_it_would_put_back():
 
 
 def test_whole_prompts_pause_decoding():
-    """An engine without chunked prefill: the second prompt (30 tokens, over the budget) goes in one step while the first request waits."""
+    """An engine without chunked prefill: the second prompt (30 tokens, over the budget) goes in one
+    step while the first request waits.
+    """
     two = ran([(5, 4), (30, 1)], sent=[0.0, 1.0], chunked=False, mixes=False)
     assert two.first == [1.0, 2.0]
     assert two.done[0] == 5.0
@@ -166,7 +171,7 @@ def test_every_request_ends_once_and_frees_its_cache(
 
 
 def test_a_closed_loop_keeps_its_number_of_requests():
-    """A new one is sent when one ends: with 3 in flight and 12 in all, the k-th end sends request k + 2."""
+    """A request is sent when one ends: with 3 in flight of 12, the k-th end sends request k + 2."""
     replica = Replica(rules(), A_SECOND, [5] * 12, list(range(2, 14)), [0.0] * 12)
     for _ in range(3):
         replica.send(0.0)
@@ -174,7 +179,8 @@ def test_a_closed_loop_keeps_its_number_of_requests():
     assert sorted(replica.sent[3:]) == sorted(replica.done[r] for r in replica.order[:9])
 
 
-# --- step times -------------------------------------------------------------------------------------------------------------
+# --- step times
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [LLAMA_8B, "openai/gpt-oss-20b"])
@@ -205,7 +211,8 @@ def test_step_times_follow_the_operators(model):
     )
 
 
-# --- simulations ------------------------------------------------------------------------------------------------------------
+# --- simulations
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -284,7 +291,9 @@ def test_percentiles_are_ordered_and_the_seed_decides(workload):
 
 
 def test_the_start_of_a_closed_loop_lifts_the_mean_over_the_median():
-    """28 published runs that state both have a median ratio of 2.1 (SGLang cookbook); without the start they would be equal."""
+    """28 published runs that state both have a median ratio of 2.1 (SGLang cookbook); without the
+    start they would be equal.
+    """
     found = simulation(case({"concurrency": 64}))
     assert found.means_s["ttft_s"] > 1.4 * found.percentiles_s["ttft_s"][50.0]
     assert found.means_s["tpot_s"] == pytest.approx(found.percentiles_s["tpot_s"][50.0], rel=0.05)
@@ -385,7 +394,8 @@ def test_too_many_requests_are_not_simulated():
     assert np.isnan(simulation(block).means_s["ttft_s"][0])
 
 
-# --- limits -----------------------------------------------------------------------------------------------------------------
+# --- limits
+# --------------------------------------------------------------------------------------------------
 
 
 def limited_plan(**limits):

@@ -99,7 +99,9 @@ def test_drafts_help_less_where_compute_is_already_busy():
 
 
 def test_deepseek_drafts_one_token_nearly_as_profitably_as_its_makers_say():
-    """DeepSeek-V3's report: 85–90 % of second tokens accepted, 1.8 times the tokens per second; two tokens touch more experts than one."""
+    """DeepSeek-V3's report: 85–90 % of second tokens accepted, 1.8 times the tokens per second; two
+    tokens touch more experts than one.
+    """
     alone = {"mode": "closed", "concurrency": 1}
     drafts = estimate_of(DEEPSEEK, {"tokens": 1, "acceptance": 0.875}, alone)["serving"]["tpot_s"]
     assert 1.5 < estimate_of(DEEPSEEK, None, alone)["serving"]["tpot_s"] / drafts < 1.8
@@ -120,7 +122,9 @@ def test_parts_add_up_with_a_draft_among_them(workload):
 
 
 def test_a_draft_layer_has_as_many_parameters_as_published():
-    """DeepSeek-V3's README_WEIGHTS: 11.5 billion in the multi-token-prediction module, besides shared embedding and head."""
+    """DeepSeek-V3's README_WEIGHTS: 11.5 billion in the multi-token-prediction module, besides
+    shared embedding and head.
+    """
     model = catalog_model(DEEPSEEK)
     held = sum(item.numel for item in draft_layer(model).tensors(model.hidden)) + draft_projection(
         model
@@ -221,7 +225,7 @@ def test_engines_that_verify_no_drafts_refuse_them():
 @pytest.mark.parametrize("split", [{"tp": 8, "pp": 1, "dp": 1}, {}])
 @pytest.mark.parametrize("where", ["workload", "candidate"])
 def test_recipes_start_what_drafts(where, split):
-    """The checkpoint of a draft stays with the recipe, wherever it was named and whoever chose the split."""
+    """The checkpoint of a draft stays with the recipe, wherever it was named."""
     parts = {"candidate": {"engine": "vllm"} | split, "workload": {}}
     parts[where]["speculative"] = drafted("eagle")[0] | {"model": "org/eagle-draft"}
     recipe = make_recipe(make_request(**parts))

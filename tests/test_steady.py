@@ -1,4 +1,6 @@
-"""The steady state of a replica: its root is found closely whatever the model and load, and steps side by side are steps alone."""
+"""The steady state of a replica: its root is found closely whatever the model and load, and steps
+side by side are steps alone.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ import json, sky
 task = sky.Task.from_yaml("targets/skypilot/task.yaml")
 (resources,) = task.resources
 service = task.service and task.service.to_yaml_config()
-print(json.dumps({"nodes": task.num_nodes, "accelerators": resources.accelerators, "service": service}))
+accelerators = resources.accelerators
+print(json.dumps({"nodes": task.num_nodes, "accelerators": accelerators, "service": service}))
 """
 READ_SERVE = """
 import json, sys, yaml

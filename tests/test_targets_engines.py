@@ -25,7 +25,7 @@ UNFILLED = re.compile(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+
 
 
 def of(deployment: Deployment) -> Context:
-    """The context of a drawn deployment; raises NoAnswer where the engine cannot be started this way."""
+    """The context of a random deployment; raises NoAnswer if its engine cannot start this way."""
     started, device = launch(deployment), deployment.setting.cluster.device
     spec = engine(deployment.candidate.engine)
     image = spec.image(device.runtime, device.architecture)

@@ -48,7 +48,7 @@ def over_nodes(nodes, **degrees):
 
 
 def test_what_is_started_is_what_the_recipe_starts():
-    """Every pod of many launches: its words are the launch's, and the object is one that the API server takes."""
+    """Every pod of many launches has the launch's words, in an object that the API accepts."""
     seen = {"worker": 0, "prefill": 0, "refused": 0}
     for deployment in deployments("vllm", 300, seed=11):
         try:

@@ -1,4 +1,4 @@
-"""Manifests against the schemas that clusters hold them to, strictly: an unknown field is an error."""
+"""Manifests against the schemas of clusters, strictly: an unknown field is an error."""
 
 from __future__ import annotations
 
@@ -208,7 +208,8 @@ def stub(folder: Path, name: str) -> Path:
     path = folder / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$@" "devices=${CUDA_VISIBLE_DEVICES:-${HIP_VISIBLE_DEVICES:-}}" > "out-$RANDOM$RANDOM"\n'
+        '#!/bin/bash\nprintf "%s\\n" "$@" '
+        '"devices=${CUDA_VISIBLE_DEVICES:-${HIP_VISIBLE_DEVICES:-}}" > "out-$RANDOM$RANDOM"\n'
     )
     path.chmod(0o755)
     return path.parent

@@ -1,4 +1,4 @@
-"""Slurm scripts run by a real Slurm: two emulated nodes, programs that only say what they were told."""
+"""Slurm scripts in a real Slurm: two emulated nodes, programs that record their arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(
 WAIT_S = 90
 
 TELL = """#!/bin/bash
-printf '%s\\n' "$SLURM_NODEID" "$(basename "$0")" "cuda=$CUDA_VISIBLE_DEVICES" "hip=$HIP_VISIBLE_DEVICES" "$@" > "told-$SLURM_NODEID-$$"
+printf '%s\\n' "$SLURM_NODEID" "$(basename "$0")" "cuda=$CUDA_VISIBLE_DEVICES" \\
+    "hip=$HIP_VISIBLE_DEVICES" "$@" > "told-$SLURM_NODEID-$$"
 """
 # Two nodes find each other at the address they are given, as torchrun's rendezvous does.
 MEET = """#!/usr/bin/env python3

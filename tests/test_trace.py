@@ -1,4 +1,4 @@
-"""The memory formulas against real transformers models, built and run without data for one rank of a split."""
+"""The memory formulas against real transformers models, run without data for one rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(
         not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
-        reason='NO ORACLE: the memory formulas are not proven here; pip install "recipe-builder[torch]"',
+        reason="NO ORACLE: the memory formulas are not proven here; "
+        'pip install "recipe-builder[torch]"',
     ),
 ]
 
@@ -100,7 +101,7 @@ def test_the_formulas_agree_with_the_traced_model(model, tp, pp, dp, ep):
 
 @pytest.mark.parametrize("model", [LLAMA_8B, QWEN_MOE, DEEPSEEK, GPT_OSS, GEMMA_2, GEMMA_3])
 def test_a_request_holds_what_the_real_cache_holds(model):
-    """Engines keep whole blocks, and one more in a sliding window; without windows nothing is left to differ."""
+    """Engines keep whole blocks, one more in a sliding window; without windows nothing differs."""
     found = traced(model, tp=1)
     windowed = model in (GPT_OSS, GEMMA_2, GEMMA_3)
     block = BLOCK_TOKENS * found["kv_bytes_per_token"]
@@ -117,7 +118,7 @@ def test_a_request_holds_what_the_real_cache_holds(model):
     ],
 )
 def test_the_trace_repeats_what_was_traced_by_hand(split, weights_gib, kv_bytes_per_token):
-    """Source: torch's own MemTracker around DTensor-parallel models, byte-equal to a real two-process run."""
+    """Source: torch's MemTracker on DTensor-parallel models, byte-equal to a two-process run."""
     found = traced(**split)
     assert found["weights_bytes"] / GIB == pytest.approx(weights_gib, abs=5e-4)
     assert found["kv_bytes_per_token"] == kv_bytes_per_token
@@ -155,7 +156,9 @@ def test_output_groups_must_divide():
 
 
 def test_the_state_of_linear_layers_is_counted_once_a_sequence():
-    """Qwen3-Next, 3 linear layers and 1 full: 32 fp32 or bf16 states of 128 × 128 a linear layer, whatever the length."""
+    """Qwen3-Next, 3 linear layers and 1 full: 32 fp32 or bf16 states of 128 × 128 a linear layer,
+    whatever the length.
+    """
     shape = {
         "num_hidden_layers": 4,
         "hidden_size": 512,
@@ -202,7 +205,9 @@ def test_a_stage_has_its_share_of_layers_and_the_head():
 
 @pytest.mark.parametrize("tp", [1, 2])  # beyond, the fp32 copies of an unfused norm are more
 def test_the_peak_of_dense_layers_is_what_the_formula_takes(tp):
-    """Embedding, residual and normed input (h each), gate, its activation and up (f / tp each), of 2 bytes a token."""
+    """Embedding, residual and normed input (h each), gate, its activation and up (f / tp each), of
+    2 bytes a token.
+    """
     found = traced(LLAMA_8B, tp, max_batched_tokens=8192)
     assert found["layers_peak_bytes"] == pytest.approx(
         8192 * 2 * (3 * 4096 + 3 * 14336 / tp), rel=0.02
@@ -211,7 +216,9 @@ def test_the_peak_of_dense_layers_is_what_the_formula_takes(tp):
 
 @pytest.mark.parametrize("tp", [4, 8])
 def test_heads_are_cut_where_transformers_would_gather_them(tiny_config, tp):
-    """OLMo 2 norms Q and K over all heads: transformers' plan caches every head on every rank, engines a rank's own."""
+    """OLMo 2 norms Q and K over all heads: transformers' plan caches every head on every rank,
+    engines a rank's own.
+    """
     found = traced(tiny_config | {"model_type": "olmo2"}, tp)
     assert found["kv_bytes_per_token"] == 4 * 2 * 32 * 2
     assert abs(found["differences"]["weights"]) < 0.01
@@ -269,7 +276,10 @@ def test_without_torch_the_error_names_the_install_command(monkeypatch):
 
 
 def test_importing_the_package_does_not_import_torch():
-    code = "import sys, recipe_core.calibration.trace; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = (
+        "import sys, recipe_core.calibration.trace; "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

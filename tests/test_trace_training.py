@@ -1,4 +1,4 @@
-"""FSDP's formulas against real transformers models, stepped without data under FSDP2, tensor and pipeline parallelism."""
+"""FSDP's formulas against real transformers models, under FSDP2, tensor and pipeline parallel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(
         not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
-        reason='NO ORACLE: the training formulas are not proven here; pip install "recipe-builder[torch]"',
+        reason="NO ORACLE: the training formulas are not proven here; "
+        'pip install "recipe-builder[torch]"',
     ),
 ]
 
@@ -138,7 +139,9 @@ def request(
     global_batch: int | None = None,
     **split: Any,
 ) -> Any:
-    """A request for one split of as many H200 as it takes, a micro-batch a replica unless said otherwise."""
+    """A request for one split of as many H200 as it takes, a micro-batch a replica unless said
+    otherwise.
+    """
     more = split.pop("more", {})
     candidate = PLAIN | split
     config = dict(load_model(model).config) | ({"num_hidden_layers": layers} if layers else {})
@@ -218,7 +221,9 @@ def test_parameters_that_stay_are_gathered_once(traces: dict[str, dict[str, Any]
 
 
 def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]]) -> None:
-    """The two stages between the ends hold three and two: a micro-batch of two layers (Korthikanti et al.) more or less."""
+    """The two stages between the ends hold three and two: a micro-batch of two layers (Korthikanti
+    et al.) more or less.
+    """
     first, second = (
         stage["activations_bytes"]
         for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][1:3]
@@ -274,7 +279,9 @@ def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> N
 
 
 def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
-    """6f bytes a token after torch's own partitioner, 8f one operator at a time; both beside the block's input."""
+    """6f bytes a token after torch's own partitioner, 8f one operator at a time; both beside the
+    block's input.
+    """
     import torch
     from functorch.compile import aot_module, min_cut_rematerialization_partition
     from torch.nn.functional import silu

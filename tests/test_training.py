@@ -294,7 +294,7 @@ LONG = {
 
 
 def test_a_loss_that_nobody_stated_is_made_in_pieces_where_nothing_else_fits() -> None:
-    """Logits of 16 × 8,192 tokens are 62.6 GiB; torchtitan's own configurations make them in eight pieces."""
+    """Logits of 16 × 8,192 tokens are 62.6 GiB; torchtitan's configurations use eight chunks."""
     left, whole, cut = (
         answer(LONG, 1, **stated) for stated in ({}, {"fused_loss": False}, {"fused_loss": True})
     )
@@ -333,7 +333,7 @@ def test_rows_that_fit_keep_their_memory_beside_those_that_are_decided() -> None
 
 
 def test_8_bits_without_a_compiler_are_no_faster() -> None:
-    """ROCm's validation suite has 11,767 tokens/s in 16 bits and 11,724 in 8 on MI355X, not compiled."""
+    """ROCm's validation suite: 11,767 tokens/s in 16 bits, 11,724 in 8 on MI355X, not compiled."""
     split = {"tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1, "recompute": "selective"}
 
     def rate(engine: str, precision: str) -> float:

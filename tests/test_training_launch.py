@@ -1,4 +1,4 @@
-"""Every framework is told exactly what was estimated: hundreds of random splits, rendered and read back."""
+"""Every framework is told exactly what was estimated: random splits, rendered and read back."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ MANY_SIZES = ((2, 8), (1, 8), (4, 4), (3, 8), (1, 4), (1, 2), (5, 8), (7, 8), (8
 
 
 def tables(engine: str, chance: random.Random) -> list[TrainingPlan]:
-    """Clusters of two sizes; of many sizes for frameworks that divide replicas only and have few splits on each."""
+    """Clusters of two sizes; of many sizes for frameworks that divide replicas only and have few
+    splits on each.
+    """
     models = {"torchtitan": (LLAMA, QWEN_MOE), "megatron": (LLAMA, MIXTRAL)}.get(engine, (LLAMA,))
     if engine not in REPLICAS:
         return [table(engine, model, nodes, 8, 128) for model in models for nodes in (2, 1)]
@@ -130,7 +132,7 @@ def even(layers: int, pp: int) -> list[int]:
 
 
 def layout(said: str) -> list[int]:
-    """Layers of each stage of Megatron's layout, which has one embedding first and one loss last."""
+    """Layers per stage of Megatron's layout, which has one embedding first and one loss last."""
     assert (said[0], said[-1], said.count("E"), said.count("L")) == ("E", "L", 1, 1)
     stages = said[1:-1].split("|")
     assert all(re.fullmatch(r"(t\*\d+)?", stage) for stage in stages)
@@ -692,7 +694,7 @@ def test_words_of_megatron_are_understood_by_argparse() -> None:
 def test_megatron_keeps_gradients_as_they_were_estimated(
     precision: str, work: Any, said: set[str]
 ) -> None:
-    """16 bits beside products in 8 bits, as NVIDIA's recipes run them, unless the request says otherwise."""
+    """16 bits beside 8-bit products, as in NVIDIA's recipes, unless the request says otherwise."""
     split = {
         "engine": "megatron",
         "tp": 2,

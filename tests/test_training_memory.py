@@ -81,7 +81,9 @@ def test_fsdp_from_8_to_128_devices_frees_16_bytes_a_parameter_and_shard() -> No
 def test_torchtitans_published_rows(
     model: str, devices: int, sequences: int, tokens: int, measured_gib: float
 ) -> None:
-    """Reserved memory of compiled models and losses with selective recomputation (torchtitan's benchmarks of 2025-06 and 2026-08)."""
+    """Reserved memory of compiled models and losses with selective recomputation (torchtitan's
+    benchmarks of 2025-06 and 2026-08).
+    """
     shape = {
         "dp": devices,
         "zero_stage": 3,
@@ -101,7 +103,9 @@ def test_torchtitans_published_rows(
 def test_a_loss_in_fp32_takes_three_times_as_much(
     recompute: int, sequences: int, tokens: int, measured_gib: float
 ) -> None:
-    """Llama 3.1 8B on 8 devices before losses were compiled: full and selective recomputation (llama3_h100_202412_torchtitan.md)."""
+    """Llama 3.1 8B on 8 devices before losses were compiled: full and selective recomputation
+    (llama3_h100_202412_torchtitan.md).
+    """
     chosen = setting()
     wide = chosen.framework.loss_bytes.model_copy(update={"value": 12.0})
     chosen = replace(chosen, framework=chosen.framework.model_copy(update={"loss_bytes": wide}))
@@ -136,7 +140,7 @@ def test_context_parallel_ranks_share_states_and_tokens() -> None:
 
 
 def test_a_layer_keeps_what_saved_tensors_hooks_count() -> None:
-    """8h + 4nd + 4kd + 4n + 8f bytes a token, 2f less in compiled layers, and 8h more where norms are not fused."""
+    """8h + 4nd + 4kd + 4n + 8f bytes a token, 2f less if compiled, 8h more with unfused norms."""
     h, f, n, k = 4096, 14336, 32, 8
     fused, plain = setting("torchtitan"), setting("torch")
     one = cases(1)
@@ -180,7 +184,9 @@ def test_without_sequence_parallelism_norms_stay_whole() -> None:
     ],
 )
 def test_micro_batches_in_flight(schedule: str, chunks: int, first: float, last: float) -> None:
-    """1F1B p - i; interleaved p (1 + (p - 1)/(p v)) in the first stage (Korthikanti et al.); GPipe all; ZB-V p everywhere."""
+    """1F1B p - i; interleaved p (1 + (p - 1)/(p v)) in the first stage (Korthikanti et al.); GPipe
+    all; ZB-V p everywhere.
+    """
     held = in_flight(
         cases(1, pp=4, dp=8, virtual_stages=chunks, schedule=SCHEDULES.index(schedule))
     )
@@ -218,7 +224,9 @@ def test_a_fused_loss_and_less_state_save_memory() -> None:
 
 
 def test_adapters_train_a_fraction() -> None:
-    """Rank 16 beside every matrix of Llama 3.1 8B: 41.9 million parameters (the peft library prints 41,943,040)."""
+    """Rank 16 beside every matrix of Llama 3.1 8B: 41.9 million parameters (the peft library prints
+    41,943,040).
+    """
     one = cases(1)
     lora = memory(setting(method="lora"), one)
     assert lora.parts["optimizer"][0, 0] / 8 == 41_943_040

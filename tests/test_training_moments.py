@@ -1,4 +1,6 @@
-"""FSDP's peak among the moments of a step, and what a step exchanges; `test_trace_training` holds both against real models."""
+"""FSDP's peak among the moments of a step, and what a step exchanges; `test_trace_training` holds
+both against real models.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,13 @@ def test_a_pipeline_keeps_gradients_whole() -> None:
 
 
 def test_every_micro_batch_has_a_buffer_between_stages() -> None:
-    """Two more for each further micro-batch that comes in, and one for the gradients that come back."""
+    """Two more for each further micro-batch, and one for the returning gradients."""
     held = [part("activations", stage=1, pp=4, global_batch=8 * m) for m in (8, 9)]
     assert held[1] - held[0] == 3 * 2 * 4096 * 4096
 
 
 def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
-    """Each further one its log-softmax in fp32 and the logits in 16 bits; a compiled loss the logits only."""
+    """Each further one its log-softmax in fp32 and 16-bit logits; a compiled loss only logits."""
     pipeline = {"stage": 1, "pp": 2, "recompute": 2, "schedule": SCHEDULES.index("gpipe")}
     for engine, each in (("torch", 6), ("torchtitan", 2)):
         held = [part("loss", engine, global_batch=8 * m, **pipeline) for m in (4, 5)]

@@ -191,7 +191,9 @@ def test_packed_documents_attend_to_themselves_and_padding_trains_nothing() -> N
 
 
 def test_a_ring_costs_attention_something() -> None:
-    """torchtitan's rows of 2024-12: 8 ranks a sequence take more than attention's share of the work says."""
+    """torchtitan's rows of 2024-12: 8 ranks a sequence take more than attention's share of the work
+    says.
+    """
     one, ring = answer({"dp": 64}), answer({"dp": 8, "cp": 8})
     assert ring["breakdown_s"]["step"]["forward_context_parallel"] > 0
     attention = [each["breakdown_s"]["step"]["forward_attention"] for each in (one, ring)]

@@ -40,7 +40,9 @@ def setting(engine: str, vocabulary: int = 131072, **more: Any) -> TrainingSetti
 
 @pytest.mark.parametrize(("pp", "first", "last"), [(2, 18, 14), (4, 9, 6), (32, 2, 0)])
 def test_a_stage_ends_with_the_layer_that_passes_its_share(pp: int, first: int, last: int) -> None:
-    """The head is worth 2.2 layers, so a stage of p has 34.2/p layers' work and ends with the first layer beyond."""
+    """The head is worth 2.2 layers, so a stage of p has 34.2/p layers' work and ends with the first
+    layer beyond.
+    """
     count, _, _ = stage_layers(setting("megatron"), training_cases(1, pp=pp, **SHARED))
     assert (count[0, 0], count[0, pp - 1], count[0].sum()) == (first, last, 32)
 

@@ -65,7 +65,7 @@ def test_what_the_driver_shows_is_more_than_what_is_allocated() -> None:
 
 
 def test_runs_that_do_not_say_what_they_recomputed_are_counted_apart() -> None:
-    """A batch that no device holds is refused; where recomputation is not stated that proves nothing."""
+    """A batch that no device holds is refused; it proves nothing unless recomputation is stated."""
     full = ONE.model_copy(update={"micro_batch": 64, "global_batch": 64 * ONE.dp})
     stated, open_ = (
         compare_training([full.model_copy(update={"recompute": name})]) for name in ("none", None)

@@ -104,7 +104,7 @@ def test_a_measurement_at_the_estimate_is_inside_its_band():
 
 
 def test_cells_count_alike():
-    """Nine runs of one source that are right, one of another that is off by half: the mean of the cells is between."""
+    """Nine right runs of one source, one of another off by half: the cells' mean is between."""
     frame = compare(
         [measured_as(1.0, id=f"r{n}", source="large") for n in range(9)]
         + [measured_as(2.0, source="small")]
@@ -329,7 +329,7 @@ def test_shipped_runs_have_known_sources():
 
 
 def test_shipped_runs_are_requests_that_can_be_answered():
-    """Every row is a valid request; what cannot be estimated is a model or an engine that is not covered."""
+    """Every row is a valid request; one that has no estimate has an uncovered model or engine."""
     runs = published_runs()
     for each in runs:
         PlanRequest.parse(each.request())

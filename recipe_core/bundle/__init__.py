@@ -1,5 +1,5 @@
-"""A recipe as files: written, digested, signed, listed, and read back with suspicion.
+"""A recipe as files: written, digested, signed, listed, and verified when read back.
 
-The only room that writes bundles, whole or not at all, and no secrets. It carries ``launcher``
-along. May import base, launcher, hardware, engines, request, launch, recipe and targets.
+Only this room writes bundles: atomically, without secrets, with ``launcher`` inside. May import
+base, launcher, hardware, engines, request, launch, recipe and targets.
 """

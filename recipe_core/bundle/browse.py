@@ -1,4 +1,4 @@
-"""A bundle's files as a list to look through: what each is for, in which order they are worth reading, and a search."""
+"""A bundle's files as a list: what each is for, in reading order, with a search."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 PREVIEWED = 60_000
-"""Characters of a file that are shown; the download has all of it."""
+"""Characters of a file that a preview shows."""
 
 _ABOUT = {
     "README.md": "What it is, how to run it",
     "recipe.yaml": "The decision and its request",
     "expected.json": "The estimate",
-    "launch.json": "What is started",
+    "launch.json": "What to start",
     "launch.py": "Starts, measures, stops",
-    "targets/": "Another place to start it",
+    "targets/": "Files for other targets",
     "monitoring/": "Rules, scraping, dashboard",
     "trainer/": "The training program",
-    "data/": "Text to try the run with",
+    "data/": "Sample text to train on",
     "launcher/": "The launcher",
-    "sbom.json": "What starting it pulls",
+    "sbom.json": "What a start downloads",
     "MANIFEST.json": "Digests of all files",
 }
-"""What files are for, by name or folder, in the order of a list; what is not named (an engine's own files) comes after the launch."""
-_OWN = "Read by the engine"
+"""What files are for, by name or folder, in reading order; an engine's own follow launch.py."""
+_OTHER = "Read by the engine"
 _ORDER = [*_ABOUT]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedFile:
     """One file: its path, its size in bytes and what it is for."""
 
     path: str
@@ -36,17 +36,17 @@ class Listed:
     about: str
 
 
-def listing(files: Mapping[str, bytes], wanted: str = "") -> list[Listed]:
-    """The files whose path or text holds all words of ``wanted`` (case does not matter), the most telling first."""
-    words = wanted.casefold().split()
-    found = [path for path, data in files.items() if _holds(path, data, words)]
+def listing(files: Mapping[str, bytes], query: str = "") -> list[ListedFile]:
+    """The files whose path or text has all words of ``query``, ignoring case, in reading order."""
+    words = query.casefold().split()
+    matches = [path for path, data in files.items() if _matches(path, data, words)]
     return [
-        Listed(path, len(files[path]), _ABOUT.get(_key(path), _OWN))
-        for path in sorted(found, key=_rank)
+        ListedFile(path, len(files[path]), _ABOUT.get(_key(path), _OTHER))
+        for path in sorted(matches, key=_rank)
     ]
 
 
-def _holds(path: str, data: bytes, words: list[str]) -> bool:
+def _matches(path: str, data: bytes, words: list[str]) -> bool:
     if not words:
         return True
     text = f"{path}\n{data.decode('utf-8', 'replace')}".casefold()
@@ -64,6 +64,9 @@ def _rank(path: str) -> tuple[int, str]:
 
 
 def preview(data: bytes) -> tuple[str, bool]:
-    """A file's text, and whether that is all of it; bytes that are no text are replaced."""
+    """A file's text up to ``PREVIEWED`` characters, and whether that is all of it.
+
+    Bytes that are not UTF-8 are replaced.
+    """
     text = data.decode("utf-8", "replace")
     return text[:PREVIEWED], len(text) <= PREVIEWED

@@ -1,11 +1,11 @@
-"""Whether this machine is what a recipe needs, and which of its variants are for it."""
+"""Whether this machine has what a recipe needs, and which of its variants apply to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from recipe_core.base.errors import HardwareError
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launcher import machine
 from recipe_core.recipe import Recipe
@@ -15,7 +15,10 @@ from recipe_core.recipe.variants import matching
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """Whether a recipe fits on this machine (one of its nodes), why not, and the variants that apply here."""
+    """Whether this machine can be a node of a recipe, why not, and the variants that apply.
+
+    ``found`` describes the machine's devices.
+    """
 
     ok: bool
     found: str
@@ -24,35 +27,29 @@ class HostCheck:
 
 
 def fit_here(recipe: Recipe) -> HostCheck:
-    """Ask the vendors' tools what is here and compare."""
-    here, needed = machine.detect(), recipe.device
-    names = sorted({each.name for each in here.devices})
-    count = len(here.devices)
-    found = f"{count} × {', '.join(names)}" if names else f"no accelerator ({here.runtime})"
-    known = {name.casefold() for name in needed.names}
-    wanted = needed.per_node or needed.count
+    """Compare the machine, as the vendors' tools describe it, with the recipe's device."""
+    host, device = machine.detect(), recipe.device
+    names, count = sorted({gpu.name for gpu in host.devices}), len(host.devices)
+    devices = f"{count} × {', '.join(names)}" if names else f"no accelerator ({host.runtime})"
+    aliases, needed = {name.casefold() for name in device.names}, device.per_node or device.count
+    other = aliases and any(name.casefold() not in aliases for name in names)
     reasons = []
-    if here.runtime != needed.runtime:
-        reasons.append(f"the recipe needs {wanted} × {needed.title}; here is {found}")
-    elif here.runtime != "cpu" and known and any(name.casefold() not in known for name in names):
-        reasons.append(f"the recipe is for {needed.title}; here is {found}")
-    elif here.runtime != "cpu" and count < wanted:
-        reasons.append(f"the recipe needs {wanted} devices; here are {count}")
-    return HostCheck(not reasons, found, tuple(reasons), _variants(recipe, names, count))
+    if host.runtime != device.runtime:
+        reasons.append(f"the recipe needs {needed} × {device.title}; this machine has {devices}")
+    elif host.runtime != "cpu" and other:
+        reasons.append(f"the recipe is for {device.title}; this machine has {devices}")
+    elif host.runtime != "cpu" and count < needed:
+        reasons.append(f"the recipe needs {needed} devices; this machine has {count}")
+    return HostCheck(not reasons, devices, tuple(reasons), _variants(recipe, names, count))
 
 
 def _variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:
-    """The variants that apply to the device which the driver names."""
+    """Names of the variants for the one kind of device that the driver reports."""
     if len(names) != 1:
         return ()
     try:
-        profile = device(names[0])
+        profile = cluster.device(names[0])
     except HardwareError:
         return ()
-    return tuple(
-        each.name
-        for each in matching(
-            recipe.variants,
-            machine_of(HardwareRequest(device=profile.name, per_node=count), recipe),
-        )
-    )
+    host = machine_of(HardwareRequest(device=profile.name, per_node=count), recipe)
+    return tuple(variant.name for variant in matching(recipe.variants, host))

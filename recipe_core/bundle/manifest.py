@@ -36,34 +36,39 @@ class Manifest(BaseModel):
 
     @classmethod
     def of(cls, name: str, digest: str, files: Mapping[str, bytes]) -> Manifest:
-        """The manifest of files."""
+        """The manifest of ``files``, each with its SHA-256."""
         listed = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(files.items())}
         return cls(recipe=name, recipe_digest=digest, files=listed)
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """A manifest from JSON; raises BundleError when it is none."""
+        """A manifest from JSON.
+
+        Raises:
+            BundleError: when it is not a manifest.
+        """
         try:
             return cls.model_validate(_values(text))
         except InputError as error:
             raise BundleError(error.message, hint="Build the bundle again.") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in first["loc"])
-            message = f"{MANIFEST}: {where}: {first['msg']}."
+            path = ".".join(str(step) for step in first["loc"])
+            message = f"{MANIFEST}: {path}: {first['msg']}."
             raise BundleError(message, hint="Build the bundle again.") from None
 
     def verify(self, files: Mapping[str, bytes]) -> None:
-        """Raise BundleError for the first file that is missing, added or changed."""
-        found = set(files)
-        listed = set(self.files)
-        for what, names in (
-            ("is missing", listed - found),
-            ("is not in the manifest", found - listed),
-        ):
-            if names:
-                raise BundleError(f"{min(names)} {what}.", hint=_CHANGED)
-        for name in sorted(found):
+        """Compare ``files`` with the digests.
+
+        Raises:
+            BundleError: for the first file that is missing, added or changed.
+        """
+        present, listed = set(files), set(self.files)
+        if missing := listed - present:
+            raise BundleError(f"{min(missing)} is missing.", hint=_CHANGED)
+        if added := present - listed:
+            raise BundleError(f"{min(added)} is not in the manifest.", hint=_CHANGED)
+        for name in sorted(present):
             if hashlib.sha256(files[name]).hexdigest() != self.files[name]:
                 raise BundleError(f"{name} differs from its digest in the manifest.", hint=_CHANGED)
 

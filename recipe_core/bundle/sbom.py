@@ -1,4 +1,4 @@
-"""What starting a bundle pulls, as a CycloneDX 1.6 document: the model, the container image, the packages."""
+"""What starting a bundle downloads, as a CycloneDX 1.6 document: model, image, packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMESPACE = uuid.UUID("6b1f8a52-6c1e-5d0a-9a39-0d6b9c6a4f11")
 
 
 def sbom(recipe: Recipe) -> dict[str, Any]:
-    """The document; the same recipe gives the same one (no time, a serial number from its digest)."""
+    """The document; it has no time, and its serial number is the recipe's digest."""
     components = _components(recipe)
     return {
         "bomFormat": "CycloneDX",
@@ -36,7 +36,7 @@ def sbom(recipe: Recipe) -> dict[str, Any]:
             },
         },
         "components": components,
-        "dependencies": [{"ref": "recipe", "dependsOn": [each["bom-ref"] for each in components]}],
+        "dependencies": [{"ref": "recipe", "dependsOn": [part["bom-ref"] for part in components]}],
     }
 
 
@@ -49,57 +49,50 @@ def _components(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _package(name: str, specifier: str) -> dict[str, Any]:
-    """A package by its version where it is held to one, else by the range it is held to."""
-    out = {"type": "library", "bom-ref": f"pypi:{name}", "name": name}
+    """A package by its version where it is pinned, else by its range of versions."""
+    component: dict[str, Any] = {"type": "library", "bom-ref": f"pypi:{name}", "name": name}
     if specifier.startswith("==") and "," not in specifier:
         version = specifier.removeprefix("==")
-        return out | {"version": version, "purl": f"pkg:pypi/{name.lower()}@{version}"}
-    return out | {
-        "purl": f"pkg:pypi/{name.lower()}",
-        "properties": [{"name": "recipe-builder:specifier", "value": specifier}],
-    }
+        return {**component, "version": version, "purl": f"pkg:pypi/{name.lower()}@{version}"}
+    component["purl"] = f"pkg:pypi/{name.lower()}"
+    component["properties"] = [{"name": "recipe-builder:specifier", "value": specifier}]
+    return component
 
 
 def _model(model: ModelLock) -> dict[str, Any]:
     on_hub = not model.id.startswith("/") and model.id.count("/") == 1
-    out = {
+    component: dict[str, Any] = {
         "type": "machine-learning-model",
         "bom-ref": "model",
         "name": model.id if on_hub else short_name(model.id),
     }
     if model.revision:
-        out["version"] = model.revision
+        component["version"] = model.revision
     if on_hub:
-        out["purl"] = f"pkg:huggingface/{model.id}" + (
-            f"@{model.revision.lower()}" if model.revision else ""
-        )
-    properties = [
-        {"name": "recipe-builder:architecture-digest", "value": model.architecture_digest}
-    ]
+        revision = f"@{model.revision.lower()}" if model.revision else ""
+        component["purl"] = f"pkg:huggingface/{model.id}{revision}"
+    digests = {"architecture-digest": model.architecture_digest}
     if model.checkpoint:
-        properties.append(
-            {
-                "name": f"recipe-builder:checkpoint-{model.checkpoint.of}-digest",
-                "value": model.checkpoint.digest,
-            }
-        )
-    return out | {"properties": properties}
+        digests[f"checkpoint-{model.checkpoint.of}-digest"] = model.checkpoint.digest
+    component["properties"] = [
+        {"name": f"recipe-builder:{name}", "value": digest} for name, digest in digests.items()
+    ]
+    return component
 
 
 def _image(image: ImageLock) -> dict[str, Any]:
-    """The image as an OCI package URL: by digest where it is known, else by its tag."""
+    """The image with its OCI package URL: by digest where it is known, else by tag."""
     repository, _, tag = image.reference.rpartition(":")
     name = repository.rpartition("/")[2]
     digest = f"@{quote(image.digest, safe='')}" if image.digest else ""
-    out: dict[str, Any] = {
+    component: dict[str, Any] = {
         "type": "container",
         "bom-ref": "image",
         "name": repository,
         "version": tag,
+        "purl": f"pkg:oci/{name}{digest}?repository_url={quote(repository, safe='')}&tag={tag}",
     }
-    out["purl"] = f"pkg:oci/{name}{digest}?repository_url={quote(repository, safe='')}&tag={tag}"
-    return out | (
-        {"hashes": [{"alg": "SHA-256", "content": image.digest.removeprefix("sha256:")}]}
-        if image.digest
-        else {}
-    )
+    if image.digest:
+        content = image.digest.removeprefix("sha256:")
+        component["hashes"] = [{"alg": "SHA-256", "content": content}]
+    return component

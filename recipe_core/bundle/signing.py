@@ -1,4 +1,7 @@
-"""Signatures of bundles: ed25519 over the manifest, which holds the digest of every other file. Keys are the user's own PEM files."""
+"""Signatures of bundles: ed25519 over the manifest, which has the digest of every other file.
+
+Keys are PEM files of the user.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import BundleError, InputError
 
 SIGNATURE = "SIGNATURE"
-_PREFIX = b"recipe-builder bundle manifest, version 1\n"  # a signature of this is a signature of nothing else
-_MISSING = "signatures need the package cryptography."
+_PREFIX = b"recipe-builder bundle manifest, version 1\n"  # so no signature of other data passes
+_MISSING = "signatures need the package `cryptography`."
 _INSTALL = "Install it: pip install 'recipe-builder[sign]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Whose key signed a bundle; ``trusted``: whether it is the key that the reader named."""
+    """The key that signed a bundle; ``trusted``: whether it is the one the reader gave."""
 
     fingerprint: str
     trusted: bool
 
 
 def new_key() -> tuple[bytes, bytes]:
-    """A private and its public key, as PEM."""
+    """A private key and its public key, both as PEM."""
     serialization, ed25519 = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()
     pem, raw = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -36,7 +39,11 @@ def new_key() -> tuple[bytes, bytes]:
 
 
 def sign(manifest: bytes, private_pem: bytes) -> bytes:
-    """The file ``SIGNATURE`` of a manifest; raises InputError for what is no ed25519 private key without a password."""
+    """The content of ``SIGNATURE`` for a manifest.
+
+    Raises:
+        InputError: when the key is not an unencrypted ed25519 private key.
+    """
     serialization, ed25519 = _cryptography()
     try:
         key = serialization.load_pem_private_key(private_pem, password=None)
@@ -48,12 +55,12 @@ def sign(manifest: bytes, private_pem: bytes) -> bytes:
         ) from None
     except Exception as error:  # the library raises many kinds for what is not a key
         raise InputError(
-            f"is no private key as PEM ({type(error).__name__}).",
+            f"is not a private key in PEM format ({type(error).__name__}).",
             field="sign",
             hint="Make one: recipe keygen",
         ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InputError("is no ed25519 key.", field="sign", hint="Make one: recipe keygen")
+        raise InputError("is not an ed25519 key.", field="sign", hint="Make one: recipe keygen")
     public = key.public_key().public_bytes(
         serialization.Encoding.Raw, serialization.PublicFormat.Raw
     )
@@ -67,22 +74,23 @@ def sign(manifest: bytes, private_pem: bytes) -> bytes:
 
 
 def check_signature(manifest: bytes, signature: bytes, public_pem: bytes | None = None) -> Signed:
-    """Whose signature it is.
+    """The key of a valid signature.
 
     Raises:
-        BundleError: when it is damaged, of another manifest, or by another key than ``public_pem``.
-        InputError: when that is no public key, or the package for signatures is missing.
+        BundleError: when it is damaged, of another manifest, or not by the key ``public_pem``.
+        InputError: when that is not a public key, or the package for signatures is missing.
     """
     _, ed25519 = _cryptography()
     public, signed = _read(signature)
     if public_pem is not None and _public(public_pem) != public:
         raise BundleError(
-            f"the bundle is signed by another key ({fingerprint(public)}) than the one given ({fingerprint(_public(public_pem))}).",
+            f"the bundle is signed by the key {fingerprint(public)}, "
+            f"not by the one given ({fingerprint(_public(public_pem))}).",
             hint="Do not use it unless you trust that key.",
         )
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signed, _PREFIX + manifest)
-    except Exception:  # InvalidSignature, and what is no point of the curve
+    except Exception:  # InvalidSignature, or a key that is not a point of the curve
         raise BundleError(
             "the signature does not belong to this manifest.",
             hint="The bundle was changed; get it from its author.",
@@ -91,7 +99,7 @@ def check_signature(manifest: bytes, signature: bytes, public_pem: bytes | None 
 
 
 def fingerprint(public: bytes) -> str:
-    """A public key in short."""
+    """A short digest of a raw public key, to compare by eye."""
     return f"ed25519:{hashlib.sha256(public).hexdigest()[:32]}"
 
 
@@ -99,9 +107,8 @@ def _read(signature: bytes) -> tuple[bytes, bytes]:
     try:
         value = parse_json(signature.decode(), SIGNATURE)
         if value["schema_version"] == 1 and value["algorithm"] == "ed25519":
-            return tuple(
-                base64.b64decode(value[name], validate=True) for name in ("public_key", "signature")
-            )  # type: ignore[return-value]
+            key = base64.b64decode(value["public_key"], validate=True)
+            return key, base64.b64decode(value["signature"], validate=True)
     except (ValueError, KeyError, TypeError, InputError):
         pass
     raise BundleError(
@@ -116,13 +123,13 @@ def _public(pem: bytes) -> bytes:
         key = serialization.load_pem_public_key(pem)
     except Exception as error:  # the library raises many kinds for what is not a key
         raise InputError(
-            f"is no public key as PEM ({type(error).__name__}).",
+            f"is not a public key in PEM format ({type(error).__name__}).",
             field="public_key",
             hint="Give the .pub.pem file.",
         ) from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise InputError(
-            "is no ed25519 key.",
+            "is not an ed25519 key.",
             field="public_key",
             hint="Give the .pub.pem file that recipe keygen wrote.",
         )

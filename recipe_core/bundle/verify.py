@@ -1,4 +1,4 @@
-"""Reading a bundle that anybody may have written: verified before anything of it is used, and never written outside its folder."""
+"""Reading a bundle from anybody: verified before use, and never written outside its folder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from recipe_core.recipe.expected import HEADLINE
 from recipe_core.recipe.migrate import migrate
 
 DRIFT = 0.01
-"""A share by which estimates of two versions may differ without a word."""
+"""Relative difference between estimates of two versions that needs no warning."""
 MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A bundle whose files are all there and unchanged; ``signed`` is None where nobody signed it."""
+    """A complete, unchanged bundle; ``signed`` is None for one without a signature."""
 
     recipe: Recipe
     files: dict[str, bytes]
@@ -39,13 +39,14 @@ class Checked:
 
 
 def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
-    """Read a bundle (zip or folder), verify every digest, its signature, and parse its recipe. Nothing is written or run.
+    """Read a bundle (zip or folder), verify digests and signature, and parse its recipe.
 
-    With ``public_key`` (PEM) it must be signed by that key; else a signature is checked against the key it names.
+    With ``public_key`` (PEM) it must be signed by that key; else a signature is checked against the
+    key it names. Nothing is written or run.
 
     Raises:
         BundleError: for anything damaged, changed, foreign or dangerous.
-        InputError: when there is nothing at ``path``, or the key is none.
+        InputError: when nothing is at ``path``, or the key is not a public key.
     """
     if path.is_dir():
         files = _folder_files(path)
@@ -58,9 +59,8 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
             hint="Give a zip or folder that `recipe build` wrote.",
         )
     manifest = Manifest.parse(_text(files, MANIFEST))
-    manifest.verify(
-        {name: data for name, data in files.items() if name not in (MANIFEST, SIGNATURE)}
-    )
+    listed = {name: data for name, data in files.items() if name not in (MANIFEST, SIGNATURE)}
+    manifest.verify(listed)
     signed = _signed(files, public_key)
     values = parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml")
     recipe = Recipe.parse(values)
@@ -68,14 +68,15 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
 
 
 def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
-    """What `recipe check` says of a bundle that verifies; raises as ``read_bundle`` does."""
+    """What `recipe check` reports of a bundle that verifies, as JSON values.
+
+    Raises:
+        RecipeError: as ``read_bundle``.
+    """
     checked = read_bundle(path, public_key)
-    recipe, here = checked.recipe, fit_here(checked.recipe)
-    signed = (
-        {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted}
-        if checked.signed
-        else None
-    )
+    recipe, host, signed = checked.recipe, fit_here(checked.recipe), None
+    if checked.signed:
+        signed = {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted}
     return {
         "ok": True,
         "recipe": recipe.name,
@@ -84,27 +85,24 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
         "files": len(checked.files),
         "signed": signed,
         "warnings": [*checked.warnings, *_lock_and_claims(recipe)],
-        "fits_here": here.ok,
+        "fits_here": host.ok,
         "machine": [
-            *here.reasons,
-            *(f"variant {name} is for this machine: recipe resolve" for name in here.variants),
+            *host.reasons,
+            *(f"variant {name} is for this machine: recipe resolve" for name in host.variants),
         ],
     }
 
 
 def _lock_and_claims(recipe: Recipe) -> list[str]:
-    """A lock of another content, and claims that speak for this recipe no more."""
-    lock = recipe.lock
-    said = (
-        ["The lock is of other content than the recipe."]
-        if lock and lock.recipe_digest != recipe.digest
-        else []
-    )
+    """Warnings of a lock made for other content, and of measurements that no longer apply."""
+    warnings = []
+    if recipe.lock and recipe.lock.recipe_digest != recipe.digest:
+        warnings.append("The lock was made for a different version of the recipe.")
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    return said + [
-        f"The measurement of {c.date} {', '.join(doubts)}."
-        for c in recipe.claims
-        if (doubts := c.doubts(recipe, today))
+    return warnings + [
+        f"The measurement of {claim.date} {', '.join(doubts)}."
+        for claim in recipe.claims
+        if (doubts := claim.doubts(recipe, today))
     ]
 
 
@@ -114,7 +112,7 @@ def _signed(files: dict[str, bytes], public_key: bytes | None) -> Signed | None:
     if public_key is not None:
         raise BundleError(
             "the bundle is not signed.",
-            hint="Get a signed one from its author, or leave --public-key out.",
+            hint="Get a signed one from its author, or omit --public-key.",
         )
     return None
 
@@ -132,7 +130,7 @@ def _text(files: dict[str, bytes], name: str) -> str:
 
 
 def _drift(recipe: Recipe) -> list[str]:
-    """What this version estimates differently from the bundle."""
+    """A warning if this version refuses the split or estimates it differently; else empty."""
     try:
         decision = decide(recipe_request(recipe))
     except NoAnswer as error:
@@ -141,12 +139,25 @@ def _drift(recipe: Recipe) -> list[str]:
         return [f"This version cannot estimate the recipe again: {error}"]
     part, name = HEADLINE[recipe.kind]
     then, now = (estimate[part][name] for estimate in (recipe.estimate, decision.estimate))
-    said = f"This version estimates {now:,.0f} tokens/s ({name}); the bundle says {then:,.0f}."
-    return [said] if abs(now / then - 1) > DRIFT else []
+    if abs(now / then - 1) <= DRIFT:
+        return []
+    return [f"This version estimates {now:,.0f} tokens/s ({name}); the bundle says {then:,.0f}."]
+
+
+# What zipfile raises for damaged members, besides BadZipFile.
+_UNREADABLE = (
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    zlib.error,
+    struct.error,
+)
 
 
 def _zip_files(path: Path) -> dict[str, bytes]:
-    """Members of a zip, refusing what a bundle never holds before anything is decompressed."""
+    """Members of a zip; what a bundle never contains is refused before anything is decompressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -156,15 +167,7 @@ def _zip_files(path: Path) -> dict[str, bytes]:
         raise BundleError(
             f"{path.name} is not a complete zip archive.", hint="Download or build it again."
         ) from None
-    except (
-        NotImplementedError,
-        RuntimeError,
-        OSError,
-        EOFError,
-        ValueError,
-        zlib.error,
-        struct.error,
-    ) as error:
+    except _UNREADABLE as error:
         raise BundleError(
             f"{path.name} cannot be read: {error}.", hint="Download or build it again."
         ) from None
@@ -173,37 +176,31 @@ def _zip_files(path: Path) -> dict[str, bytes]:
 def _refuse_dangerous(members: list[zipfile.ZipInfo]) -> None:
     names = [m.filename for m in members]
     if len(names) > MAX_FILES:
-        raise BundleError(
-            f"the archive has {len(names):,} members; a bundle has at most {MAX_FILES}."
-        )
+        raise BundleError(f"the archive has {len(names):,} members; a bundle may have {MAX_FILES}.")
     if len({name.casefold() for name in names}) != len(names):
-        raise BundleError("the archive names a file twice.")
+        raise BundleError("the archive contains a file name twice.")
     for member in members:
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        if not _is_safe(member.filename):
-            raise BundleError(
-                f"the archive member {member.filename!r} leads outside the bundle.",
-                hint="Do not use this file.",
-            )
-        if kind not in (0, stat.S_IFREG) or member.is_dir():
-            raise BundleError(
-                f"the archive member {member.filename!r} is not a plain file.",
-                hint="Do not use this file.",
-            )
-        if member.flag_bits & 1:
-            raise BundleError(
-                f"the archive member {member.filename!r} is encrypted.",
-                hint="Do not use this file.",
-            )
-        if member.file_size > MAX_FILE_BYTES:
-            raise BundleError(
-                f"the archive member {member.filename!r} would be {member.file_size:,} bytes; at most {MAX_FILE_BYTES:,}."
-            )
+        if danger := _danger(member):
+            message = f"the archive member {member.filename!r} {danger}."
+            raise BundleError(message, hint="Do not use this file.")
     if sum(m.file_size for m in members) > MAX_TOTAL_BYTES:
         raise BundleError(
             f"the archive would unpack to over {MAX_TOTAL_BYTES:,} bytes.",
             hint="Do not use this file.",
         )
+
+
+def _danger(member: zipfile.ZipInfo) -> str | None:
+    """Why a member must not be unpacked; None where it may."""
+    if not _is_safe(member.filename):
+        return "leads outside the bundle"
+    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
+        return "is not a plain file"
+    if member.flag_bits & 1:
+        return "is encrypted"
+    if member.file_size > MAX_FILE_BYTES:
+        return f"would be {member.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    return None
 
 
 def _is_safe(name: str) -> bool:
@@ -216,34 +213,33 @@ def _is_safe(name: str) -> bool:
 
 
 def _folder_files(root: Path) -> dict[str, bytes]:
-    """Files of a bundle folder, without what runs leave behind; links and outsized files are refused."""
+    """Files of a bundle's folder without those of runs; links and oversized files are refused."""
     files: dict[str, bytes] = {}
     total = 0
     for folder, folders, names in os.walk(root):
-        here = Path(folder)
+        parent = Path(folder)
         folders[:] = sorted(
-            n for n in folders if n != "__pycache__" and not (here == root and n == RUN_FOLDER)
+            n for n in folders if n != "__pycache__" and not (parent == root and n == RUN_FOLDER)
         )
-        for name in [*names, *(n for n in folders if (here / n).is_symlink())]:
-            path = here / name
+        for name in [*names, *(n for n in folders if (parent / n).is_symlink())]:
+            path = parent / name
             relative = path.relative_to(root).as_posix()
             if path.is_symlink() or not path.is_file():
                 raise BundleError(
                     f"{relative} is not a plain file.", hint="Do not use this folder."
                 )
-            total += path.stat().st_size
-            if (
-                path.stat().st_size > MAX_FILE_BYTES
-                or total > MAX_TOTAL_BYTES
-                or len(files) >= MAX_FILES
-            ):
-                raise BundleError(f"{relative} makes the folder larger than a bundle can be.")
+            size = path.stat().st_size
+            total += size
+            if size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or len(files) >= MAX_FILES:
+                raise BundleError(f"{relative} makes the folder larger than a bundle may be.")
             files[relative] = path.read_bytes()
     return files
 
 
 def unpack(path: Path) -> Path:
-    """The folder of a bundle: itself, or for a zip a verified copy beside it (reused while it is the same bundle).
+    """The folder of a bundle: itself, or for a zip a verified copy beside it.
+
+    A copy of the same bundle is reused.
 
     Raises:
         BundleError: when the bundle does not verify, or a folder of that name is something else.

@@ -1,8 +1,9 @@
-"""A recipe as files that start: written deterministically, whole or not at all. ``verify.py`` reads them.
+"""A recipe as a runnable bundle, written deterministically and atomically; ``verify.py`` reads it.
 
-``recipe.yaml`` (the decision), ``expected.json`` (what it should do), ``launch.json`` (what to start), ``launch.py`` and ``launcher/``
-(standard library only), what the engine or the trainer reads, ``targets/`` and ``monitoring/`` (other places to start it), ``sbom.json``
-(what is pulled), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other file) and, where a key was given, ``SIGNATURE`` over it.
+``recipe.yaml`` (the decision), ``expected.json`` (the estimate), ``launch.json`` (what to start),
+``launch.py`` and ``launcher/`` (standard library only), what the engine or trainer reads,
+``targets/`` and ``monitoring/``, ``sbom.json`` (what a start downloads), ``README.md``,
+``MANIFEST.json`` (SHA-256 of every other file) and, with a key, ``SIGNATURE`` over it.
 """
 
 from __future__ import annotations
@@ -36,17 +37,11 @@ from recipe_core.request.schema import ServingWorkload
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.of_recipe import image_file, target_context
 
-EPOCH = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # the earliest date a zip can hold; the same recipe gives the same bytes
+# The earliest date of a zip, in place of now: the same recipe gives the same bytes.
+EPOCH = (1980, 1, 1, 0, 0, 0)
 RUN_FOLDER = "run"
 LAUNCH_PY = '''#!/usr/bin/env python3
-"""Start, measure and stop what this bundle describes: python launch.py preflight | up | bench | status | down."""
+"""Run this bundle: python launch.py preflight | up | bench | status | down."""
 
 from launcher.main import main
 
@@ -57,9 +52,10 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A recipe with everything that is made from it.
+    """A recipe with everything that is built from it.
 
-    ``targets``: each target's files by path, or the sentence that refuses it. ``files``: of the whole bundle, by path, the manifest last.
+    ``targets``: each target's files by path, or why it is unavailable. ``files``: all of the
+    bundle's, by path, the manifest last.
     """
 
     recipe: Recipe
@@ -69,53 +65,60 @@ class Bundle:
 
 
 def bundle_of(recipe: Recipe) -> Bundle:
-    """The bundle of a recipe; raises InputError when a file would hold a secret of this machine."""
+    """The bundle of a recipe.
+
+    Raises:
+        InputError: when a file would contain a secret of this machine.
+    """
     decision = redecide(recipe)
     started = decision.started()
     context = target_context(recipe, decision, started)
     launch = launch_document(recipe, decision, started)
     targets = each_target(context)
-    others = dict(started.files)
+    start_files = dict(started.files)
     if text := image_file(decision, recipe.device.runtime):
-        others[CONTAINERFILE] = text
-    for made in targets.values():
-        others |= made if isinstance(made, dict) else {}
-    refused = {name: made for name, made in targets.items() if isinstance(made, str)}
-    files = {path: text.encode() for path, text in others.items()} | {
-        "README.md": bundle_readme(recipe, launch, others, refused).encode(),
-        "expected.json": to_json(recipe.estimate).encode(),
-        "launch.json": to_json(launch).encode(),
-        "launch.py": LAUNCH_PY.encode(),
-        "recipe.yaml": to_yaml(recipe.model_dump(mode="json")).encode(),
-        "sbom.json": to_json(sbom(recipe)).encode(),
+        start_files[CONTAINERFILE] = text
+    refused = {}
+    for name, result in targets.items():
+        if isinstance(result, str):
+            refused[name] = result
+        else:
+            start_files |= result
+    texts = {
+        **start_files,
+        "README.md": bundle_readme(recipe, launch, start_files, refused),
+        "expected.json": to_json(recipe.estimate),
+        "launch.json": to_json(launch),
+        "launch.py": LAUNCH_PY,
+        "recipe.yaml": to_yaml(recipe.model_dump(mode="json")),
+        "sbom.json": to_json(sbom(recipe)),
     }
-    files |= {
-        f"launcher/{path.name}": path.read_bytes()
-        for path in sorted((PACKAGE / "launcher").glob("*.py"))
-    }
+    files = {path: text.encode() for path, text in texts.items()}
+    for path in sorted((PACKAGE / "launcher").glob("*.py")):
+        files[f"launcher/{path.name}"] = path.read_bytes()
     refuse_planted(files)
     manifest = Manifest.of(recipe.name, recipe.digest, files)
-    return Bundle(
-        recipe,
-        context,
-        targets,
-        dict(sorted(files.items())) | {MANIFEST: to_json(manifest.model_dump()).encode()},
-    )
+    files = dict(sorted(files.items()))
+    files[MANIFEST] = to_json(manifest.model_dump()).encode()
+    return Bundle(recipe, context, targets, files)
 
 
 def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
-    """Every file of the bundle, by path, the manifest last; with a private ``key`` (PEM) also its signature.
+    """Every file of the bundle, by path; with a private ``key`` (PEM) also its signature.
 
     Raises:
-        InputError: for a key that is none, and when a file would hold a secret of this machine.
+        InputError: for a bad key, and when a file would contain a secret of this machine.
     """
     files = dict(bundle_of(recipe).files)
-    return files | ({SIGNATURE: sign(files[MANIFEST], key)} if key else {})
+    if key:
+        files[SIGNATURE] = sign(files[MANIFEST], key)
+    return files
 
 
 def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict[str, Any]:
-    """``launch.json``: the processes with their parameters still open (model, host, port, addresses of nodes)."""
-    device = recipe.device
+    """``launch.json``: the processes, with placeholders for model, host, port and addresses."""
+    device, workload = recipe.device, recipe.request["workload"]
+    variants = launch_variants(recipe)
     return {
         "schema_version": 1,
         "kind": recipe.kind,
@@ -153,48 +156,36 @@ def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict
         "health": started.health,
         "startup_timeout_s": started.startup_timeout_s,
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
-        "workload": _traffic(recipe.request["workload"])
-        if recipe.kind == "serving"
-        else recipe.request["workload"],
-        **({"variants": variants} if (variants := launch_variants(recipe)) else {}),
+        "workload": _traffic(workload) if recipe.kind == "serving" else workload,
+        **({"variants": variants} if variants else {}),
     }
 
 
 def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
-    """The program that is started, the module whose version is looked up, and how to install it."""
-    program = (
-        engine(decision.engine).program
-        if started.kind == "serving"
-        else started.processes[0].argv[0]
-    )
-    named = {
+    """The program to start, the module whose version is checked, and how to install it."""
+    program = started.processes[0].argv[0]
+    if started.kind == "serving":
+        program = engine(decision.engine).program
+    return {
         "name": decision.engine,
         "version": decision.version,
         "program": program,
         "module": decision.module,
+        "install": decision.install,
+        "requires": list(started.requires),
     }
-    return named | {"install": decision.install, "requires": list(started.requires)}
 
 
 def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
     """The part of a workload that a load generator needs, defaults included."""
-    full = ServingWorkload.model_validate(workload)
-    return {
-        name: getattr(full, name)
-        for name in (
-            "mode",
-            "input_tokens",
-            "output_tokens",
-            "concurrency",
-            "request_rate",
-            "batch",
-            "requests",
-        )
-    }
+    lengths = ("input_tokens", "output_tokens")
+    load = ("concurrency", "request_rate", "batch", "requests")
+    values = ServingWorkload.model_validate(workload)
+    return {name: getattr(values, name) for name in ("mode", *lengths, *load)}
 
 
 def zip_bytes(recipe: Recipe, key: bytes | None = None) -> bytes:
-    """The bundle as a zip; the same recipe (and key) gives the same bytes."""
+    """The bundle as a zip; the same recipe and key give the same bytes."""
     return zipped(bundle_files(recipe, key))
 
 
@@ -205,9 +196,7 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
         for name, data in files.items():
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
-            info.create_system = (
-                3  # Unix, wherever it is built, so that the permissions below mean something
-            )
+            info.create_system = 3  # Unix on any system, so that the permissions below apply
             info.external_attr = (stat.S_IFREG | _mode(name)) << 16
             archive.writestr(info, data)
     return buffer.getvalue()
@@ -218,10 +207,10 @@ def _mode(name: str) -> int:
 
 
 def write_bundle(recipe: Recipe, target: Path, key: bytes | None = None) -> Path:
-    """Write the bundle as ``target``: a zip by its suffix, else a folder. Nothing is left behind when it fails.
+    """Write the bundle as ``target``: a zip by its suffix, else a folder; a failure leaves nothing.
 
     Raises:
-        InputError: when the place is not writable, or a folder of that name has other content.
+        InputError: when ``target`` is not writable, or is a folder with other content.
     """
     if target.suffix == ".zip":
         write_whole(target, zip_bytes(recipe, key))
@@ -231,7 +220,11 @@ def write_bundle(recipe: Recipe, target: Path, key: bytes | None = None) -> Path
 
 
 def replace_folder(target: Path, files: dict[str, bytes]) -> None:
-    """Put ``files`` into a new folder beside ``target`` and swap it in; only an empty folder or an old bundle is replaced."""
+    """Put ``files`` into a new folder beside ``target``, then swap it in.
+
+    Raises:
+        InputError: when ``target`` is not writable, or is neither empty nor a stopped bundle.
+    """
     if target.exists() and not target.is_dir():
         raise InputError(
             f"{target} exists and is not a folder.",

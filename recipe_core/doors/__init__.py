@@ -1,5 +1,5 @@
-"""The ways in: command line, JSON API, agents' tools, the server of the pages.
+"""The ways in: command line, JSON API, MCP tools for agents, the server of the pages.
 
-Doors parse, ask and print; there is no arithmetic, and nothing below knows of them. May import
-every room before it.
+Doors parse, call and print; they compute nothing, and no other room knows of them. May import every
+room before it.
 """

@@ -1,4 +1,4 @@
-"""What every door answers to a body: plain JSON in, plain JSON out. The JSON API and MCP print what these return."""
+"""The answers that the JSON API and MCP share: plain JSON in, plain JSON out."""
 
 from __future__ import annotations
 
@@ -34,150 +34,150 @@ from recipe_core.search.plan import REFUSED_LISTED
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.verdict import check_request
 
+RECIPE_LIKE = (
+    "A PlanRequest, a recipe, or "
+    "{request, parameters, options, environment, variants, for: [device:count]}."
+)
 Body = Mapping[str, Any]
 Json = dict[str, Any]
 
-MAX_ELSEWHERE = 16
-"""Other hardware that one recipe is computed for at a stranger's wish."""
+MAX_FOR = 16
+"""Devices in ``for``: each costs a search, and strangers may send the request."""
 _ADDED = ("parameters", "options", "environment", "variants", "for")
 
 
 class Answers:
-    """The questions of the doors that strangers may use.
+    """Answers to requests that may come from strangers.
 
-    Every method raises RecipeError, naming the field and the fix, for what it cannot read or answer.
+    Every method raises RecipeError, with the field and the fix, for what it cannot read or answer.
 
     Args:
-        folders: whether a request may name a model by a path on this machine; only where strangers cannot reach the server.
+        folders: whether a request may name a model by a path on this machine; only for a server
+            that strangers cannot reach.
     """
 
     def __init__(self, *, folders: bool) -> None:
         self.folders = folders
 
     def plan(self, body: Body, top: int | None = None, refused: int = REFUSED_LISTED) -> Json:
-        """Every split judged and ranked: the first ``top`` that can run, the first ``refused`` that cannot, and how many there are."""
+        """Every split, ranked: the first ``top`` that can run, the first ``refused`` that cannot.
+
+        With the counts of both.
+        """
         request = PlanRequest.parse(body)
         return _clean(plan(request, folders=self.folders).to_json(top, refused))
 
     def estimate(self, body: Body) -> Json:
-        """One split: the request's candidate, or the best that agrees with it."""
-        narrowed, row = plan_candidate(PlanRequest.parse(body), folders=self.folders)
-        return _clean({"candidate": narrowed.candidate(row), **narrowed.detailed(row).to_json()})
+        """One split: the request's candidate, or the best that matches it."""
+        matching, row = plan_candidate(PlanRequest.parse(body), folders=self.folders)
+        return _clean({"candidate": matching.candidate(row), **matching.detailed(row).to_json()})
 
     def check(self, body: Body) -> Json:
-        """Whether a request's split can run, or a ``command`` on ``hardware``; an ``error`` in the answer says that a command is none."""
+        """Whether a request's split, or a ``command`` on ``hardware``, can run.
+
+        An ``error`` in the answer means that the command could not be read.
+        """
         if "command" not in body:
             return _clean(check_request(PlanRequest.parse(body), folders=self.folders))
         ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
         return _clean(check_command(body["command"], ground, folders=self.folders))
 
     def recipe(self, body: Body) -> Json:
-        """The recipe that a body holds or leads to: a recipe, a request, or a request with what is added to it."""
+        """The recipe that a body is or leads to: a recipe, a request, a request with additions."""
         return _clean(self._recipe(body).model_dump(mode="json"))
 
     def _recipe(self, body: Body) -> Recipe:
         if "lock" in body:
             recipe = Recipe.parse(body)
-            load_model(
-                recipe_request(recipe).model, folders=self.folders
-            )  # refuses a path where none may be read
+            # raises for a path where none may be read
+            load_model(recipe_request(recipe).model, folders=self.folders)
             return recipe
         if "request" not in body:
             return make_recipe(PlanRequest.parse(body), folders=self.folders)
-        unread = sorted(set(body) - {"request", *_ADDED})
-        if unread:
+        return self._with_additions(body)
+
+    def _with_additions(self, body: Body) -> Recipe:
+        if unknown := sorted(set(body) - {"request", *_ADDED}):
+            fields = ", ".join(("request", *_ADDED))
             raise InputError(
-                "is not a known field.",
-                field=unread[0],
-                hint=f"Known here: request, {', '.join(_ADDED)}.",
+                "is not a known field.", field=unknown[0], hint=f"Available: {fields}."
             )
-        environment = {
+        variables = {
             str(name): str(value) for name, value in _part(body, "environment", {}).items()
         }
-        asked = passing_on(
-            PlanRequest.parse(body["request"]), _part(body, "options", {}), environment
+        request = passing_on(
+            PlanRequest.parse(body["request"]), _part(body, "options", {}), variables
         )
         additions = Additions(
             parameters=read_parameters(_part(body, "parameters", {})),
             variants=read_variants(body.get("variants", [])),
         )
-        recipe = make_recipe(asked, additions, folders=self.folders)
-        elsewhere = body.get("for", [])
-        if not isinstance(elsewhere, list) or len(elsewhere) > MAX_ELSEWHERE:
-            raise InputError(f"is a list of at most {MAX_ELSEWHERE} devices.", field="for")
-        places = [hardware_named(str(each), "for") for each in elsewhere]
-        return (
-            with_variants(recipe, asked, additions, places, folders=self.folders)
-            if places
-            else recipe
-        )
+        recipe = make_recipe(request, additions, folders=self.folders)
+        devices = body.get("for", [])
+        if not isinstance(devices, list) or len(devices) > MAX_FOR:
+            raise InputError(f"must be a list of at most {MAX_FOR} devices.", field="for")
+        if not devices:
+            return recipe
+        machines = [hardware_named(str(name), "for") for name in devices]
+        return with_variants(recipe, request, additions, machines, folders=self.folders)
 
     def build(self, body: Body) -> tuple[str, bytes]:
         """The bundle's name, and its zip."""
         recipe = self._recipe(body)
-        if (
-            "request" in body and "lock" in body
-        ):  # somebody else's: files are made from what this version knows itself
+        if "request" in body and "lock" in body:
+            # A stranger's recipe: decide again, so that its text cannot reach the bundle's files.
             recipe = rebuilt(recipe, folders=self.folders)
         return recipe.name, zip_bytes(recipe)
 
     def resolve(self, body: Body) -> Json:
         """Which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
         recipe = self._recipe(_part(body, "recipe"))
-        return _clean(
-            resolve(recipe, machine_of(hardware_named(_text(body, "hardware")), recipe)).to_json()
-        )
+        machine = machine_of(hardware_named(_text(body, "hardware")), recipe)
+        return _clean(resolve(recipe, machine).to_json())
 
     def diff(self, body: Body) -> Json:
-        """What differs between the recipes ``before`` and ``after``, and what that does to the estimate."""
+        """The differences of the recipes ``before`` and ``after``, and of their estimates."""
         before, after = (self._recipe(_part(body, name)) for name in ("before", "after"))
         return _clean(diff(before, after))
 
     def convert(self, body: Body) -> Json:
         """An engine's ``command``, or a published recipe (``document``), as a recipe."""
-        ground = {
-            name: value
-            for name, value in body.items()
-            if name not in ("command", "document", "choice")
-        }
-        source: Any = body.get("command")
+        ground = dict(body)
+        source, document, choice = (
+            ground.pop(name, None) for name in ("command", "document", "choice")
+        )
         if "document" in body:
-            named = ground.get("hardware")
-            wanted = named.partition(":")[0] if isinstance(named, str) else None
-            source = read_published(body["document"], wanted or None, body.get("choice"))
+            hardware = ground.get("hardware")
+            device_name = hardware.partition(":")[0] if isinstance(hardware, str) else None
+            source = read_published(document, device_name or None, choice)
             ground.setdefault("hardware", source.hardware)
         if source is None:
-            raise InputError("is missing: a command, or a document.", field="command")
+            raise InputError("is missing: give a command or a document.", field="command")
         return _clean(convert(source, Ground.of(**ground), folders=self.folders).to_json())
 
 
 def models(name: str | None = None) -> Json:
-    """The model catalog, or one model by its id (also what a name says of one that is not in the catalog)."""
+    """The ids in the model catalog, or one model by its id or by its dimensions in short."""
     if name is None:
         return {"models": catalog_ids()}
-    return _clean(
-        model_view(
-            load_model(name, folders=False), catalog_entry(name) if in_catalog(name) else None
-        )
-    )
+    entry = catalog_entry(name) if in_catalog(name) else None
+    return _clean(model_view(load_model(name, folders=False), entry))
 
 
 def hardware(name: str | None = None) -> Json:
-    """The device profiles, or one device with sources and offers."""
+    """The names of device profiles, or one device with sources and offers."""
     return {"hardware": device_names()} if name is None else _clean(hardware_view(device(name)))
 
 
 def engines(name: str | None = None) -> Json:
     """The engines and their versions, or one of them."""
-    return _clean(
-        {"engines": [engine_view(engine(each)) for each in engine_names()]}
-        if name is None
-        else engine_view(engine(name))
-    )
+    if name is not None:
+        return _clean(engine_view(engine(name)))
+    return _clean({"engines": [engine_view(engine(known)) for known in engine_names()]})
 
 
 def schema(name: str | None = None) -> Json:
-    """The JSON Schema of a request, or of what is named: an estimate, a recipe, a bundle's manifest."""
+    """The JSON Schema of a request, or by ``name`` of an estimate, a recipe or a manifest."""
     return json_schema() if name is None else schemas.schema(name)
 
 
@@ -202,6 +202,6 @@ def _text(body: Body, name: str) -> str:
 
 
 def _clean(value: Json) -> Json:
-    """JSON has no infinity: unknown figures are null."""
+    """The value with null for numbers that are not finite, which JSON cannot express."""
     cleaned: Json = finite(value)
     return cleaned

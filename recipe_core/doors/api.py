@@ -1,4 +1,4 @@
-"""The JSON door: the same answers as the command line, over HTTP. Handlers only parse, ask and dump."""
+"""The JSON API: the same answers as the command line, over HTTP. Handlers compute nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers
-from recipe_core.doors.answers import Answers
+from recipe_core.doors.answers import RECIPE_LIKE, Answers
 from recipe_core.request.schema import PlanRequest
 
 RequestBody = Annotated[dict[str, Any], SchemaOf(PlanRequest), Body(description="A PlanRequest.")]
@@ -22,19 +22,15 @@ CheckBody = Annotated[
     dict[str, Any],
     Body(description="A PlanRequest, or {command, hardware, gpus, nodes, input_tokens, …}."),
 ]
-RecipeBody = Annotated[
-    dict[str, Any],
-    Body(
-        description="A PlanRequest, a recipe, or {request, parameters, options, environment, variants, for: [device:count]}."
-    ),
-]
+RecipeBody = Annotated[dict[str, Any], Body(description=RECIPE_LIKE)]
 
 
 def create_api(*, folders: bool) -> FastAPI:
-    """The API.
+    """The API as an ASGI app.
 
     Args:
-        folders: whether a request may name a model by a path on this machine; only where strangers cannot reach the server.
+        folders: whether a request may name a model by a path on this machine; only for a server
+            that strangers cannot reach.
     """
     api = FastAPI(title="Recipe Builder", version=__version__, docs_url=None, redoc_url=None)
     _errors(api)
@@ -49,10 +45,9 @@ def _errors(api: FastAPI) -> None:
 
     @api.exception_handler(RecipeError)
     def recipe_error(_: Request, error: RecipeError) -> JSONResponse:
-        status = (
-            422 if isinstance(error, InputError) else 409 if isinstance(error, NoAnswer) else 400
-        )
-        return JSONResponse(error.to_json(), status)
+        if isinstance(error, InputError):
+            return JSONResponse(error.to_json(), 422)
+        return JSONResponse(error.to_json(), 409 if isinstance(error, NoAnswer) else 400)
 
     @api.exception_handler(RequestValidationError)
     def not_json(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -64,22 +59,15 @@ def _errors(api: FastAPI) -> None:
 
     @api.exception_handler(HTTPException)
     def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        body = {
-            "error": {
-                "code": "http",
-                "field": None,
-                "message": str(error.detail),
-                "hint": "See /api/v1/openapi.json.",
-            }
-        }
-        return JSONResponse(body, error.status_code)
+        hint = "See /api/v1/openapi.json."
+        problem = {"code": "http", "field": None, "message": str(error.detail), "hint": hint}
+        return JSONResponse({"error": problem}, error.status_code)
 
     @api.middleware("http")
     async def bounded(request: Request, call_next: Any) -> Response:
-        length = request.headers.get("content-length")
-        if request.method == "POST" and (
-            length is None or not length.isdecimal() or int(length) > MAX_DOCUMENT_BYTES
-        ):
+        length = request.headers.get("content-length", "")
+        fits = length.isdecimal() and int(length) <= MAX_DOCUMENT_BYTES
+        if request.method == "POST" and not fits:
             problem = InputError(
                 f"the body needs a Content-Length of at most {MAX_DOCUMENT_BYTES:,} bytes.",
                 hint="Send a smaller request.",
@@ -90,23 +78,23 @@ def _errors(api: FastAPI) -> None:
 
 
 def _questions(api: FastAPI, ask: Answers) -> None:
-    """What is computed from a request. Plain functions: they run in a thread and do not hold up the server."""
+    """Routes that compute; plain functions run in a thread and do not block the server."""
 
-    @api.post("/plan", summary="Every split judged and ranked")
+    @api.post("/plan", summary="Every split, judged and ranked")
     def plan_route(
         body: RequestBody, top: Annotated[int | None, Query(ge=0)] = None
     ) -> dict[str, Any]:
         return ask.plan(body, top)
 
     @api.post(
-        "/estimate", summary="One split: the request's candidate, or the best that agrees with it"
+        "/estimate", summary="One split: the request's candidate, or the best that matches it"
     )
     def estimate_route(body: RequestBody) -> dict[str, Any]:
         return ask.estimate(body)
 
     @api.post(
         "/check",
-        summary="Whether a split, or an engine's command, can run, why not, and the best one",
+        summary="Whether a split or an engine's command can run, why not, and a better one",
         response_model=None,
     )
     def check_route(body: CheckBody) -> dict[str, Any] | JSONResponse:
@@ -129,7 +117,7 @@ def _questions(api: FastAPI, ask: Answers) -> None:
 
 
 def _recipes(api: FastAPI, ask: Answers) -> None:
-    """What is asked of recipes; wherever one is taken, a request is too."""
+    """Routes on recipes; a request may stand in for each."""
 
     @api.post("/recipe", summary="The recipe of a request, without its files")
     def recipe_route(body: RecipeBody) -> dict[str, Any]:
@@ -143,9 +131,7 @@ def _recipes(api: FastAPI, ask: Answers) -> None:
     ) -> dict[str, Any]:
         return ask.resolve(body)
 
-    @api.post(
-        "/diff", summary="What differs between two recipes, and what that does to the estimate"
-    )
+    @api.post("/diff", summary="The differences between two recipes and between their estimates")
     def diff_route(
         body: Annotated[dict[str, Any], Body(description='{"before": …, "after": …}')],
     ) -> dict[str, Any]:
@@ -161,7 +147,7 @@ def _recipes(api: FastAPI, ask: Answers) -> None:
 
 
 def _catalog(api: FastAPI) -> None:
-    """What is known."""
+    """Routes on models, devices, engines and schemas."""
 
     @api.get("/models", summary="The model catalog")
     def models() -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The agents' door: the JSON API's answers as tools of the Model Context Protocol, over standard input or under /mcp of the server."""
+"""The JSON API's answers as tools of the Model Context Protocol.
+
+Over standard input and output, or under /mcp of the server.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +26,31 @@ from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import answers
-from recipe_core.doors.answers import Answers, Json
+from recipe_core.doors.answers import RECIPE_LIKE, Answers, Json
 from recipe_core.request.schema import PlanRequest
 
 WholeRequest = Annotated[
     dict[str, Any],
     SchemaOf(PlanRequest),
-    Field(description="A PlanRequest: model, hardware and workload, the rest as it is wanted."),
+    Field(description="A PlanRequest: model, hardware and workload; the rest is optional."),
 ]
-"""With its schema, which is large: one tool bears it, so that agents read it once."""
+"""With its schema, which is large: only one tool has it, so that agents read it once."""
 Request = Annotated[
     dict[str, Any],
-    Field(description="A PlanRequest, as `plan` takes it; `known` with schema describes it too."),
+    Field(description="A PlanRequest, as for `plan`; `known` with schema describes it too."),
 ]
-RecipeLike = Annotated[
-    dict[str, Any],
-    Field(
-        description="A PlanRequest, a recipe, or {request, parameters, options, environment, variants, for: [device:count]}."
-    ),
-]
-Named = Annotated[
+RecipeLike = Annotated[dict[str, Any], Field(description=RECIPE_LIKE)]
+Hardware = Annotated[
     str | dict[str, Any] | None,
-    Field(description="A device, device:count such as h100-sxm:8, or a profile of one's own."),
+    Field(description="A device, device:count such as h100-sxm:8, or a custom profile."),
 ]
 Count = Annotated[int, Field(ge=0, le=1000)]
 
-INSTRUCTIONS = """Recipe Builder judges every way to split a large language model over NVIDIA or AMD devices, for serving and training:
-memory, latency, throughput and cost of each, or the reason why it cannot run.
-Ask `known` for models, hardware and engines; `plan` for the ranking; `estimate` for one split in full; `check` for a command that exists;
-`build` for a bundle that starts the recipe. Memory is in bytes per device, times in seconds; figures have a band and say their basis."""
+INSTRUCTIONS = """Recipe Builder evaluates every way to split a large language model over NVIDIA or
+AMD devices, for serving and training: memory, latency, throughput and cost of each split, or the
+reason why it cannot run. Call `known` for models, hardware and engines; `plan` for the ranking;
+`estimate` for one split in full; `check` for an existing command; `build` for a runnable bundle.
+Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
 TOOLS = ("known", "plan", "estimate", "check", "recipe", "build", "resolve", "diff", "convert")
@@ -66,11 +65,7 @@ KNOWN: dict[str, Callable[[str | None], Json]] = {
 
 
 class Tools:
-    """What an agent can call; each method is one tool, its docstring the tool's description.
-
-    Args:
-        ask: who answers.
-    """
+    """The tools: each method is one, its docstring the tool's description."""
 
     def __init__(self, ask: Answers) -> None:
         self._ask = ask
@@ -78,15 +73,21 @@ class Tools:
     def known(
         self, what: Literal["models", "hardware", "engines", "schema"], name: str | None = None
     ) -> Json:
-        """What is known: names, or with a name one model, device or engine with sources; schema: that of a request, or of what is named."""
+        """List names, or describe one model, device or engine with its sources.
+
+        `schema` without a name is a request's; with one an estimate's, a recipe's or a manifest's.
+        """
         return KNOWN[what](name)
 
     def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
-        """Every split of a model over the hardware, judged and ranked: the first `top`, the first `refused` with reasons, the counts."""
+        """Judge and rank every split: the first `top`, the first `refused` with reasons, counts."""
         return self._ask.plan(request, top, refused)
 
     def estimate(self, request: Request) -> Json:
-        """One split in full (request.candidate, or the best that agrees with it): memory, times by cause, percentiles, cost, bands."""
+        """One split in full: request.candidate, or the best that matches it.
+
+        Memory, times by bottleneck, percentiles, cost, bands.
+        """
         return self._ask.estimate(request)
 
     def check(
@@ -94,26 +95,30 @@ class Tools:
         request: Request | None = None,
         command: Annotated[
             str | list[str] | None,
-            Field(description="An engine's command line, or its words; never run."),
+            Field(description="An engine's command line, or its words; it is never run."),
         ] = None,
-        hardware: Named = None,
+        hardware: Hardware = None,
         gpus: Annotated[
             int | None,
-            Field(ge=1, description="Devices in a node, where hardware does not say it."),
+            Field(ge=1, description="Devices per node, if hardware has no count."),
         ] = None,
         ground: Annotated[
             dict[str, Any],
             Field(
-                description="More about a command's load: nodes, input_tokens, output_tokens, concurrency, optimize, model."
+                description="A command's load: nodes, input_tokens, output_tokens, concurrency, "
+                "optimize, model."
             ),
         ] = {},  # noqa: B006 - read only
     ) -> Json:
-        """Whether a request's split, or a command such as `vllm serve …`, can start there, what it wastes, and a better one."""
+        """Whether a request's split, or a command such as `vllm serve …`, can start on hardware.
+
+        With what it wastes, and a better split.
+        """
         if (request is None) == (command is None):
             raise InputError(
                 "give either a request or a command.",
                 field="request",
-                hint="A command goes with hardware.",
+                hint="A command also needs hardware.",
             )
         if request is not None:
             return self._ask.check(request)
@@ -123,26 +128,26 @@ class Tools:
         return answer
 
     def recipe(self, recipe: RecipeLike) -> Json:
-        """The recipe of a request: split, engine options with what set each, lock, fallbacks; without its files."""
+        """The recipe of a request: split, engine options and what set each, lock, fallbacks."""
         return self._ask.recipe(recipe)
 
     def build(
         self,
         recipe: RecipeLike,
         files: Annotated[
-            list[str], Field(description="Files whose text is wanted, by their paths in it.")
-        ] = [],  # noqa: B006
+            list[str], Field(description="Paths of files in the bundle whose text to return.")
+        ] = [],  # noqa: B006 - read only
     ) -> Json:
-        """A runnable bundle: its files with their sizes, the text of those asked for, and the uri of the resource that is the zip."""
+        """A runnable bundle: its files with sizes, the text of `files`, and the URI of its zip."""
         name, data = self._ask.build(recipe)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            sizes = {each.filename: each.file_size for each in archive.infolist()}
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
             unknown = [path for path in files if path not in sizes]
             if unknown:
                 raise InputError(
                     f"{unknown[0]!r} is not in the bundle.",
                     field="files",
-                    hint=f"It has {', '.join(sizes)}.",
+                    hint=f"Available: {', '.join(sizes)}.",
                 )
             texts = {path: archive.read(path).decode() for path in files}
         return {
@@ -159,7 +164,7 @@ class Tools:
         return self._ask.resolve({"recipe": recipe, "hardware": hardware})
 
     def diff(self, before: RecipeLike, after: RecipeLike) -> Json:
-        """What differs between two recipes, and what that does to the estimate."""
+        """The differences between two recipes and between their estimates."""
         return self._ask.diff({"before": before, "after": after})
 
     def convert(
@@ -168,29 +173,26 @@ class Tools:
         document: Annotated[
             dict[str, Any] | None, Field(description="A published recipe: {argv, env, image, …}.")
         ] = None,
-        hardware: Named = None,
+        hardware: Hardware = None,
         choice: Annotated[
-            str | None,
-            Field(
-                description="Which of a document's several configurations, where it asks for one."
-            ),
+            str | None, Field(description="Which configuration, for a document with several.")
         ] = None,
     ) -> Json:
-        """An engine's command, or a published recipe, as a recipe; what cannot be carried over is named."""
-        given = {"command": command, "document": document, "hardware": hardware, "choice": choice}
-        return self._ask.convert(
-            {name: value for name, value in given.items() if value is not None}
-        )
+        """An engine's command, or a published recipe, as a recipe; lists what it cannot express."""
+        body = {"command": command, "document": document, "hardware": hardware, "choice": choice}
+        return self._ask.convert({name: value for name, value in body.items() if value is not None})
 
 
 def http_app(server: MCPServer[Any], *, local: bool) -> Starlette:
-    """The server as an ASGI application with the one route /mcp; its ``lifespan`` must run.
+    """The server as an ASGI app with the one route /mcp; its ``lifespan`` must run.
 
     Args:
-        server: what answers.
-        local: whether only this machine should reach it: what a page of another site sends here under its own name is then refused.
+        server: the server of ``create_mcp``.
+        local: whether only this machine may reach it; requests with a foreign Host or Origin, as
+            pages of other sites send them, are then refused.
     """
-    host = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104 - what is checked, not what is listened on
+    # only what the Host header is checked against; nothing listens on it
+    host = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104
     return server.streamable_http_app(
         json_response=True, stateless_http=True, max_request_body_size=MAX_DOCUMENT_BYTES, host=host
     )
@@ -200,7 +202,8 @@ def create_mcp(*, folders: bool) -> MCPServer[Any]:
     """The server with its tools and resources.
 
     Args:
-        folders: whether a request may name a model by a path on this machine; only where strangers cannot reach the server.
+        folders: whether a request may name a model by a path on this machine; only for a server
+            that strangers cannot reach.
     """
     server: MCPServer[Any] = MCPServer(
         "recipe-builder",
@@ -212,7 +215,7 @@ def create_mcp(*, folders: bool) -> MCPServer[Any]:
     tools = Tools(Answers(folders=folders))
     for name in TOOLS:
         server.add_tool(
-            _said(getattr(tools, name), ToolError),
+            _with_errors(getattr(tools, name), ToolError),
             annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
         )
     _resources(server, Answers(folders=folders))
@@ -229,54 +232,47 @@ def _resources(server: MCPServer[Any], ask: Answers) -> None:
         return ask.build(unpacked(asked))[1]
 
     server.resource("recipe://schema/{name}", mime_type="application/schema+json")(
-        _said(schema, ResourceError)
+        _with_errors(schema, ResourceError)
     )
-    server.resource(BUNDLE, mime_type="application/zip")(_said(bundle, ResourceError))
+    server.resource(BUNDLE, mime_type="application/zip")(_with_errors(bundle, ResourceError))
 
 
-def _said(answer: Callable[..., Any], kind: type[Exception]) -> Callable[..., Any]:
-    """The function, with errors of users as the protocol's: ``{"error": {"code", "field", "message", "hint"}}`` as text."""
+def _with_errors(answer: Callable[..., Any], kind: type[Exception]) -> Callable[..., Any]:
+    """The function, raising ``kind`` with the JSON of an error where it raises RecipeError."""
 
     @wraps(answer)
-    def told(*args: Any, **named: Any) -> Any:
+    def wrapper(*args: Any, **arguments: Any) -> Any:
         try:
-            return answer(*args, **named)
+            return answer(*args, **arguments)
         except RecipeError as error:
             raise kind(to_json(error.to_json(), indent=None)) from None
 
-    told.__signature__ = inspect.signature(answer, eval_str=True)  # type: ignore[attr-defined]
-    return told
+    # The server builds a tool's schema from the signature, and resolves no string annotations.
+    wrapper.__signature__ = inspect.signature(answer, eval_str=True)  # type: ignore[attr-defined]
+    return wrapper
 
 
 def packed(body: Json) -> str:
-    """A body as one word of a uri, so that a server can make its bundle without keeping anything."""
-    return (
-        base64.urlsafe_b64encode(zlib.compress(to_json(body, indent=None).encode(), 9))
-        .decode()
-        .rstrip("=")
-    )
+    """A body as one word of a URI, so that the server can build its bundle without any state."""
+    data = zlib.compress(to_json(body, indent=None).encode(), 9)
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def unpacked(word: str) -> Json:
     """The body of `packed`.
 
     Raises:
-        InputError: for what is not one, or unpacks to more than a document may have.
+        InputError: for a word that is not of `packed`, or unpacks to more than a document may have.
     """
-    stream = zlib.decompressobj()
+    stream, hint = zlib.decompressobj(), "Use the URI that `build` returned."
     try:
-        data = stream.decompress(
-            base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)), MAX_DOCUMENT_BYTES
-        )
+        data = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
+        text = stream.decompress(data, MAX_DOCUMENT_BYTES)
         if stream.unconsumed_tail or not stream.eof:
-            raise InputError(
-                "is cut off, or too large.", field="uri", hint="Take the uri that build gives."
-            )
-        body = parse_json(data.decode(), "the uri")
+            raise InputError("is truncated or too large.", field="uri", hint=hint)
+        body = parse_json(text.decode(), "the uri")
     except (binascii.Error, ValueError, zlib.error) as error:
-        raise InputError(
-            f"holds no request: {error}.", field="uri", hint="Take the uri that build gives."
-        ) from None
+        raise InputError(f"contains no request: {error}.", field="uri", hint=hint) from None
     if not isinstance(body, dict):
-        raise InputError("holds no request.", field="uri", hint="Take the uri that build gives.")
+        raise InputError("contains no request.", field="uri", hint=hint)
     return body

@@ -41,23 +41,25 @@ PAGES = (
     "targets.form",
     "targets.start_command",
 )
-"""All that any page imports is one of these modules, or what they import: no page brings in one of its own."""
+"""With what they import, all modules that any page uses."""
 importing = threading.RLock()
-"""Held while modules are imported. Two threads that enter a package by different doors wait for each other, and Python ends that by
-handing one of them a half-made module: https://github.com/python/cpython/issues/83065."""
+"""Taken while modules are imported. Two threads that enter a package by different modules deadlock,
+which Python breaks by giving one a half-initialized module:
+https://github.com/python/cpython/issues/83065."""
 
 
 def folders_allowed() -> bool:
     """Whether requests may name models by a path on this machine.
 
-    Only when the variable says so; ``recipe serve`` sets it while nobody else can reach the server. However else the app is started
-    (another ASGI server, a proxy in front), it cannot know who is asking, so it reads no paths.
+    Only if the environment variable says so; ``recipe serve`` sets it on a loopback address.
+    Started otherwise (another ASGI server, a proxy in front), the app cannot know who sends
+    requests, so it reads no paths.
     """
     return os.environ.get(FOLDERS) == "1"
 
 
 class Later:
-    """An ASGI app that is made, and its lifespan begun, when it is first asked: the first page does not wait for it."""
+    """An ASGI app built, with its lifespan, on its first request: the first page need not wait."""
 
     def __init__(self, make: Callable[[], Starlette]) -> None:
         self._make, self._lock = make, asyncio.Lock()
@@ -66,7 +68,7 @@ class Later:
         self._over = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the app does."""
+        """Pass the request on to the app, built on the first one."""
         async with self._lock:
             if self._app is None:
                 self._app = await self._begun()
@@ -83,22 +85,22 @@ class Later:
             finally:
                 ready.set()
 
-        life = asyncio.create_task(live())  # of its own: what begins in one task has to end in it
+        life = asyncio.create_task(live())  # a lifespan has to end in the task that began it
         await ready.wait()
-        if life.done():  # it could not begin
+        if life.done():  # the app failed to start: raise its error
             life.result()
         self._life = life
         return app
 
     async def close(self) -> None:
-        """End the app's lifespan, where it has begun."""
+        """End the app's lifespan, if it began."""
         self._over.set()
         if self._life:
             await self._life
 
 
 def load_pages() -> None:
-    """Import what pages are made of. A server does so while the first browser still loads its own part, which takes as long."""
+    """Import the modules of the pages, while the first browser still loads its own part."""
     with importing:
         for name in PAGES:
             importlib.import_module(f"recipe_core.{name}")
@@ -108,7 +110,7 @@ def serve(host: str, port: int) -> None:
     """Run the builder until it is stopped.
 
     Raises:
-        InputError: when the address cannot be listened on.
+        InputError: when nothing can listen on the address.
     """
     _check_free(host, port)
     path = root("app.py")
@@ -145,12 +147,11 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A TOML document as dotted option names."""
-    out: dict[str, Any] = {}
+    """A TOML document by dotted option names."""
+    options: dict[str, Any] = {}
     for key, value in table.items():
-        out |= (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
-    return out
+        if isinstance(value, dict):
+            options |= _flat(value, f"{prefix}{key}.")
+        else:
+            options[f"{prefix}{key}"] = value
+    return options

@@ -1,4 +1,7 @@
-"""JSON Schemas of what this project reads and writes; ``docs/schema/`` holds the same as files (``scripts/schemas.py``)."""
+"""JSON Schemas of what this project reads and writes.
+
+``scripts/schemas.py`` writes them to ``docs/schema/``.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,12 @@ NAMES = tuple(_TYPES)
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The schema of a document; raises InputError naming those there are."""
+    """The schema of a document by its name, one of ``NAMES``.
+
+    Raises:
+        InputError: for another name.
+    """
     if name not in _TYPES:
         message, hint = unknown("schema", name, NAMES)
         raise InputError(message, field="schema", hint=hint)
-    return {"$schema": DIALECT} | TypeAdapter(_TYPES[name]).json_schema()
+    return {"$schema": DIALECT, **TypeAdapter(_TYPES[name]).json_schema()}

@@ -18,7 +18,7 @@ from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
 from recipe_core.base.units import duration, gib, rate, significant, usd
 from recipe_core.search.plan import Plan
 
-if TYPE_CHECKING:  # what only names types here would triple the time until a plan is printed
+if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
     from recipe_core.recipe import Recipe
     from recipe_core.recipe.convert import Conversion
     from recipe_core.recipe.lockcheck import Difference
@@ -30,21 +30,21 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
-    """The best splits as a table, then what would flip the decision where it was asked for, then why others are refused."""
+    """The ``top`` splits as a table, the ``flips`` of a sensitivity if any, reasons of refusals."""
     problem = plan.problem
-    where = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
-    parts = [f"{problem.model.name} on {where}: {len(plan.order)} of {len(plan)} splits can run"]
+    devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
+    parts = [f"{problem.model.name} on {devices}: {len(plan.order)} of {len(plan)} splits can run"]
     if len(plan.order):
         parts.append(_best(plan, top))
         if plan.tied:
             parts.append(
-                f"{plan.tied} more do as well as the first, which is the simplest of them: "
+                f"{plan.tied} more tie with the first, which is the simplest: "
                 "fewest devices, no pipeline, smallest tp"
             )
     else:
         parts += _nearest(plan)
     if flips is not None:
-        parts += ["what would flip the decision:", *map(_flip, flips)]
+        parts += ["what would change the choice:", *map(_flip, flips)]
     parts.append(_refused(plan))
     return "\n".join(part for part in parts if part)
 
@@ -62,15 +62,14 @@ def _nearest(plan: Plan) -> list[str]:
         return []
     from recipe_core.search.changes import advice
 
-    changes = plan.changes()
     reasons = [*plan.reasons(row)]
-    if changes:
+    if changes := plan.changes():
         reasons.append(advice(changes))
     return [f"nearest: {plan.label(row)}", *(f"  {reason}" for reason in reasons)]
 
 
 def _best(plan: Plan, top: int) -> str:
-    """The first ranked splits: degrees, engine and format, then the measures that the kind of plan puts in tables."""
+    """A table of the first ranked splits: degrees, engine, format, then the plan's measures."""
     options = plan.request.options
     texts: dict[str, Callable[[int], str]] = {"split": lambda row: split_name(plan.candidate(row))}
     if options.hardware:
@@ -95,7 +94,7 @@ def _format(candidate: Mapping[str, Any]) -> str:
 
 
 def _refused(plan: Plan) -> str:
-    """Refused splits: one of each kind of reason, with how many more there are."""
+    """Refused splits: one for each set of reasons, with the number of others like it."""
     rows = np.flatnonzero(~plan.feasible)
     if not len(rows):
         return ""
@@ -106,8 +105,8 @@ def _refused(plan: Plan) -> str:
         examples, plan.sentences(examples), counts.tolist(), strict=True
     ):
         pattern = _NUMBER.sub("#", "; ".join(reasons))
-        first, sentences, before = groups.get(pattern, (row, reasons, 0))
-        groups[pattern] = first, sentences, before + count
+        first, sentences, counted = groups.get(pattern, (row, reasons, 0))
+        groups[pattern] = first, sentences, counted + count
     lines = [f"refused: {len(rows)}"]
     for row, reasons, count in list(groups.values())[:REFUSALS_SHOWN]:
         more = f" (and {count - 1} more like it)" if count > 1 else ""
@@ -119,10 +118,11 @@ def _refused(plan: Plan) -> str:
 
 
 def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
-    """Rows that break the same rules: the first row of each group, in order, and how many rows it has."""
+    """Groups of the ``n`` rows by the rules they break: their first rows, in order, and counts."""
+    # The bits of a group's number are the rules that its rows break.
     groups = np.zeros(n, dtype=np.int64)
     for broken in rules:
-        if groups.max() >> 61:  # as many bits as there are: number the groups so far anew
+        if groups.max() >> 61:  # no bit left: renumber the groups
             groups = np.unique(groups, return_inverse=True)[1]
         groups = 2 * groups + broken
     firsts, counts = np.unique(groups, return_index=True, return_counts=True)[1:]
@@ -134,24 +134,32 @@ def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
 
 
 def estimate_text(candidate: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-    """One estimate of either kind, with bands."""
+    """The estimate of one split for serving or training, with bands."""
     head = [split_name(candidate), candidate["engine"], f"{_format(candidate)} weights"]
     if "kv_dtype" in candidate:
         head.append(f"{candidate['kv_dtype']} cache")
     lines = [", ".join(head)]
     if not answer["feasible"]:
         return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
-    training = "training" in answer
-    lines += _pairs(_training_memory(answer) if training else memory_rows(answer))
-    if not training:
-        lines.append(f"  {'KV cache holds':26} {answer['memory']['kv_cache_tokens']:>14,} tokens")
-    for row in text_rows("training" if training else "serving", answer):
-        lines.append(f"  {row.label:26} {row.value:>14}   {row.low} – {row.high}, {row.basis}")
-    if training:
-        lines += _training_lines(answer)
-    elif price := cost_text(answer):
-        lines.append(f"  {'Cost':26} {price}")
+    lines += _training_lines(answer) if "training" in answer else _serving_lines(answer)
     return "\n".join([*lines, *(f"  note: {note}" for note in answer["notes"])])
+
+
+def _serving_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Memory, cache, times and throughput with bands, cost."""
+    cache = f"{answer['memory']['kv_cache_tokens']:>14,} tokens"
+    lines = [*_pairs(memory_rows(answer)), f"  {'KV cache holds':26} {cache}"]
+    lines += _banded("serving", answer)
+    if price := cost_text(answer):
+        lines.append(f"  {'Cost':26} {price}")
+    return lines
+
+
+def _banded(kind: str, answer: Mapping[str, Any]) -> list[str]:
+    return [
+        f"  {row.label:26} {row.value:>14}   {row.low} – {row.high}, {row.basis}"
+        for row in text_rows(kind, answer)
+    ]
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -159,7 +167,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _training_memory(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Parts of the fullest stage's memory, then their total and what the run may use."""
+    """Parts of the fullest stage's memory, their total, and what the run may use."""
     memory = answer["memory"]
     parts = [
         (title, gib(memory[f"{name}_bytes"]))
@@ -170,89 +178,100 @@ def _training_memory(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _training_lines(answer: Mapping[str, Any]) -> list[str]:
-    """MFU, the parts of a step, the run and its checkpoints."""
+    """Memory, times with bands, MFU, the parts of a step, the run and its checkpoints."""
     step, run, cost = answer["training"], answer["run"], answer["cost"]
-    lines = [f"  {'MFU':26} {step['mfu']:>14.1%}", "a step:"]
+    lines = _pairs(_training_memory(answer)) + _banded("training", answer)
+    lines += [f"  {'MFU':26} {step['mfu']:>14.1%}", "parts of a step:"]
     parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
     for name, seconds in parts:
-        share = seconds / step["step_s"]
+        label, share = TRAINING_CAUSES.get(name, name), seconds / step["step_s"]
         if share > 0.001:
-            lines.append(
-                f"  {TRAINING_CAUSES.get(name, name):26} {duration(seconds):>14} {share:6.1%}"
-            )
+            lines.append(f"  {label:26} {duration(seconds):>14} {share:6.1%}")
     if run["wall_s"]:
         price = f", {usd(cost['usd'])}" if cost["usd"] else ""
         days = significant(run["wall_s"] / 86_400)
         lines.append(f"run: {run['steps']:,.0f} steps, {days} days{price}")
-    size, every = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
-    return [*lines, f"checkpoint of {size} every {every}; goodput {run['goodput']:.1%}"]
+    size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
+    return [*lines, f"checkpoint of {size} every {interval}; goodput {run['goodput']:.1%}"]
 
 
 def check_text(answer: dict[str, Any]) -> str:
-    """A verdict with its reasons and what would be better."""
+    """A verdict with its reasons, a better split, and changes that make it run."""
     verdict = "yes: it can run" if answer["ok"] else "no: it cannot run"
     lines = [verdict, estimate_text(answer["candidate"], answer["estimate"])]
     if answer.get("unread"):
-        lines.append(f"not looked at: {' '.join(answer['unread'])}")
+        lines.append(f"not checked: {' '.join(answer['unread'])}")
     better = answer["better"]
     if better is not None:
         lines.append(f"better: {split_name(better['candidate'])}: {_speed(better['estimate'])}")
-    lines += [
+    return "\n".join([*lines, *change_lines(answer["changes"])])
+
+
+def change_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line per field of the changes that make a split run."""
+    return [
         f"it works with {field}: {value}"
-        for change in answer["changes"]
+        for change in changes
         for field, value in change["set"].items()
     ]
-    return "\n".join(lines)
 
 
 def _speed(answer: Mapping[str, Any]) -> str:
     if training := answer.get("training"):
-        return f"{rate(training['tokens_per_s'])}, {duration(training['step_s'])} a step"
+        return f"{rate(training['tokens_per_s'])}, {duration(training['step_s'])} per step"
+    return serving_speed(answer)
+
+
+def serving_speed(answer: Mapping[str, Any]) -> str:
+    """Throughput and time per output token of an estimate, in one phrase."""
     serving = answer["serving"]
     return f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"
 
 
 def build_text(recipe: Recipe, output: Path) -> str:
-    """What was built and what comes next."""
+    """The estimate of what was built, where it is, and the next commands."""
     estimate = estimate_text(recipe.candidate, recipe.estimate)
     return f"{estimate}\nwrote {output}\nnext: recipe up {output} && recipe bench {output}"
 
 
-def lock_text(found: Sequence[Difference]) -> str:
-    """A lock against what is here, one line a thing."""
+def lock_text(comparison: Sequence[Difference]) -> str:
+    """A lock against this machine, one line per item."""
     words = {"same": "ok", "differs": "DIFFERS", "absent": "not here"}
     lines = []
-    for each in found:
-        here = "" if each.found in (None, each.locked) else f", here {each.found}"
-        lines.append(f"{words[each.level]:8}  {each.what}: {each.locked}{here}")
+    for item in comparison:
+        installed = "" if item.found in (None, item.locked) else f", here {item.found}"
+        lines.append(f"{words[item.level]:8}  {item.what}: {item.locked}{installed}")
     return "\n".join(lines)
 
 
-def resolved_text(recipe: Recipe, found: Resolved) -> str:
-    """What a recipe is on other hardware."""
-    where = f"{found.machine.count} × {found.machine.device}"
-    lines = [f"{recipe.name} on {where}: {', '.join(found.applied) or 'no variant applies'}"]
+def resolved_text(recipe: Recipe, resolved: Resolved) -> str:
+    """The variants that apply to other hardware, and the settings that change on it."""
+    machine = f"{resolved.machine.count} × {resolved.machine.device}"
+    lines = [f"{recipe.name} on {machine}: {', '.join(resolved.applied) or 'no variant applies'}"]
     before = {
         "candidate": recipe.candidate,
         "options": recipe.engine.options,
         "environment": recipe.environment,
     }
     for part, old in before.items():
-        new = getattr(found.settings, part)
+        new = getattr(resolved.settings, part)
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
-                layer = found.provenance.get(f"{part}.{name}", "")
-                lines.append(
-                    f"  {part}.{name}: {old.get(name, '–')} → {new.get(name, '–')}{f' ({layer})' if name in new else ''}"
-                )
-    return "\n".join([*lines, *(f"  note: {said}" for said in found.kept)])
+                layer = resolved.provenance.get(f"{part}.{name}", "")
+                origin = f" ({layer})" if name in new else ""
+                change = f"{old.get(name, '–')} → {new.get(name, '–')}"
+                lines.append(f"  {part}.{name}: {change}{origin}")
+    return "\n".join([*lines, *(f"  note: {note}" for note in resolved.kept)])
 
 
-def conversion_text(found: Conversion, output: Path | None) -> str:
-    """The recipe that came out, and what was lost."""
-    recipe = found.recipe
+def conversion_text(conversion: Conversion, output: Path | None) -> str:
+    """The recipe of a conversion, and what it could not carry over."""
+    recipe = conversion.recipe
     lines = [f"{recipe.name}: {recipe.model.id} on {recipe.device.count} × {recipe.device.title}"]
     lines.append(estimate_text(recipe.candidate, recipe.estimate))
-    lines += [f"taken over: {' '.join(found.carried)}"] if found.carried else []
-    lines += [f"not taken over: {each.what} ({each.why})" for each in found.lost]
-    return "\n".join([*lines, *([f"wrote {output}"] if output else [])])
+    if conversion.carried:
+        lines.append(f"carried over: {' '.join(conversion.carried)}")
+    lines += [f"not carried over: {item.what} ({item.why})" for item in conversion.lost]
+    if output:
+        lines.append(f"wrote {output}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Catalog entries as the doors print them."""
+"""Models, devices and engines as the JSON that doors print."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from recipe_core.model.spec import (
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:
-    """A model's architecture and parameter counts."""
+    """A model's architecture and parameter counts; sizes in bytes.
+
+    With a catalog ``entry`` also what was published, and where. ``attention``, ``heads`` and the
+    like are those of the last layer with a KV cache.
+    """
     mixers = [layer.attention for layer in model.layers if layer.attention is not None]
     cached = [mixer for mixer in mixers if mixer.kv_values_per_head] or mixers
     attention = cached[-1] if cached else None
     moe = next((kind.mlp for kind, _ in model.kinds if isinstance(kind.mlp, MoeMlp)), None)
-    out: dict[str, Any] = {
+    view: dict[str, Any] = {
         "name": model.name,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
@@ -50,11 +54,10 @@ def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str,
         "notes": list(model.notes),
     }
     if entry is not None:
-        out |= {
-            "published": entry.published.model_dump(),
-            "sources": {key: s.model_dump(exclude_none=True) for key, s in entry.sources.items()},
-        }
-    return out
+        sources = entry.sources.items()
+        view["published"] = entry.published.model_dump()
+        view["sources"] = {key: source.model_dump(exclude_none=True) for key, source in sources}
+    return view
 
 
 def _kind(attention: Attention | None) -> str:
@@ -70,50 +73,36 @@ def _kind(attention: Attention | None) -> str:
 
 
 def hardware_view(device: Device) -> dict[str, Any]:
-    """A device's profile with its links, what each weight format means on it, and the price offers for it."""
-    mine = [offer.model_dump(exclude_none=True) for offer in offers_of(device)]
-    links = {
-        name: fabric(name).model_dump(exclude_none=True)
-        for name in (device.node.fabric, *device.node.alternatives, device.node.network)
-    }
-    return device.model_dump(exclude_none=True) | {
+    """A device's profile with its links, support of each weight format, and price offers."""
+    names = (device.node.fabric, *device.node.alternatives, device.node.network)
+    return {
+        **device.model_dump(exclude_none=True),
         "usable_memory_bytes": device.usable_memory_bytes,
         "dtype_support": _dtype_support(device),
-        "links": links,
-        "offers": mine,
+        "links": {name: fabric(name).model_dump(exclude_none=True) for name in names},
+        "offers": [offer.model_dump(exclude_none=True) for offer in offers_of(device)],
     }
 
 
 def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
-    """What silicon and engines make of each weight format, each with its source; rows about one format are shown together."""
+    """By weight format: what the silicon and engines support, with the source."""
     table = dtypes()
-    out: dict[str, dict[str, Any]] = {}
+    formats: dict[str, dict[str, Any]] = {}
     for row in table.support:
         if device.architecture not in row.architectures:
             continue
         key = f"{row.dtype} ({row.encoding})" if row.encoding else str(row.dtype)
-        if key in out:
-            out[key]["engines"] |= row.engines
+        if key in formats:  # a second row on the same format adds engines
+            formats[key]["engines"] |= row.engines
             continue
-        shown = row.model_dump(include={"silicon", "engines", "status", "note"}, exclude_none=True)
-        out[key] = shown | {"source": table.sources[row.source].model_dump(exclude_none=True)}
-    return out
+        formats[key] = row.model_dump(
+            include={"silicon", "engines", "status", "note"}, exclude_none=True
+        )
+        formats[key]["source"] = table.sources[row.source].model_dump(exclude_none=True)
+    return formats
 
 
 def engine_view(engine: Engine) -> dict[str, Any]:
-    """An engine's version and abilities."""
-    return engine.model_dump(
-        include={
-            "name",
-            "title",
-            "version",
-            "buildable",
-            "wraps",
-            "wrapped_version",
-            "runtimes",
-            "split",
-            "install",
-            "images",
-            "floors",
-        }
-    )
+    """An engine's version, the splits it supports, and how to install it."""
+    names = {"name", "title", "version", "buildable", "wraps", "wrapped_version", "runtimes"}
+    return engine.model_dump(include=names | {"split", "install", "images", "floors"})

@@ -1,8 +1,8 @@
-"""Where a launch is started: one module a target, each a function from a Context to files.
+"""Where a launch runs: one module per target, each a function from a Context to files.
 
-``target_files`` has the files of every target that is offered, by path in the bundle; ``refusals``
-says why the others are not. Nothing is started or asked. May import base, hardware, engines,
-request, search, launch, commands and recipe.
+``target_files`` returns the files of every available target by path in the bundle, ``refusals``
+why the others are unavailable. Nothing is started, nobody is contacted. May import base, hardware,
+engines, request, search, launch, commands and recipe.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ Target = Callable[[Context], dict[str, str]]
 
 
 def _monitoring(context: Context) -> dict[str, str]:
-    from recipe_core.targets.monitoring.pack import (
-        monitoring_files,
-    )  # which finds pods by the names that targets give them
+    # monitoring imports pod names from this package: importing it above would be a cycle
+    from recipe_core.targets.monitoring import pack
 
-    return monitoring_files(context)
+    return pack.monitoring_files(context)
 
 
 SERVING: Mapping[str, Target] = {
@@ -61,28 +60,28 @@ TRAINING: Mapping[str, Target] = {
 
 
 def target_names(context: Context) -> list[str]:
-    """Targets there are for the recipe's kind, whether offered or not."""
+    """Every target for the recipe's kind, available or not."""
     return list(_targets(context))
 
 
 def each_target(context: Context) -> dict[str, dict[str, str] | str]:
-    """Every target's files by path, or the sentence that refuses it, by the target's name."""
+    """By target name: its files by path, or the sentence that says why it is unavailable."""
     return {name: _try(target, context) for name, target in _targets(context).items()}
 
 
 def target_files(context: Context) -> dict[str, str]:
-    """Every file of the targets that are offered, by path in the bundle."""
-    return {
-        path: text
-        for made in each_target(context).values()
-        if isinstance(made, dict)
-        for path, text in made.items()
-    }
+    """The files of every available target, by path in the bundle."""
+    files: dict[str, str] = {}
+    for result in each_target(context).values():
+        if isinstance(result, dict):
+            files |= result
+    return files
 
 
 def refusals(context: Context) -> dict[str, str]:
-    """Why the other targets are not offered, by name."""
-    return {name: made for name, made in each_target(context).items() if isinstance(made, str)}
+    """Why each unavailable target is unavailable, by its name."""
+    results = each_target(context).items()
+    return {name: reason for name, reason in results if isinstance(reason, str)}
 
 
 def _targets(context: Context) -> Mapping[str, Target]:

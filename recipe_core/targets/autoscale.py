@@ -1,6 +1,7 @@
-"""Autoscaling on Kubernetes by what waits and how full the cache is: KEDA, or a HorizontalPodAutoscaler behind prometheus-adapter.
+"""Autoscaling on Kubernetes by queue length and KV cache use.
 
-Both are overlays of the Kubernetes target; a workload takes one of them, never both.
+KEDA, or a HorizontalPodAutoscaler behind prometheus-adapter. Both are overlays of the Kubernetes
+target; a workload takes one of them, never both.
 """
 
 from __future__ import annotations
@@ -15,60 +16,63 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.monitoring.metrics import engine_metrics
 from recipe_core.targets.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
-from recipe_core.targets.pod import metadata, object_name
+from recipe_core.targets.pod import kustomization, metadata, object_name
 
 KEDA, HPA = "targets/kubernetes-keda", "targets/kubernetes-hpa"
-LONGEST_PERIOD_S = 1800  # that a scaling policy may count over
+LONGEST_PERIOD_S = 1800  # the API refuses a longer periodSeconds in a scaling policy
 
 
 def keda(context: Context) -> dict[str, str]:
-    """A ScaledObject; raises NoAnswer where there is nothing to scale or to scale by."""
+    """A ScaledObject.
+
+    Raises:
+        NoAnswer: where there is nothing to scale, or no metric to scale by.
+    """
     return _overlay(KEDA, {"scaledobject.yaml": _scaled_object(context, _checked(context))})
 
 
 def hpa(context: Context) -> dict[str, str]:
-    """A HorizontalPodAutoscaler and the rules that prometheus-adapter needs for it; raises NoAnswer as ``keda`` does."""
+    """A HorizontalPodAutoscaler, and the rules that prometheus-adapter needs for it.
+
+    Raises:
+        NoAnswer: as ``keda``.
+    """
     engine = _checked(context)
-    found = _overlay(HPA, {"hpa.yaml": _autoscaler(context, engine)})
-    return found | {f"{HPA}/prometheus-adapter-values.yaml": to_yaml(_adapter(engine))}
+    files = _overlay(HPA, {"hpa.yaml": _autoscaler(context, engine)})
+    return {**files, f"{HPA}/prometheus-adapter-values.yaml": to_yaml(_adapter(engine))}
 
 
 def _checked(context: Context) -> Metrics:
     p, engine = context.parameters, engine_metrics(context.engine)
     if p.max_replicas == p.min_replicas:
-        message = (
-            f"min_replicas and max_replicas are both {p.max_replicas}; there is nothing to scale."
+        raise NoAnswer(
+            f"min_replicas and max_replicas are both {p.max_replicas}: nothing to scale.",
+            field="parameters.max_replicas",
+            hint="Raise max_replicas.",
         )
-        raise NoAnswer(message, field="parameters.max_replicas", hint="Raise max_replicas.")
     if engine is None or not (engine.waiting or engine.kv_usage):
         raise NoAnswer(
-            f"{context.engine} tells neither its queue nor how full its cache is.",
+            f"{context.engine} reports neither queue length nor KV cache use.",
             field="candidate.engine",
         )
     if p.min_replicas == 0:
         raise NoAnswer(
-            "min_replicas is 0, and no request can wait at a copy that does not run.",
+            "min_replicas is 0, and with no replica running no request can queue.",
             field="parameters.min_replicas",
-            hint="Use 1.",
+            hint="Set min_replicas: 1.",
         )
     if len(layout(context.launch)) > 1:
         raise NoAnswer(
-            "pools over several nodes are workloads of their own, and grow in proportion only by another plan."
+            "pools over several nodes are separate workloads; "
+            "keeping them in proportion takes a new plan."
         )
-    kubernetes.objects(context)  # says what the workload itself lacks
+    kubernetes.objects(context)  # raises what the workload itself lacks
     return engine
 
 
 def _overlay(folder: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
-    listed = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["../kubernetes", *objects],
-    }
-    return {
-        f"{folder}/{name}": to_yaml(value)
-        for name, value in (objects | {"kustomization.yaml": listed}).items()
-    }
+    files = {**objects, "kustomization.yaml": kustomization(["../kubernetes", *objects])}
+    return {f"{folder}/{name}": to_yaml(value) for name, value in files.items()}
 
 
 def _unit(context: Context) -> Unit:
@@ -86,18 +90,21 @@ def _target(context: Context) -> dict[str, str]:
 
 
 def _bounds(context: Context) -> tuple[int, int]:
-    """Pods (or groups) that the recipe's own number of copies makes of the bounds."""
+    """Fewest and most pods (or groups): the recipe's copies times the replica bounds."""
     copies = _unit(context).copies
     return copies * context.parameters.min_replicas, copies * context.parameters.max_replicas
 
 
 def _waiting(context: Context) -> int:
-    """Requests that may wait for each pod (or group)."""
+    """Requests that may queue per pod (or group)."""
     return max(1, round(thresholds(context).waiting / _unit(context).copies))
 
 
 def _behavior(context: Context) -> dict[str, Any]:
-    """Up: one copy in the time that a copy takes to warm up, since only then it shows in the metrics. Down: later and slowly."""
+    """Up by one copy per warm-up time, since only then the copy shows in the metrics.
+
+    Down later and slowly.
+    """
     warm, step = warm_up_s(context), _unit(context).copies
     up = {"type": "Pods", "value": step, "periodSeconds": min(LONGEST_PERIOD_S, warm)}
     down = {"type": "Pods", "value": step, "periodSeconds": 300}
@@ -113,11 +120,11 @@ def _behavior(context: Context) -> dict[str, Any]:
 def _scaled_object(context: Context, engine: Metrics) -> dict[str, Any]:
     p = context.parameters
     low, high = _bounds(context)
-    only = f'namespace="{p.namespace}",pod=~"{object_name(context)}-.*"'
-    asked = [(engine.waiting, _waiting(context)), (engine.kv_usage, KV_SCALE)]
+    selector = f'namespace="{p.namespace}",pod=~"{object_name(context)}-.*"'
+    targets = [(engine.waiting, _waiting(context)), (engine.kv_usage, KV_SCALE)]
     triggers = [
-        _trigger(p.prometheus, f"sum({metric}{{{only}}})", str(most))
-        for metric, most in asked
+        _trigger(p.prometheus, f"sum({metric}{{{selector}}})", str(threshold))
+        for metric, threshold in targets
         if metric
     ]
     spec = {
@@ -151,8 +158,7 @@ _ADAPTED = {"waiting": "recipe_requests_waiting", "kv_usage": "recipe_kv_usage"}
 
 def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
     low, high = _bounds(context)
-    every = {"waiting": str(_waiting(context)), "kv_usage": f"{round(1000 * KV_SCALE)}m"}
-    asked = {name: value for name, value in every.items() if getattr(engine, name)}
+    targets = {"waiting": str(_waiting(context)), "kv_usage": f"{round(1000 * KV_SCALE)}m"}
     metrics = [
         {
             "type": "Pods",
@@ -161,7 +167,8 @@ def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
                 "target": {"type": "AverageValue", "averageValue": value},
             },
         }
-        for name, value in asked.items()
+        for name, value in targets.items()
+        if getattr(engine, name)
     ]
     spec = {
         "scaleTargetRef": _target(context),
@@ -179,17 +186,20 @@ def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
 
 
 def _adapter(m: Metrics) -> dict[str, Any]:
-    """Helm values of prometheus-adapter: the engine's series by names that the metrics API can have (no colons)."""
+    """Helm values of prometheus-adapter: the engine's series under names without colons.
+
+    The metrics API refuses a colon, and vLLM's names have one.
+    """
     resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
     query = "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"
     rules = [
         {
             "seriesQuery": f'{getattr(m, name)}{{namespace!="",pod!=""}}',
             "resources": resources,
-            "name": {"as": known},
+            "name": {"as": alias},
             "metricsQuery": query,
         }
-        for name, known in _ADAPTED.items()
+        for name, alias in _ADAPTED.items()
         if getattr(m, name)
     ]
     return {"rules": {"custom": rules}}

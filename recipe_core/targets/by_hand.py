@@ -17,13 +17,16 @@ from recipe_core.targets.node_script import visible, wrapped
 from recipe_core.targets.pod import port_values
 
 WIDTH = 96
-"""Characters of a line of a command."""
+"""Columns of a command's line."""
 _ADDRESSES = TypeAdapter(tuple[Word, ...])
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCommands:
-    """What is typed on one node, in the bundle's folder: ``launcher`` does it all, ``processes`` (name, command) are what it starts."""
+    """What to type on one node, in the bundle's folder.
+
+    ``launcher`` starts everything; ``processes`` (name, command) are what it starts.
+    """
 
     node: int
     launcher: str
@@ -31,32 +34,33 @@ class NodeCommands:
 
 
 def read_addresses(text: str, nodes: int) -> tuple[str, ...]:
-    """Addresses of the nodes from a list with commas; empty: names that stand for them, and a single node itself.
+    """The nodes' addresses from a comma-separated list; stand-ins for an empty one.
 
     Raises:
-        InputError: when there are not as many as nodes, or one is no address.
+        InputError: when their number is not that of the nodes, or one is not an address.
     """
-    given = [each.strip() for each in text.split(",") if each.strip()]
-    if not given:
+    addresses = tuple(address.strip() for address in text.split(",") if address.strip())
+    if not addresses:
         return _unnamed(nodes)
-    if len(given) != nodes:
-        hint = f"Give {nodes} addresses with commas between, node 0 first."
+    if len(addresses) != nodes:
         raise InputError(
-            f"has {len(given)} addresses, and the recipe runs on {nodes} nodes.",
+            f"has {len(addresses)} addresses; the recipe runs on {nodes} nodes.",
             field="addresses",
-            hint=hint,
+            hint=f"Give {nodes} comma-separated addresses, node 0 first.",
         )
     try:
-        return _ADDRESSES.validate_python(tuple(given))
+        return _ADDRESSES.validate_python(addresses)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]["input"]
         raise InputError(
-            f"{wrong!r:.80} is no address.", field="addresses", hint="Give names or IP addresses."
+            f"{wrong!r:.80} is not an address.",
+            field="addresses",
+            hint="Give host names or IP addresses.",
         ) from None
 
 
 def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeCommands]:
-    """The commands of every node; ``addresses`` are those of all nodes, in order."""
+    """The commands, one entry per node; ``addresses`` are those of all nodes, in order."""
     processes = context.launch.processes
     return [
         NodeCommands(
@@ -69,7 +73,7 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
 
 
 def first_command(launch: Launch, model: str) -> str:
-    """What starts the first process of a launch while nothing is known of the place; ``model``: what it loads."""
+    """The command of a launch's first process, with default parameters; it loads ``model``."""
     process = launch.processes[0]
     return _typed(process, _known(launch, process, Parameters(), model, _unnamed(launch.nodes)))
 
@@ -79,16 +83,16 @@ def _unnamed(nodes: int) -> tuple[str, ...]:
 
 
 def _launcher(context: Context, node: int, addresses: Sequence[str]) -> str:
-    """Model, host and port are in the bundle already."""
+    """The launcher's command; the bundle already holds model, host and port."""
     several = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
     return shlex.join(["python", "launch.py", "up", *several])
 
 
 def _command(context: Context, process: Process, addresses: Sequence[str]) -> str:
     """One process as the launcher starts it."""
-    beside = [other for other in context.launch.processes if other.node == process.node]
+    neighbours = [other for other in context.launch.processes if other.node == process.node]
     known = _known(context.launch, process, context.parameters, context.model_source, addresses)
-    return _typed(process, known, visible(context, process) if len(beside) > 1 else [])
+    return _typed(process, known, visible(context, process) if len(neighbours) > 1 else [])
 
 
 def _known(
@@ -117,11 +121,11 @@ def _typed(process: Process, known: Values, more: Sequence[str] = ()) -> str:
 
 
 def _with_values(words: Sequence[str]) -> list[str]:
-    """Words with every flag and what follows it in one, so that no line is broken between them."""
-    out: list[str] = []
+    """Words with each flag joined to its value, so that no line breaks between them."""
+    joined: list[str] = []
     for word in words:
-        if out and out[-1].startswith("-") and not word.startswith("-"):
-            out[-1] += f" {word}"
+        if joined and joined[-1].startswith("-") and not word.startswith("-"):
+            joined[-1] += f" {word}"
         else:
-            out.append(word)
-    return out
+            joined.append(word)
+    return joined

@@ -1,4 +1,4 @@
-"""Containers on one machine: a compose file, and the same as ``docker run`` (or podman) commands."""
+"""Containers on one machine: a compose file, and the same as docker (or podman) commands."""
 
 from __future__ import annotations
 
@@ -20,16 +20,23 @@ _BEGIN = """#!/bin/bash
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 engine="${1:-docker}\""""
-_GPUS = """gpus() {  # docker takes a list that has quotes of its own, podman the names of the container device interface
-    if [ "$engine" = docker ]; then printf -- '--gpus "device=%s"' "$1"; else printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }; fi
+_GPUS = """gpus() {  # docker wants the list in quotes of its own, podman CDI device names
+    if [ "$engine" = docker ]; then
+        printf -- '--gpus "device=%s"' "$1"
+    else
+        printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }
+    fi
 }"""
 COMPOSE, SCRIPT = "targets/compose/compose.yaml", "targets/docker/run.sh"
 BUNDLE = "../.."  # from a target's folder
-_PROBE = "curl -fsS {url} || python3 -c 'import urllib.request as r; r.urlopen(\"{url}\", timeout=5)'"  # images have one or the other
+# images have curl or Python, not always both
+_PROBE = (
+    "curl -fsS {url} || python3 -c 'import urllib.request as r; r.urlopen(\"{url}\", timeout=5)'"
+)
 
 
 def compose(context: Context) -> dict[str, str]:
-    """``compose.yaml``: a service a process.
+    """``compose.yaml``: one service per process.
 
     Raises:
         NoAnswer: for several nodes, or where no image is known.
@@ -41,7 +48,7 @@ def compose(context: Context) -> dict[str, str]:
 
 
 def docker(context: Context) -> dict[str, str]:
-    """``run.sh``: a command a process, for docker or, as its argument, podman.
+    """``run.sh``: one command per process, for docker or, given as argument, podman.
 
     Raises:
         NoAnswer: for several nodes, or where no image is known.
@@ -55,12 +62,12 @@ def docker(context: Context) -> dict[str, str]:
 def _check_single(context: Context) -> None:
     if context.nodes > 1:
         raise NoAnswer(
-            f"it starts containers on one machine, and the recipe uses {context.nodes} nodes.",
+            f"it starts containers on one machine; the recipe uses {context.nodes} nodes.",
             hint="Use Kubernetes or Slurm.",
         )
     if context.vendor not in ("nvidia", "amd", "cpu"):
         raise NoAnswer(
-            f"how {context.vendor} devices are given to a container here is not known.",
+            f"passing {context.vendor} devices to a container is not supported here.",
             hint="Use Kubernetes.",
         )
     image(context)
@@ -71,18 +78,18 @@ def _name(process: Process) -> str:
 
 
 def _together(context: Context) -> bool:
-    """Whether processes ask each other, so that they share one network as on a bare machine."""
+    """Whether processes call each other, and so share one network as on a bare machine."""
     (unit,) = layout(context.launch)
     return len(unit.leader) > 1
 
 
 def _started(context: Context) -> list[Process]:
-    """Processes in the order in which they are started: a router waits for those behind it."""
+    """Processes in start order: a router comes after the servers behind it."""
     return sorted(context.launch.processes, key=lambda process: process.role == "router")
 
 
 def _first(context: Context) -> Process:
-    """The one whose network the others join."""
+    """The process whose network the others join."""
     return _started(context)[0]
 
 
@@ -91,45 +98,38 @@ def _port(context: Context, process: Process) -> int:
 
 
 def _published(context: Context, process: Process) -> list[str]:
-    """Ports as they appear on the host: of everything that answers, where a network is shared all on its first service."""
+    """Port mappings of a process; on a shared network the first service publishes them all."""
+    answering = [process]
     if _together(context):
-        answering = (
-            [p for p in context.launch.processes if p.answers] if process is _first(context) else []
-        )
-    else:
-        answering = [process]
+        first = process is _first(context)
+        answering = [p for p in context.launch.processes if p.answers] if first else []
     return [f"{context.parameters.host}:{_port(context, p)}:{_port(context, p)}" for p in answering]
 
 
 def _values(context: Context, process: Process) -> dict[str, str]:
-    port = str(_port(context, process))
-    everywhere = "0.0.0.0"  # noqa: S104 - inside the container's network; the host publishes on its own address
-    known = {
+    return {
         "model": mounted_model(context),
-        "host": everywhere,
-        "port": port,
+        "host": "0.0.0.0",  # noqa: S104 - inside the container; the host publishes on its own
+        "port": str(_port(context, process)),
         "root": ROOT,
         "run": RUN,
+        "head": "127.0.0.1",
+        "node0": "127.0.0.1",
+        **port_values(context.launch, context.parameters.port),
     }
-    return (
-        known
-        | {"head": "127.0.0.1", "node0": "127.0.0.1"}
-        | port_values(context.launch, context.parameters.port)
-    )
 
 
 def _environment(context: Context, process: Process) -> dict[str, str | None]:
-    """The process's variables; the hub's token is taken from the environment of whoever starts it, if it is there."""
+    """The process's variables; None: passed through from the environment of whoever starts it."""
     known = _values(context, process)
-    found: dict[str, str | None] = {"HF_HOME": CACHE}
-    found |= {key: fill(value, known) for key, value in process.env.items()}
-    found |= {} if context.model_is_folder else {"HF_TOKEN": None}
-    visible = (
-        VISIBLE["rocm"]
-        if context.runtime == "rocm" and len(context.launch.processes) > 1 and process.devices
-        else None
-    )
-    return found | ({visible: ",".join(map(str, process.devices))} if visible else {})
+    variables: dict[str, str | None] = {"HF_HOME": CACHE}
+    variables |= {key: fill(value, known) for key, value in process.env.items()}
+    if not context.model_is_folder:
+        variables["HF_TOKEN"] = None
+    # /dev/kfd shows a container every AMD device, so processes that share a node are told theirs
+    if context.runtime == "rocm" and len(context.launch.processes) > 1 and process.devices:
+        variables[VISIBLE["rocm"]] = ",".join(map(str, process.devices))
+    return variables
 
 
 def _shm_gib(process: Process) -> int:
@@ -137,7 +137,7 @@ def _shm_gib(process: Process) -> int:
 
 
 def _mounts(context: Context) -> list[tuple[str, str, bool]]:
-    """Source (a folder or a volume's name), place, whether it is only read."""
+    """Per mount: source (a folder or a volume's name), path in the container, whether read-only."""
     cache = context.parameters.model_cache or "models"
     folder = [(context.model_source, context.model_source, True)] if context.model_is_folder else []
     files = [(BUNDLE, ROOT, True)] if context.mounted else []
@@ -187,12 +187,12 @@ def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
             "group_add": ["video", "render"],
             "security_opt": ["seccomp=unconfined"],
         }
-    asked = {
+    reservation = {
         "driver": context.vendor,
         "device_ids": [str(n) for n in process.devices],
         "capabilities": ["gpu"],
     }
-    return {"deploy": {"resources": {"reservations": {"devices": [asked]}}}}
+    return {"deploy": {"resources": {"reservations": {"devices": [reservation]}}}}
 
 
 def _health(context: Context, process: Process) -> dict[str, Any]:
@@ -208,17 +208,11 @@ def _health(context: Context, process: Process) -> dict[str, Any]:
 
 
 def _waits(context: Context, process: Process) -> dict[str, Any]:
-    """A router starts when those behind it are ready."""
-    behind = (
-        [p for p in context.launch.processes if p.answers and p.role != "router"]
-        if process.role == "router"
-        else []
-    )
-    return (
-        {"depends_on": {_name(p): {"condition": "service_healthy"} for p in behind}}
-        if behind
-        else {}
-    )
+    """A router starts once the servers behind it are ready."""
+    servers = [p for p in context.launch.processes if p.answers and p.role != "router"]
+    if process.role != "router" or not servers:
+        return {}
+    return {"depends_on": {_name(p): {"condition": "service_healthy"} for p in servers}}
 
 
 def _run(context: Context, process: Process) -> list[str]:
@@ -238,9 +232,10 @@ def _run(context: Context, process: Process) -> list[str]:
     options += _docker_devices(context, process)
     options += ["--shm-size", f"{_shm_gib(process)}g"]
     for source, place, read in _mounts(context):
-        own = f"{object_name(context)}-{source}" if source in _named_volumes(context) else source
-        volume = f"{own}:{place}{':ro' if read else ''}"
-        options += ["--volume", _Shell(f'"$PWD":{place}:ro') if source == BUNDLE else volume]
+        is_volume = source in _named_volumes(context)
+        volume = f"{object_name(context)}-{source}" if is_volume else source
+        mount = f"{volume}:{place}{':ro' if read else ''}"
+        options += ["--volume", _Shell(f'"$PWD":{place}:ro') if source == BUNDLE else mount]
     for key, value in _environment(context, process).items():
         options += ["--env", key if value is None else f"{key}={value}"]
     return [*options, "--entrypoint", argv[0], image(context), *argv[1:]]
@@ -266,7 +261,7 @@ class _Shell(str):
 
 
 def _lines(words: list[str]) -> str:
-    """Words as a command, an option a line."""
+    """Words as a command, one option per line."""
     lines: list[str] = []
     for word in words:
         shown = word if isinstance(word, _Shell) else shlex.quote(word)

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A value that a shell script has in a variable (or element of an array), known only when it runs."""
+    """A value that a shell script holds in a variable or array element, known when it runs."""
 
     name: str
 
@@ -31,7 +31,7 @@ def fill(template: str, values: Mapping[str, str], literal: Callable[[str], str]
         NoAnswer: for a placeholder that the target has no value for.
     """
     return "".join(
-        _value(values, text) if named else literal(text) for named, text in _pieces(template)
+        _value(values, text) if is_name else literal(text) for is_name, text in _pieces(template)
     )
 
 
@@ -44,17 +44,17 @@ def shell_word(template: str, values: Values) -> str:
     if not template:
         return "''"
     return "".join(
-        _shell(_value(values, text) if named else text) for named, text in _pieces(template)
+        _shell(_value(values, text) if is_name else text) for is_name, text in _pieces(template)
     )
 
 
 def kubernetes_literal(text: str) -> str:
-    """Text that a container's command holds as it is: ``$(`` would otherwise start a variable."""
+    """Text escaped for a container's command, where ``$(`` starts a variable."""
     return text.replace("$(", "$$(")
 
 
 def compose_literal(text: str) -> str:
-    """Text that a compose file holds as it is: ``$`` would otherwise start a variable."""
+    """Text escaped for a compose file, where ``$`` starts a variable."""
     return text.replace("$", "$$")
 
 
@@ -65,13 +65,14 @@ def _shell(value: str | Variable) -> str:
 
 
 def _pieces(template: str) -> list[tuple[bool, str]]:
-    """The template cut into (is a placeholder's name, text), empty texts left out."""
+    """The template cut into (whether a placeholder's name, text), without empty texts."""
     parts = _PLACEHOLDER.split(template)
     return [(bool(n % 2), part) for n, part in enumerate(parts) if part]
 
 
 def _value(values: Mapping[str, _T], name: str) -> _T:
     if name not in values:
-        message = f"the launch asks for ${{{name}}}, which this target does not have; it has {', '.join(values)}."
+        available = ", ".join(values)
+        message = f"the launch needs ${{{name}}}, which this target lacks. Available: {available}."
         raise NoAnswer(message, hint="Choose another target.")
     return values[name]

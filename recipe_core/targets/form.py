@@ -15,7 +15,7 @@ _NO_KUBERNETES = {"docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FormField:
     """One parameter: its name and a title."""
 
     name: str
@@ -23,45 +23,45 @@ class Asked:
 
     @property
     def help(self) -> str:
-        """What it is for, as its field says."""
+        """The description of the parameter's field."""
         return description_of(Parameters, self.name)
 
 
-EVERYWHERE: tuple[Asked, ...] = (
-    Asked("model", "Model"),
-    Asked("host", "Listen on"),
-    Asked("port", "Port"),
-    Asked("image", "Container image"),
-    Asked("model_cache", "Cache of weights"),
-    Asked("device_groups", "Groups of AMD devices"),
+EVERYWHERE: tuple[FormField, ...] = (
+    FormField("model", "Model"),
+    FormField("host", "Listen on"),
+    FormField("port", "Port"),
+    FormField("image", "Container image"),
+    FormField("model_cache", "Weights cache"),
+    FormField("device_groups", "AMD device groups"),
 )
 KUBERNETES = (
-    Asked("namespace", "Namespace"),
-    Asked("token_secret", "Secret with the hub's token"),
-    Asked("cache_gib", "Cache size in GiB"),
-    Asked("storage_class", "Storage class"),
-    Asked("node_selector", "Node selector"),
-    Asked("min_replicas", "Fewest replicas"),
-    Asked("max_replicas", "Most replicas"),
-    Asked("prometheus", "Prometheus"),
-    Asked("monitoring_namespace", "Namespace of monitoring"),
+    FormField("namespace", "Namespace"),
+    FormField("token_secret", "Secret with the hub token"),
+    FormField("cache_gib", "Cache size in GiB"),
+    FormField("storage_class", "Storage class"),
+    FormField("node_selector", "Node selector"),
+    FormField("min_replicas", "Minimum replicas"),
+    FormField("max_replicas", "Maximum replicas"),
+    FormField("prometheus", "Prometheus"),
+    FormField("monitoring_namespace", "Monitoring namespace"),
 )
 CLUSTERS = (
-    Asked("partition", "Partition"),
-    Asked("account", "Account"),
-    Asked("time_limit_minutes", "Time limit in minutes"),
-    Asked("queue", "Queue"),
-    Asked("cloud", "Cloud"),
-    Asked("region", "Region"),
+    FormField("partition", "Partition"),
+    FormField("account", "Account"),
+    FormField("time_limit_minutes", "Time limit in minutes"),
+    FormField("queue", "Queue"),
+    FormField("cloud", "Cloud"),
+    FormField("region", "Region"),
 )
 
 
 _SERVING = {"host", "min_replicas", "max_replicas", "prometheus", "monitoring_namespace"}
-"""What a training run does not read."""
+"""Parameters that a training run does not read."""
 
 
-def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[Asked, ...]]:
-    """The parameters that any of the targets (by name) reads for this recipe."""
+def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[FormField, ...]]:
+    """The parameters, by group, that any of the targets (by name) reads for this recipe."""
     offered = {"Everywhere": EVERYWHERE}
     if set(targets) - _NO_KUBERNETES:
         offered["Kubernetes"] = KUBERNETES
@@ -70,14 +70,14 @@ def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[Asked,
     unread = set(_SERVING) if context.kind == "training" else set()
     if context.vendor != "amd":
         unread.add("device_groups")
-    read = {}
-    for group, parameters in offered.items():
-        read[group] = tuple(each for each in parameters if each.name not in unread)
-    return read
+    return {
+        group: tuple(field for field in fields if field.name not in unread)
+        for group, fields in offered.items()
+    }
 
 
 def default(name: str, context: Context) -> str:
-    """What stands for a parameter while it is left open, as it would be typed; empty: nothing."""
+    """What applies while a parameter is left open, as one would type it; empty: nothing."""
     if name == "model":
         return context.model
     if name == "image":

@@ -12,7 +12,7 @@ from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata
 
 FOLDER = "targets/kserve"
-CONTAINER = "kserve-container"  # the name by which KServe finds the one that answers
+CONTAINER = "kserve-container"  # KServe sends requests to the container of this name
 
 
 def files(context: Context) -> dict[str, str]:
@@ -24,29 +24,22 @@ def files(context: Context) -> dict[str, str]:
     shape = layout(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
         raise NoAnswer(
-            "an InferenceService has one container; this recipe needs more for each copy.",
+            "an InferenceService has one container; this recipe needs several per copy.",
             hint="Use the Kubernetes target.",
         )
     return folder(context, FOLDER, {"inferenceservice.yaml": inference_service(context, shape)})
 
 
 def folder(context: Context, path: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Objects by the names of their files, the claim and the files that they mount, and the list of all for kustomize."""
-    own = kubernetes.shared(context)
-    found = objects | {f"{name}.yaml": value for name, value in own.items()}
-    listed = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(found),
-    }
-    return {
-        f"{path}/{name}": to_yaml(value)
-        for name, value in (found | {"kustomization.yaml": listed}).items()
-    }
+    """Objects by file name, the claim and the files that they mount, and their kustomization."""
+    mounted = {f"{name}.yaml": value for name, value in kubernetes.shared(context).items()}
+    files = {**objects, **mounted}
+    files["kustomization.yaml"] = pod.kustomization([*files])
+    return {f"{path}/{name}": to_yaml(value) for name, value in files.items()}
 
 
 def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
-    """The InferenceService. KServe's own autoscaler is off: what it knows (CPU, requests) says little of an engine."""
+    """The InferenceService, without KServe's autoscaler: CPU load says little about an engine."""
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
     container = pod.container(context, shape.leader[0], known, name=CONTAINER)

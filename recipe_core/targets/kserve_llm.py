@@ -1,7 +1,8 @@
-"""KServe: an LLMInferenceService, with its gateway, over several nodes and with prefill and decode pools.
+"""KServe: an LLMInferenceService with its gateway, multi-node, with prefill and decode pools.
 
-KServe lays the object over presets of its own, by names and by mount paths. The recipe's words take the place of a preset's; what is left
-of it is the certificate, the sidecar that a decode pod answers through, and a folder for temporary files.
+KServe merges the object with presets of its own, by names and mount paths. The recipe's command
+replaces a preset's; what remains of the preset is the certificate, the sidecar that a decode pod
+answers through, and a folder for temporary files.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ FOLDER = "targets/kserve-llm"
 VERSION = "serving.kserve.io/v1alpha2"
 ENGINE, PROGRAM = "vllm", ("vllm", "serve")
 CONTAINER = "main"  # the name that presets give the engine's container
-PORT, BEHIND_SIDECAR = (
-    8000,
-    8001,
-)  # where KServe's services look for a server, and its sidecar for the one that decodes
+# KServe's services expect a server at the first, its sidecar the decoding server at the second.
+PORT, BEHIND_SIDECAR = 8000, 8001
 CERTIFICATES = "/var/run/kserve/tls"  # where presets mount them
 OTHER = "Use the Kubernetes target."
 
@@ -35,11 +34,12 @@ def files(context: Context) -> dict[str, str]:
     """``llminferenceservice.yaml``, the claim and the files it mounts.
 
     Raises:
-        NoAnswer: for other engines, for servers that differ, for nodes that KServe does not count, or where no image is known.
+        NoAnswer: for other engines, for servers that differ, for a number of nodes that KServe
+            would not derive, or where no image is known.
     """
     if context.engine != ENGINE:
         raise NoAnswer(
-            f"its presets and its scheduler are {ENGINE}'s, not {context.engine}'s.",
+            f"its presets and scheduler are made for {ENGINE}, not {context.engine}.",
             field="candidate.engine",
             hint=OTHER,
         )
@@ -47,23 +47,25 @@ def files(context: Context) -> dict[str, str]:
 
 
 def service(context: Context) -> dict[str, Any]:
-    """The LLMInferenceService: what answers (or decodes) at its top, and the pool that computes prompts below it."""
+    """The LLMInferenceService: the serving (or decode) pool on top, the prefill pool below it."""
     units = by_role(context.launch)
     if units is None:
-        raise NoAnswer("its servers differ, and here copies of one stand for all.", hint=OTHER)
-    pools = "prefill" in units
-    several = pools or kubernetes.copies(context, units["server"]) > 1
-    spec = {
+        raise NoAnswer("its servers differ; this object replicates a single one.", hint=OTHER)
+    router: dict[str, Any] = {"route": {}, "gateway": {}}
+    # The engine itself loads the model, into the claim, under the recipe's name for it.
+    spec: dict[str, Any] = {
         "model": {"uri": _uri(context), "name": context.launch.api_model},
-        "storageInitializer": {
-            "enabled": False
-        },  # the engine loads it, into the claim, by the name that the recipe gives it
-        **_workload(
-            context, units["decode" if pools else "server"], BEHIND_SIDECAR if pools else PORT
-        ),
-        **({"prefill": _workload(context, units["prefill"], PORT)} if pools else {}),
-        "router": {"route": {}, "gateway": {}} | ({"scheduler": {}} if several else {}),
+        "storageInitializer": {"enabled": False},
     }
+    if "prefill" in units:
+        spec |= _workload(context, units["decode"], BEHIND_SIDECAR)
+        spec["prefill"] = _workload(context, units["prefill"], PORT)
+        router["scheduler"] = {}
+    else:
+        spec |= _workload(context, units["server"], PORT)
+        if kubernetes.copies(context, units["server"]) > 1:
+            router["scheduler"] = {}
+    spec["router"] = router
     return {
         "apiVersion": VERSION,
         "kind": "LLMInferenceService",
@@ -73,62 +75,66 @@ def service(context: Context) -> dict[str, Any]:
 
 
 def _uri(context: Context) -> str:
-    """The model as KServe names it; it reads nothing from there."""
-    return (
-        f"file://{pod.mounted_model(context)}"
-        if context.model_is_folder
-        else f"hf://{context.model_source}"
-    )
+    """The model's URI; with the storage initializer off, KServe reads nothing from it."""
+    if context.model_is_folder:
+        return f"file://{pod.mounted_model(context)}"
+    return f"hf://{context.model_source}"
 
 
 def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
-    here = replace(context, parameters=context.parameters.model_copy(update={"port": port}))
+    on_port = replace(context, parameters=context.parameters.model_copy(update={"port": port}))
     worker = same_pod(unit.pods[1:], first=1) if len(unit.pods) > 1 else ()
     if worker is None:
         raise NoAnswer(
-            "its nodes run different processes; an LLMInferenceService has one template for all workers.",
+            "its nodes run different processes; "
+            "an LLMInferenceService has one template for all workers.",
             hint=OTHER,
         )
     if any(process.answers for process in worker):
         raise NoAnswer(
-            "every node of a server answers by itself, and here only the first one is asked.",
-            hint=OTHER,
+            "each node of a server answers requests, but KServe calls only the first.", hint=OTHER
         )
     return {
         "replicas": kubernetes.copies(context, unit),
         "parallelism": _parallelism(unit),
-        # The name that requests go by is the recipe's alone; a preset would have them sent to a second one.
+        # The recipe's model name is the only one; a preset would route by a second name.
         "annotations": {"serving.kserve.io/model-based-routing-enabled": "false"},
-        "template": _pod(here, unit.leader, sidecar=port == BEHIND_SIDECAR),
-        **({"worker": _pod(here, worker, sidecar=False)} if worker else {}),
+        "template": _pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
+        **({"worker": _pod(on_port, worker, sidecar=False)} if worker else {}),
     }
 
 
 def _parallelism(unit: Unit) -> dict[str, Any]:
-    """Degrees as the words say them. KServe counts nodes by them: stages, or replicas over those of a node.
+    """Degrees as the command states them.
+
+    KServe derives the number of nodes from them: one per pipeline stage, or ``data / dataLocal``.
 
     Raises:
-        NoAnswer: where that gives another number of nodes.
+        NoAnswer: where that is not the recipe's number of nodes.
     """
     words = unit.leader[0].argv
     if words[: len(PROGRAM)] != PROGRAM or len(unit.leader) > 1:
-        raise NoAnswer("a pod here has one process, which is an engine.", hint=OTHER)
-    said = meaning_of(read_arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate
-    nodes, tp, pp, dp = len(unit.pods), said["tp"], said["pp"], said["dp"]
-    stages, replicas = pp > 1 and dp == 1, dp > 1 and pp == 1 and dp % nodes == 0
-    if nodes > 1 and nodes != (pp if stages else nodes if replicas else 1):
+        raise NoAnswer("each of its pods must run a single engine process.", hint=OTHER)
+    split = meaning_of(read_arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate
+    nodes, tp, pp, dp = len(unit.pods), split["tp"], split["pp"], split["dp"]
+    degrees: dict[str, Any] = {"tensor": tp}
+    derived_nodes = 1
+    if pp > 1 and dp == 1:
+        degrees["pipeline"], derived_nodes = pp, pp
+    elif dp > 1 and pp == 1 and dp % nodes == 0:
+        degrees |= {"data": dp, "dataLocal": dp // nodes}
+        derived_nodes = nodes
+    if nodes not in (1, derived_nodes):
         raise NoAnswer(
-            f"it counts nodes by stages, or by replicas with as many on each; tp {tp} × pp {pp} × dp {dp} has {nodes} nodes.",
+            "it needs one pipeline stage per node or equally many data-parallel replicas on each; "
+            f"tp {tp} × pp {pp} × dp {dp} runs on {nodes} nodes.",
             hint=OTHER,
         )
-    over = (
-        {"pipeline": pp} if stages else {"data": dp, "dataLocal": dp // nodes} if replicas else {}
-    )
-    return {"tensor": tp, **over, **({"expert": True} if said["ep"] > 1 else {})}
+    return {**degrees, "expert": True} if split["ep"] > 1 else degrees
 
 
 def _pod(context: Context, processes: Pod, *, sidecar: bool) -> dict[str, Any]:
-    """A pod to lay over a preset's; the sidecar asks the cluster which pods compute prompts."""
+    """A pod to merge with a preset's; its sidecar asks the cluster for the prefill pods."""
     known = pod.values(context, "$(LWS_LEADER_ADDRESS)", index="$(LWS_WORKER_INDEX)")
     spec = pod.pod_spec(context, processes, known)
     if sidecar:
@@ -137,37 +143,27 @@ def _pod(context: Context, processes: Pod, *, sidecar: bool) -> dict[str, Any]:
 
 
 def _container(context: Context, process: Process, known: Mapping[str, str]) -> dict[str, Any]:
-    whole = pod.container(context, process, known, name=CONTAINER)
-    program, *words = (_literal(word) for word in whole.pop("command"))
-    name, image = whole.pop("name"), whole.pop("image")
+    spec, port = pod.container(context, process, known, name=CONTAINER), context.parameters.port
+    program, *words = (_literal(word) for word in spec.pop("command"))
     if process.answers:
         words += _certificates()
-        whole["ports"] = [
-            {"name": "http", "containerPort": context.parameters.port, "protocol": "TCP"}
-        ]
+        spec["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
         for probe in pod.PROBES:
-            whole[probe]["httpGet"]["port"] = (
-                context.parameters.port
-            )  # its scheme is left to the preset
-    whole["env"] = [
-        entry | {"value": _literal(entry["value"])} if "value" in entry else entry
-        for entry in whole["env"]
-    ]
-    return {
-        "name": name,
-        "image": image,
-        "command": [program],
-        "args": words,
-        **whole,
-    }  # both replace a preset's
+            spec[probe]["httpGet"]["port"] = port  # its scheme is left to the preset
+    for entry in spec["env"]:
+        if "value" in entry:
+            entry["value"] = _literal(entry["value"])
+    # command and args each replace the preset's
+    first = {"name": spec.pop("name"), "image": spec.pop("image")}
+    return {**first, "command": [program], "args": words, **spec}
 
 
 def _certificates() -> list[str]:
-    """Whether traffic inside the cluster is encrypted is KServe's setting; without it the paths are empty, which is as if not given."""
+    """Options for KServe's certificate; without TLS in the cluster their paths come out empty."""
     path = "{{ if .GlobalConfig.EnableTLS }}" + CERTIFICATES + "/tls.%s{{ end }}"
     return [f"--ssl-certfile={path % 'crt'}", f"--ssl-keyfile={path % 'key'}"]
 
 
 def _literal(text: str) -> str:
-    """Text that KServe's templates leave as it is: ``{{`` would otherwise start an action."""
+    """Text escaped for KServe's templates, where ``{{`` starts an action."""
     return text.replace("{{", "{{`{{`}}")

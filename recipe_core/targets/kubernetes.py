@@ -1,4 +1,7 @@
-"""Kubernetes: a Deployment, or a LeaderWorkerSet over several nodes, with everything it needs; ``kubectl apply -k``."""
+"""Kubernetes: a Deployment, or a LeaderWorkerSet over several nodes, with all they need.
+
+For ``kubectl apply -k``.
+"""
 
 from __future__ import annotations
 
@@ -12,95 +15,85 @@ from recipe_core.launch.process import Process
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, layout, same_pod
-from recipe_core.targets.pod import GIB, label_name, labels, metadata, object_name
+from recipe_core.targets.pod import GIB, kustomization, label_name, labels, metadata, object_name
 
 FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
 QUEUE = "kueue.x-k8s.io/queue-name"
 ROOTS = {"sshd"}  # programs that do not start without root
-SPARE_CACHE = 1.2  # a download is kept beside the file it becomes
+SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
 
 def files(context: Context) -> dict[str, str]:
-    """One file an object, and the list of them for kustomize.
+    """One file per object, and their kustomization.
 
     Raises:
-        NoAnswer: where no image is known, or workers differ in more than their number, or need root.
+        NoAnswer: where no image is known, workers differ in more than their number, or need root.
     """
-    found = {f"{name}.yaml": to_yaml(value) for name, value in objects(context).items()}
-    listed = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(found),
-    }
-    return {
-        f"{FOLDER}/{name}": text
-        for name, text in (found | {"kustomization.yaml": to_yaml(listed)}).items()
-    }
+    values = {f"{name}.yaml": value for name, value in objects(context).items()}
+    values["kustomization.yaml"] = kustomization([*values])
+    return {f"{FOLDER}/{name}": to_yaml(value) for name, value in values.items()}
 
 
 def objects(context: Context) -> dict[str, dict[str, Any]]:
-    """The objects by the names of their files."""
+    """The objects by file name, without its ending.
+
+    Raises:
+        NoAnswer: as ``files``.
+    """
     units = layout(context.launch)
-    if any(
-        "${node" in word
-        for unit in units
-        if len(unit.pods) == 1
-        for p in unit.leader
-        for word in (*p.argv, *p.env.values())
-    ):
+    single = [process for unit in units if len(unit.pods) == 1 for process in unit.leader]
+    if any("${node" in word for p in single for word in (*p.argv, *p.env.values())):
         raise NoAnswer(
-            "its servers meet at the address of another node, and pods are not placed by node.",
+            "its servers rendezvous at another node's address, and pods are not placed by node.",
             hint="Use Slurm.",
         )
-    found = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
-    found |= {
-        f"service{suffix(unit)}": service(context, unit, suffix(unit))
-        for unit in units
-        if unit.answers and _asked_inside(unit)
-    }
-    found["service"] = service(context, entry(units), "")
-    return (
-        found
-        | shared(context)
-        | {"disruption": disruption(context, units), "network": network(context)}
-    )
+    values = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
+    for unit in units:
+        if unit.answers and _internal(unit):
+            values[f"service{suffix(unit)}"] = service(context, unit, suffix(unit))
+    values["service"] = service(context, entry(units), "")
+    values |= shared(context)
+    return {**values, "disruption": disruption(context, units), "network": network(context)}
 
 
 def shared(context: Context) -> dict[str, dict[str, Any]]:
-    """What pods mount, by the names of the files: the claim for the weights, unless the user has one, and files of the bundle."""
-    own = pod.claim_name(context) and not context.parameters.model_cache
-    found = {"storage": storage(context, layout(context.launch))} if own else {}
-    return found | ({"files": pod.files_map(context)} if context.mounted else {})
+    """What pods mount, by file name: the claim for weights, unless the user's, and bundle files."""
+    values = {}
+    if pod.claim_name(context) and not context.parameters.model_cache:
+        values["storage"] = storage(context, layout(context.launch))
+    if context.mounted:
+        values["files"] = pod.files_map(context)
+    return values
 
 
 def suffix(unit: Unit) -> str:
-    """What tells the objects of a unit from those of others."""
+    """Distinguishes the objects of one unit from those of the others."""
     return f"-{label_name(unit.name)}" if unit.name else ""
 
 
 def kind(unit: Unit) -> str:
-    """The kind of object that starts a unit, in small letters."""
+    """The kind of object that starts a unit, in lower case."""
     return "deployment" if len(unit.pods) == 1 else "leaderworkerset"
 
 
 def entry(units: Sequence[Unit]) -> Unit:
-    """The unit that clients ask: the one with the router, else the first."""
+    """The unit that clients call: the one with the router, else the first."""
     return next((unit for unit in units if any(p.role == "router" for p in unit.leader)), units[0])
 
 
-def _asked_inside(unit: Unit) -> bool:
-    """Whether a unit has an address for other units."""
+def _internal(unit: Unit) -> bool:
+    """Whether other units call this one, which then needs an address of its own."""
     return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
 
 
 def workload(context: Context, unit: Unit) -> dict[str, Any]:
-    """What starts the pods of a unit."""
+    """The Deployment or LeaderWorkerSet of a unit."""
     return _deployment(context, unit) if len(unit.pods) == 1 else _leader_worker_set(context, unit)
 
 
 def copies(context: Context, unit: Unit) -> int:
-    """Pods (or groups of pods) to begin with: those of the recipe, as often as the lower bound says."""
+    """Initial pods (or groups of pods): the recipe's copies times the lower replica bound."""
     return unit.copies * max(1, context.parameters.min_replicas)
 
 
@@ -131,12 +124,13 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
     worker = same_pod(unit.pods[1:], first=1)
     if worker is None:
         raise NoAnswer(
-            "its nodes run different processes; a LeaderWorkerSet has one template for all workers.",
+            "its nodes run different processes; "
+            "a LeaderWorkerSet has one template for all workers.",
             hint="Use Slurm.",
         )
     if programs := ROOTS & {p.argv[0].split("/")[-1] for pods in unit.pods for p in pods}:
         raise NoAnswer(
-            f"its workers run {', '.join(programs)}, which needs root and keys in a container.",
+            f"its workers run {', '.join(programs)}, which needs root and SSH keys in a container.",
             hint="Use Slurm.",
         )
     known = {
@@ -162,19 +156,19 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
 
 
 def _members(context: Context, unit: Unit) -> dict[str, str]:
-    """Addresses of workers, where a unit is there once; the number of a copy is not known to its pods."""
+    """Addresses of workers where a unit has one copy; pods do not know their copy's number."""
     name = object_name(context, suffix(unit))
     known = {f"node{n}": f"{name}-0-{n}.{name}" for n in range(1, len(unit.pods))}
     return known if copies(context, unit) == 1 and context.parameters.max_replicas == 1 else {}
 
 
 def leader_role(unit: Unit) -> str:
-    """The label of the pods that answer."""
+    """The role label of the pods that answer requests."""
     return label_name(unit.name) or "leader"
 
 
 def worker_role(unit: Unit) -> str:
-    """The label of the other pods: the leader's where they answer too."""
+    """The role label of the other pods: the leader's if they answer requests too."""
     if any(process.answers for process in unit.pods[-1]):
         return leader_role(unit)
     return "-".join(filter(None, (label_name(unit.name), "worker")))
@@ -183,28 +177,28 @@ def worker_role(unit: Unit) -> str:
 def _template(
     context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any
 ) -> dict[str, Any]:
-    """A pod of a unit; ``more`` are addresses of other pods, or fields of its specification."""
+    """A pod template; ``more`` are addresses of other pods, or fields of the specification."""
     addresses = {key: value for key, value in more.items() if isinstance(value, str)}
-    known = pod.values(context, head, index=index) | _elsewhere(context) | addresses
+    known = {**pod.values(context, head, index=index), **_answering(context), **addresses}
     grace = max(60, math.ceil(2 * context.estimate.get("serving", {}).get("request_latency_s", 0)))
     fields = {key: value for key, value in more.items() if key not in addresses}
     spec = pod.pod_spec(context, processes, known, terminationGracePeriodSeconds=grace, **fields)
     return {"metadata": {"labels": labels(context) | {ROLE: role}}, "spec": spec}
 
 
-def _elsewhere(context: Context) -> dict[str, str]:
-    """Where the processes of other units answer (in the same pod where there is one unit), by the offset of their port."""
-    units = layout(context.launch)
-    return {
-        f"at{process.port_offset}": f"{object_name(context, suffix(unit)) if unit.name else '127.0.0.1'}:{pod.port_of(context, process)}"
-        for unit in units
-        for process in unit.leader
-        if process.answers
-    }
+def _answering(context: Context) -> dict[str, str]:
+    """Addresses of all processes that answer, by port offset; a single unit is one pod."""
+    addresses = {}
+    for unit in layout(context.launch):
+        host = object_name(context, suffix(unit)) if unit.name else "127.0.0.1"
+        for process in unit.leader:
+            if process.answers:
+                addresses[f"at{process.port_offset}"] = f"{host}:{pod.port_of(context, process)}"
+    return addresses
 
 
 def _spread(context: Context, count: int) -> dict[str, Any]:
-    """Copies go to different nodes where there is room."""
+    """Spread copies over nodes where there is room."""
     if count == 1:
         return {}
     rule = {
@@ -217,7 +211,7 @@ def _spread(context: Context, count: int) -> dict[str, Any]:
 
 
 def _queued(context: Context, value: dict[str, Any]) -> dict[str, Any]:
-    """Metadata with Kueue's label where a queue is named."""
+    """Metadata, with Kueue's label where a queue is set."""
     queue = context.parameters.queue
     return value | {"labels": value["labels"] | {QUEUE: queue}} if queue else value
 
@@ -228,13 +222,13 @@ def _startup(context: Context, process: Process) -> int:
 
 
 def entries(unit: Unit) -> list[Process]:
-    """Processes of the leader that are asked: the router where there is one."""
+    """Processes of the leader that clients call: the router where there is one."""
     answering = [process for process in unit.leader if process.answers]
     return [process for process in answering if process.role == "router"] or answering
 
 
 def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
-    """One address inside the cluster for all copies of a unit; ``name`` is appended to the recipe's."""
+    """One address in the cluster for all copies of a unit; ``name`` follows the recipe's."""
     ports = [
         {"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)}
         for p in entries(unit)
@@ -253,22 +247,22 @@ def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
 
 
 def storage(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
-    """A claim for the weights, which pods on several nodes share."""
+    """The claim for the weights, which pods on several nodes share."""
     pods = sum(unit.copies * len(unit.pods) for unit in units) * context.parameters.max_replicas
     return claim(context, object_name(context, "-models"), cache_gib(context), shared=pods > 1)
 
 
 def cache_gib(context: Context) -> int:
-    """Room for the weights."""
+    """Size of the claim for the weights, in GiB."""
     return context.parameters.cache_gib or math.ceil(SPARE_CACHE * context.weights_bytes / GIB) + 1
 
 
 def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
-    """A PersistentVolumeClaim."""
-    chosen = context.parameters.storage_class
+    """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
+    storage_class = context.parameters.storage_class
     spec = {
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
-        **({"storageClassName": chosen} if chosen else {}),
+        **({"storageClassName": storage_class} if storage_class else {}),
         "resources": {"requests": {"storage": f"{size_gib}Gi"}},
     }
     return {
@@ -280,9 +274,9 @@ def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[s
 
 
 def disruption(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
-    """Maintenance takes one pod at a time; of a set over several nodes its leader stands for all."""
-    alone = {ROLE: leader_role(units[0])} if len(units) == 1 else {}
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(context) | alone}}
+    """Maintenance evicts one pod at a time; a multi-node group counts by its leader."""
+    role = {ROLE: leader_role(units[0])} if len(units) == 1 else {}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(context) | role}}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -292,8 +286,8 @@ def disruption(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
 
 
 def network(context: Context) -> dict[str, Any]:
-    """Asked from its own namespace and by monitoring; asks only its own pods, DNS and, for a hub's model, HTTPS."""
-    own = {"podSelector": {"matchLabels": labels(context)}}
+    """In: its namespace and monitoring. Out: its own pods, DNS and, for a hub model, HTTPS."""
+    peers = {"podSelector": {"matchLabels": labels(context)}}
     monitoring = {
         "namespaceSelector": {
             "matchLabels": {"kubernetes.io/metadata.name": context.parameters.monitoring_namespace}
@@ -303,14 +297,17 @@ def network(context: Context) -> dict[str, Any]:
         {pod.port_of(context, p) for p in context.launch.processes if p.answers}
         | {context.parameters.port}
     )
-    asked = [{"protocol": "TCP", "port": port} for port in ports]
+    served = [{"protocol": "TCP", "port": port} for port in ports]
     dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
     hub = [] if context.model_is_folder else [{"ports": [{"protocol": "TCP", "port": 443}]}]
     spec = {
         "podSelector": {"matchLabels": labels(context)},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": [{"podSelector": {}}, monitoring], "ports": asked}, {"from": [own]}],
-        "egress": [{"to": [own]}, dns, *hub],
+        "ingress": [
+            {"from": [{"podSelector": {}}, monitoring], "ports": served},
+            {"from": [peers]},
+        ],
+        "egress": [{"to": [peers]}, dns, *hub],
     }
     return {
         "apiVersion": "networking.k8s.io/v1",

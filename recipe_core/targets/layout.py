@@ -1,4 +1,4 @@
-"""Which processes of a launch share a pod, which pods are one workload, and what differs between them."""
+"""Which processes of a launch share a pod, and which pods form one workload."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from recipe_core.launch.process import Launch, Process
 
 Pod = tuple[Process, ...]
-INDEX = "${index}"  # the number of a pod within its unit, filled by what a target calls it
+INDEX = "${index}"  # a pod's number within its unit; every target has its own variable for it
 _AT = re.compile(r"\$\{node\d+\}:\$\{port(\d+)\}")
 _NODE = re.compile(r"\$\{node(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """``copies`` of the same ``pods``, one pod a node; the first one leads and answers requests.
+    """``copies`` of the same ``pods``, one pod per node; the first one leads and answers requests.
 
-    ``name`` is that of its first process, empty where there is but one unit. Words of its processes name addresses from its own view:
-    ``${self}`` (the pod), ``${head}`` (the leader), ``${node1}`` … (pods of the unit), ``${at3}`` (address and port of the process whose
-    port is the third after the first, in whatever unit).
+    ``name`` is that of its first process, empty for a single unit. Its processes name addresses
+    from the unit's view: ``${self}`` (the pod), ``${head}`` (the leader), ``${node1}`` … (pods of
+    the unit), ``${at3}`` (address and port of the process with port offset 3, in any unit).
     """
 
     name: str
@@ -34,55 +34,43 @@ class Unit:
 
     @property
     def answers(self) -> bool:
-        """Whether anything of it is asked by others."""
+        """Whether a process of the leader answers requests."""
         return any(process.answers for process in self.leader)
 
 
 def layout(launch: Launch) -> tuple[Unit, ...]:
     """Units of a launch.
 
-    Replicas that know nothing of each other are copies in one unit, with pods of their own. Processes of one node share a pod. Over
-    several nodes every group is a unit, and so is the router before them.
+    Independent replicas are copies of one unit, with pods of their own. Processes of one node
+    share a pod. Over several nodes every group is a unit, and so is the router.
     """
     groups = [
         [p for p in launch.processes if p.group == group]
         for group in sorted({p.group for p in launch.processes})
     ]
     pods = [_pods(group) for group in groups]
-    alone = all(p.role in ("server", "worker", "trainer") for p in launch.processes)
-    if alone and len({_shape(group) for group in pods}) == 1:
-        return (
-            Unit(
-                "",
-                len(groups),
-                tuple(tuple(_first_port(p, pods[0]) for p in pod) for pod in pods[0]),
-            ),
-        )
+    independent = all(p.role in ("server", "worker", "trainer") for p in launch.processes)
+    if independent and len({_shape(group) for group in pods}) == 1:
+        return (Unit("", len(groups), _from_first_port(pods[0])),)
     if launch.nodes == 1 or launch.kind == "training":
         return (Unit("", 1, _pods(list(launch.processes))),)
     return tuple(Unit(group[0].name, 1, pod) for group, pod in zip(groups, pods, strict=True))
 
 
 def by_role(launch: Launch) -> dict[str, Unit] | None:
-    """The servers of each role as copies of one unit in pods of their own, without a router; None where they differ in their words.
+    """The servers of each role as copies of one unit, without a router; None if commands differ.
 
-    Variables are those of the first one: they name ports, which differ so that servers may share a node.
+    Environment variables are the first server's: only their ports differ, so that servers may
+    share a node.
     """
-    found: dict[str, list[tuple[Pod, ...]]] = {}
+    roles: dict[str, list[tuple[Pod, ...]]] = {}
     for group in sorted({p.group for p in launch.processes if p.role != "router"}):
         pods = _pods([p for p in launch.processes if p.group == group])
-        found.setdefault(pods[0][0].role, []).append(
-            tuple(tuple(_first_port(p, pods) for p in pod) for pod in pods)
-        )
-    alike = all(
-        len({tuple(tuple(p.argv for p in pod) for pod in pods) for pods in copies}) == 1
-        for copies in found.values()
-    )
-    return (
-        {role: Unit("", len(copies), copies[0]) for role, copies in found.items()}
-        if alike
-        else None
-    )
+        roles.setdefault(pods[0][0].role, []).append(_from_first_port(pods))
+    for copies in roles.values():
+        if len({tuple(tuple(p.argv for p in pod) for pod in pods) for pods in copies}) > 1:
+            return None
+    return {role: Unit("", len(copies), copies[0]) for role, copies in roles.items()}
 
 
 def _pods(processes: Sequence[Process]) -> tuple[Pod, ...]:
@@ -93,17 +81,13 @@ def _pods(processes: Sequence[Process]) -> tuple[Pod, ...]:
 def _seen_from(process: Process, nodes: Sequence[int]) -> Process:
     """The process with addresses as its unit sees them."""
 
-    def address(found: re.Match[str]) -> str:
-        node = int(found[1])
+    def address(placeholder: re.Match[str]) -> str:
+        node = int(placeholder[1])
         if node == process.node:
             return "${self}"
-        return (
-            found[0]
-            if node not in nodes
-            else "${head}"
-            if node == nodes[0]
-            else f"${{node{nodes.index(node)}}}"
-        )
+        if node not in nodes:
+            return placeholder[0]
+        return "${head}" if node == nodes[0] else f"${{node{nodes.index(node)}}}"
 
     def word(text: str) -> str:
         text = _NODE.sub(address, _AT.sub(r"${at\1}", text))
@@ -116,27 +100,25 @@ def _seen_from(process: Process, nodes: Sequence[int]) -> Process:
     )
 
 
-def _first_port(process: Process, pods: Sequence[Pod]) -> Process:
-    """Copies in pods of their own all have the first port."""
-    return replace(
-        process, port_offset=process.port_offset - min(p.port_offset for pod in pods for p in pod)
-    )
+def _from_first_port(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """The pods with ports counted from the first: copies in pods of their own do not collide."""
+    lowest = min(p.port_offset for pod in pods for p in pod)
+    return tuple(tuple(replace(p, port_offset=p.port_offset - lowest) for p in pod) for pod in pods)
 
 
 def _shape(pods: tuple[Pod, ...]) -> tuple[object, ...]:
     """What has to be equal for two groups to be copies of each other."""
-    lowest = min(p.port_offset for pod in pods for p in pod)
     return tuple(
-        (p.argv, tuple(sorted(p.env.items())), p.port_offset - lowest, len(p.devices), p.role)
-        for pod in pods
+        (p.argv, tuple(sorted(p.env.items())), p.port_offset, len(p.devices), p.role)
+        for pod in _from_first_port(pods)
         for p in pod
     )
 
 
 def same_pod(pods: Sequence[Pod], first: int) -> Pod | None:
-    """One pod that stands for all of them, numbered from ``first``: a word that is each pod's number becomes ``${index}``.
+    """One pod that stands for all, numbered from ``first``; None where they differ in more.
 
-    None where they differ in anything else.
+    A word that is the pod's number becomes ``${index}``.
     """
     if len({len(pod) for pod in pods}) != 1:
         return None
@@ -147,10 +129,8 @@ def same_pod(pods: Sequence[Pod], first: int) -> Pod | None:
 
 def _merge(column: Sequence[Process], first: int) -> Process | None:
     lead = column[0]
-    if (
-        len({(len(p.argv), tuple(p.env), p.port_offset, len(p.devices), p.role) for p in column})
-        > 1
-    ):
+    shapes = {(len(p.argv), tuple(p.env), p.port_offset, len(p.devices), p.role) for p in column}
+    if len(shapes) > 1:
         return None
     argv = [_word(words, first) for words in zip(*(p.argv for p in column), strict=True)]
     env = {key: _word([p.env[key] for p in column], first) for key in lead.env}

@@ -1,4 +1,4 @@
-"""llm-d: values for its Helm chart ``llm-d-modelservice``, which adds the gateway's endpoint picker."""
+"""llm-d: values for its Helm chart ``llm-d-modelservice``, with the gateway's endpoint picker."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ OWN_VOLUMES = ("shm", "home", "run")  # the chart makes the one for the weights
 
 
 def files(context: Context) -> dict[str, str]:
-    """``values.yaml`` for ``helm install NAME llm-d-modelservice/llm-d-modelservice -f values.yaml``.
+    """``values.yaml`` for ``helm install`` of the chart.
 
     Raises:
-        NoAnswer: for other engines, several nodes or pools, other devices, or where no image is known.
+        NoAnswer: for other engines or devices, several nodes or pools, or where no image is known.
     """
     shape = layout(context.launch)[0]
     if context.engine != ENGINE or context.vendor not in TYPES:
         raise NoAnswer(
-            f"its scheduler reads the metrics of {ENGINE} on accelerators, not of {context.engine} on {context.vendor}."
+            f"its scheduler reads the metrics of {ENGINE} on accelerators, "
+            f"not of {context.engine} on {context.vendor}."
         )
     if context.nodes > 1 or len(shape.leader) > 1 or context.mounted:
         raise NoAnswer(
-            "the chart renders multi-node and disaggregated commands itself, which could differ from the estimated ones."
+            "the chart renders multi-node and disaggregated commands itself; "
+            "they may differ from the estimated ones."
         )
     return {FILE: to_yaml(values(context, shape))}
 
@@ -42,11 +44,14 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
         context.launch.options.get(f"{name}_parallel_size", 1) for name in ("tensor", "data")
     )
     if tensor * data != len(process.devices):
-        message = f"the chart asks for tensor {tensor} × data {data} devices, and the recipe uses {len(process.devices)}."
-        raise NoAnswer(message, hint="Use the Kubernetes target.")
+        raise NoAnswer(
+            f"the chart requests tensor {tensor} × data {data} devices; "
+            f"the recipe uses {len(process.devices)}.",
+            hint="Use the Kubernetes target.",
+        )
     if context.model_is_folder:
         raise NoAnswer(
-            "the chart takes a model from the hub or a claim, not from a folder on the nodes.",
+            "the chart loads a model from the hub or a claim, not from a folder on the nodes.",
             field="parameters.model",
         )
     artifacts = {
@@ -72,26 +77,16 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
 def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[str, Any]:
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
-    (whole,) = spec["containers"]
-    kept = (
-        "image",
-        "command",
-        "ports",
-        "resources",
-        "startupProbe",
-        "readinessProbe",
-        "livenessProbe",
-        "securityContext",
-    )
+    (server,) = spec["containers"]
+    fields = ("image", "command", "ports", "resources", *pod.PROBES, "securityContext")
     container = {
         "name": ENGINE,
         "modelCommand": "custom",
-        **{key: whole[key] for key in kept},
-        "env": [
-            entry for entry in whole["env"] if entry["name"] != "HF_HOME"
-        ],  # the chart sets it to where it mounts the model
+        **{key: server[key] for key in fields},
+        # the chart sets HF_HOME itself, to where it mounts the model
+        "env": [entry for entry in server["env"] if entry["name"] != "HF_HOME"],
         "mountModelVolume": True,
-        "volumeMounts": [mount for mount in whole["volumeMounts"] if mount["name"] in OWN_VOLUMES],
+        "volumeMounts": [mount for mount in server["volumeMounts"] if mount["name"] in OWN_VOLUMES],
     }
     return {
         "create": True,

@@ -22,7 +22,10 @@ class _Data(BaseModel):
 
 
 class VendorNames(_Data):
-    """``resource`` a device is asked for by, ``label`` a node tells its devices by, ``space``: what stands for a space there."""
+    """The ``resource`` that pods request, the node ``label`` with the device's name.
+
+    ``space`` replaces a space in that label.
+    """
 
     resource: str | None = None
     label: str | None = None
@@ -38,7 +41,7 @@ class DeviceNames(_Data):
 
 
 class Names(Sourced):
-    """The whole file."""
+    """The content of ``names.yaml``."""
 
     vendors: dict[str, VendorNames]
     sky: DeviceNames
@@ -47,18 +50,19 @@ class Names(Sourced):
 
 @cache
 def names() -> Names:
-    """The names that are shipped."""
+    """The shipped ``names.yaml``, parsed once."""
     return Names.model_validate(read_shipped(Path(__file__).with_name("names.yaml")))
 
 
 def node_affinity(profile: str, vendor: str) -> dict[str, Any] | None:
-    """Nodes whose label says one of the driver's names of the device; None where nodes do not tell."""
-    known = names().vendors[vendor]
-    told = [alias.replace(" ", known.space) for alias in _aliases(profile) if " " in alias]
-    values = [value for value in told if _LABEL_VALUE.fullmatch(value)]
-    if known.label is None or not values:
+    """Nodes labelled with one of the driver's names for the device; None where nodes have none."""
+    convention = names().vendors[vendor]
+    # Drivers' names have spaces; aliases without one are this package's.
+    labels = [alias.replace(" ", convention.space) for alias in _aliases(profile) if " " in alias]
+    values = [label for label in labels if _LABEL_VALUE.fullmatch(label)]
+    if convention.label is None or not values:
         return None
-    rule = {"key": known.label, "operator": "In", "values": values}
+    rule = {"key": convention.label, "operator": "In", "values": values}
     return {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -69,7 +73,7 @@ def node_affinity(profile: str, vendor: str) -> dict[str, Any] | None:
 
 
 def _aliases(profile: str) -> tuple[str, ...]:
-    """What drivers call the device; nothing where the profile is the user's own and not shipped."""
+    """Other names of the device; none for a profile that is not shipped."""
     try:
         return device(profile).aliases
     except HardwareError:

@@ -1,4 +1,4 @@
-"""The script that one node runs: its processes, told apart by the node's number."""
+"""The script that every node runs; the node's number selects its processes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ root=$PWD
 run=$root/run
 mkdir -p "$run"
 """
-_END = """# The node has failed as soon as one of its processes has; the others are stopped with it.
+_END = """# A node fails with the first of its processes, and stops the others.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait -n
 """
-_SPLIT = """# Devices count within what the scheduler gave.
+_SPLIT = """# Device numbers count within those the scheduler assigned.
 IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-%s}"
 """
-_ROCM = """# HIP counts within what ROCR_VISIBLE_DEVICES leaves; CUDA_VISIBLE_DEVICES, which Slurm sets too, would filter once more.
+_ROCM = """# HIP counts within ROCR_VISIBLE_DEVICES. Slurm also sets CUDA_VISIBLE_DEVICES, which
+# would filter once more.
 unset CUDA_VISIBLE_DEVICES
 """
 
 
 def node_script(context: Context, number: str, *, visible_given: bool = False) -> str:
-    """A bash script for all nodes; ``number`` is the variable with the node's own.
+    """A bash script for all nodes; the variable ``number`` holds the node's number.
 
-    ``visible_given``: whether a scheduler already limits the visible devices, so that those of several processes are chosen among them.
+    ``visible_given``: a scheduler already limits the visible devices, so processes that share a
+    node divide those.
     """
     processes = context.launch.processes
     shared = any(len(on) > 1 for on in _by_node(processes).values())
@@ -66,15 +68,15 @@ def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
 
 
 def _devices_given(context: Context, *, shared: bool) -> str:
-    """How processes find the devices that the scheduler gave to the job."""
+    """How processes find the devices that the scheduler assigned to the job."""
     if context.runtime == "rocm":
         return _ROCM
-    every = ",".join(map(str, range(context.devices_per_node)))
-    return _SPLIT % every if shared and context.runtime == "cuda" else ""
+    devices = ",".join(map(str, range(context.devices_per_node)))
+    return _SPLIT % devices if shared and context.runtime == "cuda" else ""
 
 
 def _folders(processes: Sequence[Process]) -> str:
-    """Caches inside the run folder exist before an engine looks for them."""
+    """Commands that make caches inside the run folder before an engine looks for them."""
     inside = {
         value.removeprefix("${run}/")
         for p in processes
@@ -85,11 +87,12 @@ def _folders(processes: Sequence[Process]) -> str:
 
 
 def _programs(processes: Sequence[Process]) -> str:
-    """Say at once when a program is not installed on the node."""
-    lines = [
-        f"command -v {shlex.quote(name)} >/dev/null || {{ echo {shlex.quote(f'{name} is not installed on this node')} >&2; exit 1; }}\n"
-        for name in dict.fromkeys(p.argv[0] for p in processes)
-    ]
+    """Commands that fail at once when a program is not installed on the node."""
+    lines = []
+    for name in dict.fromkeys(p.argv[0] for p in processes):
+        message = shlex.quote(f"{name} is not installed on this node")
+        check = f"command -v {shlex.quote(name)} >/dev/null"
+        lines.append(f"{check} || {{ echo {message} >&2; exit 1; }}\n")
     return "".join(lines)
 
 
@@ -104,7 +107,7 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
     first = min(p.node for p in context.launch.processes if p.group == process.group)
     known: Values = {
         "model": context.model_source,
-        "host": "0.0.0.0",  # noqa: S104 - asked from other nodes
+        "host": "0.0.0.0",  # noqa: S104 - other nodes call it
         "port": str(context.parameters.port + process.port_offset),
         "head": Variable(f"nodes[{first}]"),
         **{f"node{n}": Variable(f"nodes[{n}]") for n in range(context.nodes)},
@@ -121,15 +124,14 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
 
 
 def visible(context: Context, process: Process, *, visible_given: bool = False) -> list[str]:
-    """The setting that shows a process its own devices only."""
+    """The setting that limits a process to its devices; none for a process without any."""
     variable = VISIBLE.get(context.runtime)
     if variable is None or not process.devices:
         return []
-    pick = visible_given and context.runtime == "cuda"
-    return [
-        f"{variable}="
-        + ",".join(f'"${{devices[{n}]}}"' if pick else str(n) for n in process.devices)
-    ]
+    numbers = [str(number) for number in process.devices]
+    if visible_given and context.runtime == "cuda":
+        numbers = [f'"${{devices[{number}]}}"' for number in numbers]
+    return [f"{variable}={','.join(numbers)}"]
 
 
 def wrapped(words: Sequence[str], width: int = 110, indent: str = _INDENT * 2) -> str:

@@ -13,7 +13,7 @@ from recipe_core.targets.context import NAME_ONE, Context, Image
 
 
 def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
-    """What targets are made from: the launch, where it goes, and the recipe's estimate and limits."""
+    """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets."""
     profile, model, lock = decision.cluster.device, decision.model, recipe.lock
     host = profile.node.host_memory_bytes
     image = lock.image if lock else decision.image
@@ -46,9 +46,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
 
 
 def image_file(decision: Decision, runtime: str) -> str | None:
-    """The Containerfile of a framework that has no image of its own; None where it has, or none can be built."""
-    return (
-        containerfile(decision.engine, runtime)
-        if decision.deployment is None and decision.image is None
-        else None
-    )
+    """The Containerfile of a framework without a published image; None if not needed or known."""
+    if decision.deployment is not None or decision.image is not None:
+        return None
+    return containerfile(decision.engine, runtime)

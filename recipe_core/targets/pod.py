@@ -1,4 +1,4 @@
-"""A pod that runs processes of a launch: containers, devices, volumes, probes, and no more rights than they need."""
+"""A pod for processes of a launch: containers, devices, volumes, probes, least privilege."""
 
 from __future__ import annotations
 
@@ -17,29 +17,26 @@ from recipe_core.targets.names import names, node_affinity
 ROOT, RUN, CACHE, HOME = "/recipe", "/run/recipe", "/models", "/home/recipe"
 USER = 1000
 NAME_LENGTH = 40  # controllers append up to 23 characters to a name, and 63 is the limit of a label
-DOWNLOAD_BYTES_PER_S = 100e6  # assumed, of a first start; a slower hub needs a filled cache
+DOWNLOAD_BYTES_PER_S = 100e6  # assumed for a first start; behind a slower link, fill the cache
 PROBE_S = 10
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 GIB = 1 << 30
-CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = (
-    4,
-    16,
-)  # assumed: what engines keep on the host besides the weights in flight
+# Assumed, per device: what an engine needs on the host besides weights being loaded.
+CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 4, 16
 CONFIG_MAP_BYTES = 1_000_000  # of the 1 MiB that an object may have
 
 
 def object_name(context: Context, suffix: str = "") -> str:
-    """The name of an object: the recipe's, cut with a digest where controllers could not append to it."""
+    """The name of an object: the recipe's, cut to length with a digest, and ``suffix``."""
     name = context.name
     if len(name) > NAME_LENGTH:
-        name = (
-            f"{name[: NAME_LENGTH - 7].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
-        )
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        name = f"{name[: NAME_LENGTH - 7].rstrip('-')}-{digest}"
     return name + suffix
 
 
 def labels(context: Context) -> dict[str, str]:
-    """What selects the pods of a recipe."""
+    """Labels that select the pods of a recipe."""
     return {"app.kubernetes.io/name": object_name(context)}
 
 
@@ -53,27 +50,40 @@ def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
+def kustomization(resources: list[str]) -> dict[str, Any]:
+    """The list of files that ``kubectl apply -k`` reads."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": resources,
+    }
+
+
 def values(context: Context, head: str, **more: str) -> dict[str, str]:
-    """What placeholders of a launch are in a pod; the port is each process's own."""
-    known = {
+    """Values of a launch's placeholders in a pod, without ``port``, which each process has."""
+    return {
         "model": mounted_model(context),
         "host": "0.0.0.0",  # noqa: S104 - inside its pod
         "head": head,
         "root": ROOT,
         "run": RUN,
+        "self": "$(POD_IP)",
+        **port_values(context.launch, context.parameters.port),
+        **more,
     }
-    return (
-        known | {"self": "$(POD_IP)"} | port_values(context.launch, context.parameters.port) | more
-    )
 
 
 def mounted_model(context: Context) -> str:
-    """A hub id, or the folder on the nodes that containers find at the same path; raises NoAnswer for one that is not absolute."""
+    """A hub id, or a folder on the nodes, which containers mount at the same path.
+
+    Raises:
+        NoAnswer: for a folder whose path is not absolute.
+    """
     if context.model_is_folder and not context.model_source.startswith("/"):
         raise NoAnswer(
-            f"the model is the folder {context.model_source}, and what that is on the nodes is not known.",
+            f"the model folder {context.model_source} is not an absolute path on the nodes.",
             field="parameters.model",
-            hint="Name its absolute path there.",
+            hint="Set its absolute path.",
         )
     return context.model_source
 
@@ -91,19 +101,15 @@ def port_of(context: Context, process: Process) -> int:
 
 def pod_spec(context: Context, pod: Pod, known: Mapping[str, str], **more: Any) -> dict[str, Any]:
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
-    computes = context.vendor == "cpu" or any(
-        process.devices for process in pod
-    )  # a router needs no node with devices
+    # a router alone needs no node with devices
+    computes = context.vendor == "cpu" or any(process.devices for process in pod)
     affinity = node_affinity(context.device, context.vendor) if computes else None
+    selector = dict(context.parameters.node_selector)
     return {
         "automountServiceAccountToken": False,
         "securityContext": security(context),
         **({"affinity": affinity} if affinity else {}),
-        **(
-            {"nodeSelector": dict(context.parameters.node_selector)}
-            if context.parameters.node_selector
-            else {}
-        ),
+        **({"nodeSelector": selector} if selector else {}),
         **(tolerations(context) if computes else {}),
         "containers": [container(context, process, known) for process in pod],
         "volumes": volumes(context, pod),
@@ -115,18 +121,18 @@ def container(
     context: Context, process: Process, known: Mapping[str, str], name: str | None = None
 ) -> dict[str, Any]:
     """One process as a container."""
-    here = {**known, "port": str(port_of(context, process))}
+    port = port_of(context, process)
+    filled = {**known, "port": str(port)}
+    answers: dict[str, Any] = {}
+    if process.answers:
+        answers["ports"] = [{"name": port_name(process), "containerPort": port}]
     return {
         "name": name or label_name(process.name),
         "image": image(context),
-        "command": [fill(word, here, kubernetes_literal) for word in process.argv],
+        "command": [fill(word, filled, kubernetes_literal) for word in process.argv],
         "workingDir": ROOT if context.mounted else RUN,
-        "env": environment(context, process, here),
-        **(
-            {"ports": [{"name": port_name(process), "containerPort": port_of(context, process)}]}
-            if process.answers
-            else {}
-        ),
+        "env": environment(context, process, filled),
+        **answers,
         "resources": resources(context, process),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         **(probes(context, process) if process.answers else {}),
@@ -145,12 +151,17 @@ def port_name(process: Process) -> str:
 
 
 def image(context: Context) -> str:
-    """The container image; raises NoAnswer where none is known."""
+    """The container image.
+
+    Raises:
+        NoAnswer: where none is known.
+    """
     if context.parameters.image:
         return context.parameters.image
     if context.image is None:
         raise NoAnswer(
-            f"no container image is known for {context.engine} {context.engine_version} on {context.vendor}.",
+            f"no container image is known for {context.engine} {context.engine_version} "
+            f"on {context.vendor}.",
             field="parameters.image",
             hint=context.no_image,
         )
@@ -160,28 +171,27 @@ def image(context: Context) -> str:
 def environment(
     context: Context, process: Process, known: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Variables of a container: the process's own, caches where they can be written, the hub's token from its Secret."""
-    writable = {
-        "HOME": HOME,
-        "USER": "recipe",
-        "HF_HOME": CACHE,
-    }  # USER: torch asks for it, and no entry of passwd has this number
-    writable |= (
-        {"PYTHONPATH": ROOT} if context.kind == "training" else {}
-    )  # modules of the bundle, where no working folder can be named
-    own = {key: fill(value, known, kubernetes_literal) for key, value in process.env.items()}
-    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    asked = any("${self}" in text for text in (*process.argv, *process.env.values()))
-    plain: list[dict[str, Any]] = [
-        {"name": key, "value": value} for key, value in (writable | own).items()
-    ]
-    secret = context.parameters.token_secret
-    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}
-    return [*([address] if asked else []), *plain, *([token] if secret else [])]
+    """Variables of a container: the process's, writable caches, the hub token from its Secret."""
+    # USER: torch looks it up, and no entry of passwd has this user's number
+    variables = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}
+    if context.kind == "training":
+        # Kubeflow's TrainJob cannot set a working folder, where Python would find the modules
+        variables["PYTHONPATH"] = ROOT
+    for key, value in process.env.items():
+        variables[key] = fill(value, known, kubernetes_literal)
+    entries: list[dict[str, Any]] = []
+    if any("${self}" in text for text in (*process.argv, *process.env.values())):
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        entries.append({"name": "POD_IP", "valueFrom": address})
+    entries += [{"name": key, "value": value} for key, value in variables.items()]
+    if secret := context.parameters.token_secret:
+        token = {"secretKeyRef": {"name": secret, "key": "token"}}
+        entries.append({"name": "HF_TOKEN", "valueFrom": token})
+    return entries
 
 
 def resources(context: Context, process: Process) -> dict[str, Any]:
-    """Devices as limits; processor and memory as requests only, so that a burst is not killed."""
+    """Devices as limits; CPU and memory as requests only, so that a burst is not killed."""
     count, resource = len(process.devices), names().vendors[context.vendor].resource
     if resource is None:
         needed = math.ceil(context.estimate.get("memory", {}).get("total_bytes", 0) / GIB)
@@ -197,27 +207,36 @@ def resources(context: Context, process: Process) -> dict[str, Any]:
 
 
 def probes(context: Context, process: Process) -> dict[str, Any]:
-    """Startup (with the engine's time-out and that of a first download), readiness and liveness on the health path."""
-    probe = {"httpGet": {"path": context.launch.health, "port": port_name(process)}}
-    wait = context.launch.startup_timeout_s + (
-        0 if context.model_is_folder else context.weights_bytes / DOWNLOAD_BYTES_PER_S
-    )
-    return {
-        "startupProbe": probe
-        | {
+    """Startup, readiness and liveness probes on the health path.
+
+    Startup may take the engine's time-out and, for a hub model, the first download.
+    """
+    get = {"path": context.launch.health, "port": port_name(process)}
+    wait_s = float(context.launch.startup_timeout_s)
+    if not context.model_is_folder:
+        wait_s += context.weights_bytes / DOWNLOAD_BYTES_PER_S
+
+    def probe(timeout_s: int, failures: int) -> dict[str, Any]:
+        return {
+            "httpGet": dict(get),
             "periodSeconds": PROBE_S,
-            "timeoutSeconds": 5,
-            "failureThreshold": math.ceil(wait / PROBE_S),
-        },
-        "readinessProbe": probe
-        | {"periodSeconds": PROBE_S, "timeoutSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": probe
-        | {"periodSeconds": PROBE_S, "timeoutSeconds": 10, "failureThreshold": 6},
+            "timeoutSeconds": timeout_s,
+            "failureThreshold": failures,
+        }
+
+    return {
+        "startupProbe": probe(5, math.ceil(wait_s / PROBE_S)),
+        "readinessProbe": probe(5, 3),
+        "livenessProbe": probe(10, 6),
     }
 
 
 def security(context: Context) -> dict[str, Any]:
-    """Not root. AMD's runtime needs system calls that the default profile refuses, and the groups that own its devices."""
+    """Not root.
+
+    AMD's runtime needs system calls that the default seccomp profile blocks, and the groups that
+    own its devices.
+    """
     amd = context.vendor == "amd"
     return {
         "runAsNonRoot": True,
@@ -231,53 +250,45 @@ def security(context: Context) -> dict[str, Any]:
 
 
 def tolerations(context: Context) -> dict[str, Any]:
-    """Nodes with devices are usually kept free of other pods by a taint of the resource's name."""
+    """A toleration of the taint, named as the resource, that keeps other pods off device nodes."""
     resource = names().vendors[context.vendor].resource
-    return (
-        {"tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]}
-        if resource
-        else {}
-    )
+    if resource is None:
+        return {}
+    return {"tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]}
 
 
 def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
-    """The model's cache (or folder), shared memory, and what may be written."""
+    """The weights' cache (or the model's folder), shared memory, writable folders, bundle files."""
     shared = max(8, 4 * sum(len(process.devices) for process in pod))
-    model = context.model_source
-    folder = {"name": "model", "hostPath": {"path": model, "type": "Directory"}}
-    return [
-        {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
-        if (claim := claim_name(context))
-        else {"name": "cache", "emptyDir": {}},
-        *([folder] if context.model_is_folder else []),
+    entries: list[dict[str, Any]] = [_volume("cache", claim_name(context))]
+    if context.model_is_folder:
+        folder = {"path": context.model_source, "type": "Directory"}
+        entries.append({"name": "model", "hostPath": folder})
+    entries += [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Gi"}},
         {"name": "home", "emptyDir": {}},
-        {"name": "run", "emptyDir": {}}
-        if context.kind == "serving"
-        else {"name": "run", "persistentVolumeClaim": {"claimName": run_claim(context)}},
-        *(
-            [
-                {
-                    "name": "files",
-                    "configMap": {"name": object_name(context, "-files"), "items": _items(context)},
-                }
-            ]
-            if context.mounted
-            else []
-        ),
+        _volume("run", run_claim(context) if context.kind == "training" else None),
     ]
+    if context.mounted:
+        files = {"name": object_name(context, "-files"), "items": _items(context)}
+        entries.append({"name": "files", "configMap": files})
+    return entries
+
+
+def _volume(name: str, claim: str | None) -> dict[str, Any]:
+    """A volume in a claim, or of the pod's own life."""
+    if claim is None:
+        return {"name": name, "emptyDir": {}}
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
 
 
 def mounts(context: Context) -> list[dict[str, Any]]:
-    """Where containers find the volumes."""
+    """Where containers mount the volumes."""
+    model = {"name": "model", "mountPath": context.model_source, "readOnly": True}
     return [
         {"name": "cache", "mountPath": CACHE},
-        *(
-            [{"name": "model", "mountPath": context.model_source, "readOnly": True}]
-            if context.model_is_folder
-            else []
-        ),
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the kernel's own, not a temporary file
+        *([model] if context.model_is_folder else []),
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the kernel's, no temporary file
         {"name": "home", "mountPath": HOME},
         {"name": "run", "mountPath": RUN},
         *([{"name": "files", "mountPath": ROOT, "readOnly": True}] if context.mounted else []),
@@ -285,13 +296,14 @@ def mounts(context: Context) -> list[dict[str, Any]]:
 
 
 def claim_name(context: Context) -> str | None:
-    """The claim that holds the weights: the user's or the recipe's own; None where they are in a folder of the nodes."""
-    own = None if context.model_is_folder else object_name(context, "-models")
-    return context.parameters.model_cache or own
+    """The claim for the weights, the user's or the recipe's; None if a node's folder has them."""
+    if context.parameters.model_cache:
+        return context.parameters.model_cache
+    return None if context.model_is_folder else object_name(context, "-models")
 
 
 def run_claim(context: Context) -> str:
-    """The claim that holds checkpoints of a training run."""
+    """The claim for the checkpoints of a training run."""
     return object_name(context, "-run")
 
 
@@ -299,12 +311,13 @@ def files_map(context: Context) -> dict[str, Any]:
     """The bundle's files that processes read, as a ConfigMap.
 
     Raises:
-        NoAnswer: when they are larger than an object may be.
+        NoAnswer: when they are larger than a ConfigMap may be.
     """
     total = sum(len(text.encode()) for text in context.mounted.values())
     if total > CONFIG_MAP_BYTES:
         raise NoAnswer(
-            f"the files that processes read have {total:,} bytes; a ConfigMap holds {CONFIG_MAP_BYTES:,}.",
+            f"the files that processes read have {total:,} bytes; "
+            f"a ConfigMap holds {CONFIG_MAP_BYTES:,}.",
             field="launch.files",
         )
     data = {_key(path): text for path, text in context.mounted.items()}

@@ -1,4 +1,4 @@
-"""Ray Serve: ``ray.serve.llm`` starts the engine itself, so it gets the launch's options, not its command."""
+"""Ray Serve: ``ray.serve.llm`` starts the engine itself, from the launch's options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipe_core.targets.names import names
 FILE = "targets/ray-serve/serve.yaml"
 ENGINE = "vllm"  # the only one that ray.serve.llm starts
 BUILDER = "ray.serve.llm:build_openai_app"
-# Ray's own server listens, names the model and places ranks; these options of ``vllm serve`` are not the engine's there.
+# Ray's own server listens, names the model and places ranks; there the engine has none of these.
 _RAYS = {
     "host",
     "port",
@@ -46,11 +46,12 @@ def _check(context: Context) -> None:
         )
     if any(p.role not in ("server", "worker") for p in context.launch.processes):
         raise NoAnswer(
-            "pools for prompts and answers need a router of their own.", field="candidate.prefill"
+            "prefill and decode pools need a router, which this target has not.",
+            field="candidate.prefill",
         )
     if context.launch.options.get(_DATA_PARALLEL, 1) > 1:
         raise NoAnswer(
-            "ray.serve.llm places the engine's data parallelism by another application.",
+            "ray.serve.llm runs engine data parallelism with another application builder.",
             field="candidate.dp",
         )
 
@@ -73,7 +74,7 @@ def config(context: Context) -> dict[str, Any]:
 
 def _model(context: Context) -> dict[str, Any]:
     accelerator = names().ray.names.get(context.device)
-    # which address a node has is Ray's matter
+    # Ray knows its nodes' addresses, so values that name one are left out
     environment = {
         key: value for key, value in context.launch.processes[0].env.items() if "${" not in value
     }
@@ -90,12 +91,14 @@ def _model(context: Context) -> dict[str, Any]:
 
 
 def _engine(context: Context) -> dict[str, Any]:
-    own = {
+    options = {
         name: value
         for name, value in context.launch.options.items()
         if name not in _RAYS and value is not False
     }
-    return own | ({"distributed_executor_backend": "ray"} if context.nodes > 1 else {})
+    if context.nodes > 1:
+        options["distributed_executor_backend"] = "ray"
+    return options
 
 
 def _replicas(context: Context) -> dict[str, Any]:
@@ -105,8 +108,5 @@ def _replicas(context: Context) -> dict[str, Any]:
     bounds = {"min_replicas": copies * p.min_replicas, "max_replicas": copies * p.max_replicas}
     load = context.workload.get("concurrency")
     target = {"target_ongoing_requests": max(1, round(load / copies))} if load else {}
-    return {
-        "autoscaling_config": bounds
-        | target
-        | {"upscale_delay_s": 30, "downscale_delay_s": warm_up_s(context)}
-    }
+    delays = {"upscale_delay_s": 30, "downscale_delay_s": warm_up_s(context)}
+    return {"autoscaling_config": {**bounds, **target, **delays}}

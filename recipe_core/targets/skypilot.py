@@ -18,15 +18,15 @@ from recipe_core.targets.pod import image, object_name
 
 FOLDER = "targets/skypilot"
 DISK_GIB = 100  # for the image and logs, besides the weights
-BUSY = 0.8  # of the estimated throughput, above which another copy is started
+BUSY = 0.8  # share of the estimated throughput above which another copy starts
 
 
 def files(context: Context) -> dict[str, str]:
-    """``task.yaml``, for ``sky serve up`` or ``sky launch`` from the bundle's folder, and ``node.sh``, which its nodes run.
+    """``task.yaml`` for ``sky serve up`` or ``sky launch`` in the bundle's folder, and ``node.sh``.
 
     Raises:
-        NoAnswer: for a device that SkyPilot's clouds do not have, where neither an image nor an installation is known, or where several
-            servers that are no copies would have to be asked.
+        NoAnswer: for a device that SkyPilot's clouds do not have, where neither an image nor an
+            installation is known, or where clients would have to call several different servers.
     """
     one, copies = _one_copy(context)
     script = {f"{FOLDER}/node.sh": node_script(one, "SKYPILOT_NODE_RANK")}
@@ -34,21 +34,22 @@ def files(context: Context) -> dict[str, str]:
 
 
 def _one_copy(context: Context) -> tuple[Context, int]:
-    """One of the servers that are copies of each other, and how many there are: a service balances among tasks, and asks one port each."""
+    """One of the identical servers, and their number.
+
+    A SkyPilot service balances over tasks, and calls one port of each.
+    """
     started, units = context.launch, layout(context.launch)
     if context.kind == "training":
         return context, 1
     if len(units) == 1 and units[0].copies > 1:
         first = started.processes[0].group
-        started = replace(
-            started, processes=tuple(p for p in started.processes if p.group == first)
-        )
-    asked = [p for p in started.processes if p.role == "router"] or [
-        p for p in started.processes if p.answers
-    ]
-    if len(asked) > 1:
+        processes = tuple(p for p in started.processes if p.group == first)
+        started = replace(started, processes=processes)
+    routers = [p for p in started.processes if p.role == "router"]
+    entries = routers or [p for p in started.processes if p.answers]
+    if len(entries) > 1:
         raise NoAnswer(
-            f"its servers answer at {len(asked)} addresses, and a service asks one.",
+            f"its servers answer at {len(entries)} addresses; a service calls only one.",
             hint="Use Kubernetes or Slurm.",
         )
     used = max(
@@ -59,11 +60,10 @@ def _one_copy(context: Context) -> tuple[Context, int]:
 
 
 def task(context: Context, copies: int) -> dict[str, Any]:
-    """The task as SkyPilot reads it, which runs one of so many copies; the bundle is its working folder."""
+    """The task that runs one of ``copies``; the bundle is its working folder."""
     training = context.kind == "training"
-    secret = (
-        {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}
-    )  # its value is given when it is launched
+    # SkyPilot takes the secret's value on its command line
+    secret = {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}
     return {
         "name": object_name(context),
         "workdir": ".",
@@ -78,11 +78,11 @@ def task(context: Context, copies: int) -> dict[str, Any]:
 
 def _resources(context: Context) -> dict[str, Any]:
     p = context.parameters
-    place = "/".join(part for part in (p.cloud, p.region) if part) if p.cloud else None
+    place = f"{p.cloud}/{p.region}" if p.region else p.cloud
     weights = 0 if context.model_is_folder else cache_gib(context)
     return {
         **_accelerators(context),
-        **({"infra": place} if place else {}),
+        **({"infra": place} if p.cloud else {}),
         **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
         **({"ports": [p.port]} if context.kind == "serving" else {}),
         "disk_size": DISK_GIB + weights,
@@ -92,14 +92,14 @@ def _resources(context: Context) -> dict[str, Any]:
 def _accelerators(context: Context) -> dict[str, Any]:
     if context.vendor == "cpu":
         return {"cpus": "4+"}
-    found = names().sky.names.get(context.device)
-    if found is None:
+    accelerator = names().sky.names.get(context.device)
+    if accelerator is None:
         raise NoAnswer(
             f"SkyPilot has no name for {context.device}.",
             field="hardware.device",
             hint="Use another target.",
         )
-    return {"accelerators": {found: context.devices_per_node}}
+    return {"accelerators": {accelerator: context.devices_per_node}}
 
 
 def _has_image(context: Context) -> bool:
@@ -107,11 +107,11 @@ def _has_image(context: Context) -> bool:
 
 
 def _setup(context: Context) -> dict[str, str]:
-    """The image has the engine; without one it is installed."""
+    """The command that installs the engine; none for an image, which contains it."""
     if _has_image(context):
         return {}
     if not context.install:
-        image(context)  # says that none is known
+        image(context)  # raises that none is known
     return {"setup": shlex.join(context.install) + "\n"}
 
 
@@ -131,8 +131,6 @@ def _service(context: Context, copies: int) -> dict[str, Any]:
 
 
 def _requests_per_s(context: Context) -> float:
-    """What the deployment is expected to answer, with room to spare."""
-    requests = float(context.estimate["serving"]["output_tokens_per_s"]) / float(
-        context.workload["output_tokens"]
-    )
-    return BUSY * requests
+    """Requests per second of the whole deployment at its target load."""
+    tokens_per_s = float(context.estimate["serving"]["output_tokens_per_s"])
+    return BUSY * (tokens_per_s / float(context.workload["output_tokens"]))

@@ -12,9 +12,9 @@ from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import object_name
 
 FOLDER = "targets/slurm"
-SERVING_MINUTES, TRAINING_MINUTES = 24 * 60, 48 * 60  # asked for where the user names no limit
-SIGNAL_S = 300  # before the limit a training job is sent back to the queue, to go on from its last checkpoint
-FLAG = object()  # of an option without a value
+SERVING_MINUTES, TRAINING_MINUTES = 24 * 60, 48 * 60  # requested where the user sets no limit
+SIGNAL_S = 300  # so long before its limit a training job is requeued, to resume from a checkpoint
+FLAG = object()  # marks an option without a value
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 8, "64G"  # assumed, where a node is shared
 
 _HEAD = """set -euo pipefail
@@ -28,7 +28,8 @@ done
 _SERVE = """echo "$SLURM_JOB_NAME will answer on http://${{nodes[0]}}:{port}"
 srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${{nodes[@]}}"
 """
-_TRAIN = """# Slurm signals this shell before the limit; the job then goes back to the queue and continues from its last checkpoint.
+_TRAIN = """# Slurm signals this shell before the limit; the job is requeued and resumes from its
+# last checkpoint.
 trap 'scontrol requeue "$SLURM_JOB_ID"; exit 0' USR1
 srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${nodes[@]}" &
 wait $!
@@ -41,27 +42,30 @@ def files(context: Context) -> dict[str, str]:
         f"#SBATCH --{name}{'' if value is FLAG else f'={value}'}\n"
         for name, value in directives(context).items()
     )
-    how = f"# Submit it from the bundle's folder, with {context.engine} on the path: sbatch {FOLDER}/job.sbatch\n"
+    usage = (
+        f"# Submit from the bundle's folder, with {context.engine} on PATH:\n"
+        f"# sbatch {FOLDER}/job.sbatch\n"
+    )
     run = _TRAIN if context.kind == "training" else _SERVE.format(port=_entry_port(context))
     script = node_script(context, "SLURM_NODEID", visible_given=True)
     return {
-        f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{how}{_HEAD}{run}",
+        f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{usage}{_HEAD}{run}",
         f"{FOLDER}/node.sh": script,
     }
 
 
 def _entry_port(context: Context) -> int:
-    """The port of the router, or of the first server."""
+    """The port that clients call: the router's, else the first server's."""
     processes = context.launch.processes
     entry = next((p for p in processes if p.role == "router"), processes[0])
     return context.parameters.port + entry.port_offset
 
 
 def directives(context: Context) -> dict[str, Any]:
-    """Options of sbatch by name; FLAG for one that has no value."""
+    """Options of sbatch by name; FLAG marks one without a value."""
     p = context.parameters
     training = context.kind == "training"
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "job-name": object_name(context),
         "nodes": context.nodes,
         "ntasks-per-node": 1,
@@ -72,26 +76,24 @@ def directives(context: Context) -> dict[str, Any]:
         "qos": p.queue,
         "output": "%x-%j.out",
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
-    return asked | (
-        {"open-mode": "append", "requeue": FLAG, "signal": f"B:USR1@{SIGNAL_S}"} if training else {}
-    )
+    if training:
+        options |= {"open-mode": "append", "requeue": FLAG, "signal": f"B:USR1@{SIGNAL_S}"}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _node(context: Context) -> dict[str, Any]:
-    """A whole node, with all of its memory, where the recipe uses all of its devices; else a share for each device."""
-    gpus = {} if context.vendor == "cpu" else {"gpus-per-node": context.devices_per_node}
-    if (
-        context.vendor == "cpu"
-        or context.nodes > 1
-        or context.devices_per_node >= _devices_of_node(context)
-    ):
-        return gpus | {"exclusive": FLAG, "mem": 0}
-    return gpus | {"cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": MEMORY_PER_DEVICE}
+    """A node and all its memory if the recipe uses all its devices, else a share per device."""
+    node = {"exclusive": FLAG, "mem": 0}
+    if context.vendor == "cpu":
+        return node
+    gpus = {"gpus-per-node": context.devices_per_node}
+    if context.nodes > 1 or context.devices_per_node >= _devices_of_node(context):
+        return {**gpus, **node}
+    return {**gpus, "cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": MEMORY_PER_DEVICE}
 
 
 def _devices_of_node(context: Context) -> float:
     try:
         return device(context.device).node.devices
     except HardwareError:
-        return math.inf  # the user's own profile: how many a node has is not known here
+        return math.inf  # a profile that is not shipped: the size of a node is not known here

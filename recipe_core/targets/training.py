@@ -1,4 +1,7 @@
-"""Training on Kubernetes: Kubeflow's TrainJob and PyTorchJob, a JobSet, a Volcano job. One pod a node, torchrun in each."""
+"""Training on Kubernetes: Kubeflow's TrainJob and PyTorchJob, a JobSet, a Volcano job.
+
+One pod per node, torchrun in each.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,22 @@ from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import QUEUE, cache_gib, claim
 from recipe_core.targets.layout import Pod, layout, same_pod
-from recipe_core.targets.pod import GIB, labels, metadata, object_name
+from recipe_core.targets.pod import GIB, kustomization, labels, metadata, object_name
 
-CHECKPOINTS_KEPT = 4  # in the claim of a run
-BYTES_PER_PARAMETER = (
-    16  # of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say
-)
-RETRIES = 10  # failures of a node after which a run is given up
+CHECKPOINTS_KEPT = 4  # that the claim of a run has room for
+# Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.
+BYTES_PER_PARAMETER = 16
+RETRIES = 10  # node failures after which a run is given up
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
 NODE = "node"
-PATCHABLE = (
-    "affinity",
-    "nodeSelector",
-    "securityContext",
-    "tolerations",
-    "volumes",
-)  # of the runtime's pod
+# Fields of the runtime's pod that a TrainJob may patch.
+PATCHABLE = ("affinity", "nodeSelector", "securityContext", "tolerations", "volumes")
 INDEX = "$(JOB_COMPLETION_INDEX)"
 
 
 def train_job(context: Context) -> dict[str, str]:
-    """Kubeflow Trainer v2."""
-    head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"  # the first pod of the JobSet it becomes
+    """A TrainJob of Kubeflow Trainer v2, which becomes a JobSet."""
+    head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
     container, spec = _parts(context, head, INDEX, NODE)
     trainer = {
         "image": container["image"],
@@ -43,10 +40,10 @@ def train_job(context: Context) -> dict[str, str]:
         "resourcesPerNode": container["resources"],
     }
     inner = {"name": NODE, **{key: container[key] for key in ("volumeMounts", "securityContext")}}
-    kept = {key: value for key, value in spec.items() if key in PATCHABLE}
+    patched = {key: value for key, value in spec.items() if key in PATCHABLE}
     job = {
         "name": NODE,
-        "template": {"spec": {"template": {"spec": {**kept, "containers": [inner]}}}},
+        "template": {"spec": {"template": {"spec": {**patched, "containers": [inner]}}}},
     }
     patch = {
         "manager": "recipe-builder.io/bundle",
@@ -62,7 +59,7 @@ def train_job(context: Context) -> dict[str, str]:
 
 
 def job_set(context: Context) -> dict[str, str]:
-    """A JobSet of one indexed Job; all of it starts again when a node fails."""
+    """A JobSet of one indexed Job; a failed node restarts all of it."""
     head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
     container, spec = _parts(context, head, INDEX, NODE)
     job = {
@@ -89,7 +86,7 @@ def job_set(context: Context) -> dict[str, str]:
 
 
 def pytorch_job(context: Context) -> dict[str, str]:
-    """Kubeflow's training operator (v1)."""
+    """A PyTorchJob of Kubeflow's training operator (v1)."""
     container, spec = _parts(context, f"{object_name(context)}-master-0", "$(RANK)", "pytorch")
     template = {
         "metadata": {"labels": labels(context)},
@@ -116,8 +113,9 @@ def pytorch_job(context: Context) -> dict[str, str]:
 
 
 def volcano(context: Context) -> dict[str, str]:
-    """A Volcano job: all nodes are scheduled together or none."""
-    head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"  # the svc plugin's name of the first pod
+    """A Volcano job: its nodes are scheduled together or not at all."""
+    # the name that the svc plugin gives to the first pod
+    head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"
     container, spec = _parts(context, head, "$(VC_TASK_INDEX)", NODE)
     template = {
         "metadata": {"labels": labels(context)},
@@ -145,7 +143,7 @@ def volcano(context: Context) -> dict[str, str]:
 
 
 def _about(context: Context) -> dict[str, Any]:
-    """Metadata, with Kueue's label where a queue is named."""
+    """Metadata, with Kueue's label where a queue is set."""
     about = metadata(context)
     queue = context.parameters.queue
     return about | {"labels": about["labels"] | {QUEUE: queue}} if queue else about
@@ -155,27 +153,27 @@ def _parts(
     context: Context, head: str, index: str, name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The container of every node, and the rest of its pod."""
-    (process,) = _every(context)
+    (process,) = _process_of_nodes(context)
     known = pod.values(context, head, index=index)
     spec = pod.pod_spec(context, (process,), known)
     spec.pop("containers")
     return pod.container(context, process, known, name=name), spec
 
 
-def _every(context: Context) -> Pod:
+def _process_of_nodes(context: Context) -> Pod:
     """The one process that stands for those of all nodes."""
     (unit,) = layout(context.launch)
     same = same_pod(unit.pods, first=0)
     if same is None or len(same) != 1:
         raise NoAnswer(
-            "its nodes run different processes; these jobs have one template for all.",
+            "its nodes run different processes; such a job has one template for all.",
             hint="Use Slurm.",
         )
     return same
 
 
 def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The job, the claims for weights and checkpoints, the files it mounts, and the list of all."""
+    """Files of the job, the claims for weights and checkpoints, what it mounts, kustomization."""
     shared = context.nodes > 1
     objects = dict(jobs)
     if pod.claim_name(context) and not context.parameters.model_cache:
@@ -187,18 +185,12 @@ def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> di
     )
     if context.mounted:
         objects["files.yaml"] = pod.files_map(context)
-    listed = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(objects),
-    }
-    return {
-        f"targets/{folder}/{name}": to_yaml(value)
-        for name, value in (objects | {"kustomization.yaml": listed}).items()
-    }
+    objects["kustomization.yaml"] = kustomization([*objects])
+    return {f"targets/{folder}/{name}": to_yaml(value) for name, value in objects.items()}
 
 
 def _checkpoints_gib(context: Context) -> int:
-    told = context.estimate.get("run", {}).get("checkpoint_bytes")
-    size = told or BYTES_PER_PARAMETER / 2 * context.weights_bytes  # weights of 2 bytes a parameter
+    estimated = context.estimate.get("run", {}).get("checkpoint_bytes")
+    # without an estimate: the weights' file has 2 bytes per parameter
+    size = estimated or BYTES_PER_PARAMETER / 2 * context.weights_bytes
     return math.ceil(CHECKPOINTS_KEPT * size / GIB) + 1

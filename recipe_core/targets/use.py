@@ -1,4 +1,4 @@
-"""How the files of a target are used: the command that starts them and the one that stops them, from the bundle's folder."""
+"""The commands that start and stop the files of a target, from the bundle's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
     "jobset": "JobSet",
     "volcano": "Volcano",
 }
-"""What a person calls a target."""
+"""Titles of targets for people."""
 _MAIN = {
     "docker/run.sh": ("bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
     "compose/compose.yaml": ("docker compose -f {0} up --detach", "docker compose -f {0} down"),
@@ -36,7 +36,7 @@ _MAIN = {
     ),
     "kustomization.yaml": ("kubectl apply -k {parent}", "kubectl delete -k {parent}"),
 }
-"""By the end of a main file's path: the command that starts it, and the one that stops it."""
+"""By the end of a main file's path: the commands that start and stop it."""
 _VERBS = {
     "serving": {"verb": "serve up", "stop": "serve down"},
     "training": {"verb": "launch", "stop": "down"},
@@ -54,15 +54,17 @@ class Use:
 
 
 def uses(paths: Iterable[str], name: str, kind: str) -> list[Use]:
-    """One for each main file among ``paths``, sorted; ``name`` is the recipe's DNS label, ``kind`` serving or training."""
-    found = []
+    """One per main file among ``paths``, in order of path.
+
+    ``name`` is the recipe's DNS label, ``kind`` serving or training.
+    """
+    listed = []
     for path in sorted(paths):
         for ending, (start, stop) in _MAIN.items():
             if path.startswith("targets/") and path.endswith(ending):
                 parent = path.rpartition("/")[0]
                 words = _VERBS[kind] | {"name": name, "parent": parent}
                 title = TITLES[path.split("/")[1]]
-                found.append(
-                    Use(title, path, start.format(path, **words), stop.format(path, **words))
-                )
-    return found
+                commands = (start.format(path, **words), stop.format(path, **words))
+                listed.append(Use(title, path, *commands))
+    return listed

@@ -1,1 +1,1 @@
-"""What ``fit_profiles.py`` is made of: measured points by operator family, and the search for the numbers that fit them."""
+"""The parts of ``fit_profiles.py``: measured points by operator family, and the fit to them."""

@@ -1,4 +1,4 @@
-"""Measured attention: grouped-query over a prompt and over a cache, and the latent kind (MLA) of both."""
+"""Measured attention, over a prompt and over a cache: grouped-query, and latent (MLA)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def attention_prefill(truth: Path, system: str, device: str) -> Iterable[Points]
 
 
 def attention_decode(truth: Path, system: str, device: str) -> Iterable[Points]:
-    """By dtype of the cache; the multiplication itself runs in bf16. Contexts under 128 tokens are left out: pages are half empty there."""
+    """By dtype of the cache; the multiplication itself runs in bf16.
+
+    Contexts under 128 tokens are left out: pages are half empty there.
+    """
     rows = operator(truth, "generation_attention", system)
     impossible = (rows.system == "a100_sxm") & (
         rows.backend == "trtllm"

@@ -12,7 +12,8 @@ from fit.tables import ACTIVATION_BYTES, DTYPES, WEIGHT_BYTES, operator, split
 
 # start of the name in kernels_and_links.csv.gz -> devices whose GEMM it measures
 LINK_GPUS = {
-    "B300-SXM": ("b300-sxm",), "GB200": ("gb200",), "GB300": ("gb300",), "L40S": ("l40s",), "RTX-PRO-6000": ("rtx-pro-6000",),
+    "B300-SXM": ("b300-sxm",), "GB200": ("gb200",), "GB300": ("gb300",), "L40S": ("l40s",),
+    "RTX-PRO-6000": ("rtx-pro-6000",),
     "MI300X-192GB (gfx942": ("mi300x", "mi325x"), "MI355X-288GB (gfx950": ("mi355x",),
 }  # fmt: skip
 

@@ -1,9 +1,10 @@
 """Measured mixture-of-experts layers: which rows reach which expert, and the work that makes.
 
-The tables name a distribution of the routing, not the loads. They are drawn here as the collection drew them (its description, in
-aiconfigurator's collector): ``balanced`` deals tokens round, ``power_law_a`` draws each expert's load from a power law with exponent
-``a`` between 1 and 0.8 tokens (0.01 and 2 where there are fewer picks than experts), rescaled to all picks and cut at one per token;
-what is timed is the rank with the most rows.
+The tables name a distribution of the routing, not the loads. They are drawn here as the collection
+drew them (its description, in aiconfigurator's collector): ``balanced`` deals tokens round,
+``power_law_a`` draws each expert's load from a power law with exponent ``a`` between 1 and 0.8
+tokens (0.01 and 2 where there are fewer picks than experts), rescaled to all picks and cut at one
+per token; what is timed is the rank with the most rows.
 """
 
 from __future__ import annotations
@@ -33,17 +34,24 @@ DRAWS = 12
 WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
 MOE_GPUS = {"MI300X-192GB (304": ("mi300x", "mi325x"), "MI355X-288GB (256": ("mi355x",)}
 
-# (backend, moe_dtype, start of the kernel's name) left out on Blackwell and before; the reasons are inferred from timings
+# (backend, moe_dtype, start of the kernel's name) left out on Blackwell and before; the reasons are
+# inferred from timings
 LEFT_OUT = {
     True: [
-        ("sglang", "w4a16_mxfp4", ""), ("vllm", "w4a16_mxfp4", ""), ("trtllm", "w4a16_mxfp4", ""),  # it multiplies fp4 with fp8
-        ("sglang", "bfloat16", "sglang_fused_moe_triton"), ("sglang", "fp8_block", "sglang_fused_moe_triton"),  # not tuned for it
-        ("trtllm", "fp8_block", ""), ("trtllm", "nvfp4", "moe_torch_flow_cutlass"),  # slower at decode than its other kernels
+        # it multiplies fp4 with fp8
+        ("sglang", "w4a16_mxfp4", ""), ("vllm", "w4a16_mxfp4", ""), ("trtllm", "w4a16_mxfp4", ""),
+        # not tuned for it
+        ("sglang", "bfloat16", "sglang_fused_moe_triton"),
+        ("sglang", "fp8_block", "sglang_fused_moe_triton"),
+        # slower at decode than its other kernels
+        ("trtllm", "fp8_block", ""), ("trtllm", "nvfp4", "moe_torch_flow_cutlass"),
     ],
     False: [
         ("vllm", "fp8", ""),  # falls into a kernel four times slower than bf16, says the README
-        ("sglang", "bfloat16", ""),  # not tuned for these shapes: 0.2 of the peak where the others reach 0.6
-        ("sglang", "w4a16_mxfp4", ""), ("trtllm", "w4a16_mxfp4", ""),  # widen the weights to bf16 in memory and read those
+        # not tuned for these shapes: 0.2 of the peak where the others reach 0.6
+        ("sglang", "bfloat16", ""),
+        # widen the weights to bf16 in memory and read those
+        ("sglang", "w4a16_mxfp4", ""), ("trtllm", "w4a16_mxfp4", ""),
     ],
 }  # fmt: skip
 
@@ -83,7 +91,7 @@ def hottest(
         (0.0 if distribution == "balanced" else float(distribution.rsplit("_", 1)[1])),
         np.random.default_rng(0),
     )
-    found = []
+    loads = []
     for _ in range(DRAWS if exponent else 1):
         rows = (
             _drawn(tokens, experts, top_k, exponent, random)
@@ -92,14 +100,16 @@ def hottest(
         )
         by_rank = rows.reshape(ranks, -1)
         rank = by_rank[np.argmax(by_rank.sum(axis=1))]
-        found.append((float(rank.sum()), float(np.count_nonzero(rank))))
-    return float(np.mean([r for r, _ in found])), float(np.mean([t for _, t in found]))
+        loads.append((float(rank.sum()), float(np.count_nonzero(rank))))
+    return float(np.mean([r for r, _ in loads])), float(np.mean([t for _, t in loads]))
 
 
 def _work(rows: pd.DataFrame, routed: pd.Series[float], touched: pd.Series[float]) -> pd.DataFrame:
-    """Products of ``routed`` rows with the matrices of ``touched`` experts, and what is moved beside them.
+    """Products of ``routed`` rows with the matrices of ``touched`` experts, and what is moved
+    beside them.
 
-    Beside: all tokens are read and their sums written; routed rows are copied in and out, and pass between the two products thrice.
+    Beside: all tokens are read and their sums written; routed rows are copied in and out, and pass
+    between the two products thrice.
     """
     width, hidden = rows.inter_size / rows.moe_tp_size, rows.hidden_size
     return rows.assign(
@@ -110,10 +120,12 @@ def _work(rows: pd.DataFrame, routed: pd.Series[float], touched: pd.Series[float
 
 
 def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
-    """One rank's share as engines deploy it: experts at least 96 wide, on at most 32 ranks, by the kernels engines use.
+    """One rank's share as engines deploy it: experts at least 96 wide, on at most 32 ranks, by the
+    kernels engines use.
 
-    SGLang and vLLM route DeepSeek's shape by groups of experts, which the named distributions do not describe. Kernels that widen
-    4-bit weights go through all picks with expert parallelism, which engines spare themselves by cutting experts.
+    SGLang and vLLM route DeepSeek's shape by groups of experts, which the named distributions do
+    not describe. Kernels that widen 4-bit weights go through all picks with expert parallelism,
+    which engines spare themselves by cutting experts.
     """
     rows = operator(truth, "moe", system)
     blackwell = system.startswith("b")
@@ -140,14 +152,15 @@ def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
 
 
 def moe_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
-    """Fused expert kernels of AMD, routed at random: the number of experts and of picks stand in the notes."""
+    """AMD's fused expert kernels with random routing; the notes have experts and picks."""
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
     rows = rows[(rows.kind == "moe") & (rows.metric == "time_us") & rows.gpu.str.startswith(prefix)]
     counts = rows.notes.str.extract(r"experts=(\d+) topk=(\d+)").astype(float)
     weight = np.where(rows["dtype"].str.startswith("float4"), "mxfp4", "fp8")
     rows = rows.assign(
-        dtype=weight, seconds=rows.value / 1e6, hidden_size=rows.k, inter_size=rows.n, num_tokens=rows.m,
-        num_experts=counts[0], topk=counts[1], moe_tp_size=1, moe_ep_size=1, distribution="random",
+        dtype=weight, seconds=rows.value / 1e6, hidden_size=rows.k, inter_size=rows.n,
+        num_tokens=rows.m, num_experts=counts[0], topk=counts[1], moe_tp_size=1, moe_ep_size=1,
+        distribution="random",
     )  # fmt: skip
     rows = rows[rows.num_experts.notna()]
     touched = rows.num_experts * (1.0 - (1.0 - rows.topk / rows.num_experts) ** rows.num_tokens)

@@ -1,7 +1,9 @@
-"""Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of ``recipe_core/physics/network.py`` themselves.
+"""Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of
+``recipe_core/physics/network.py`` themselves.
 
-Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce, all-gather, reduce-scatter and all-to-all of
-NCCL together; three for ``direct`` kernels, to the all-reduces that engines bring themselves. Sizes are 4 KiB to 256 MiB.
+Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce,
+all-gather, reduce-scatter and all-to-all of NCCL together; three for ``direct`` kernels, to the
+all-reduces that engines bring themselves. Sizes are 4 KiB to 256 MiB.
 """
 
 from __future__ import annotations
@@ -32,35 +34,27 @@ FABRIC_SYSTEMS = {
 }  # fmt: skip
 # what the tables say beyond a fit
 REMARKS = {
-    "nvlink4": "; NCCL's all-reduce of 8 reaches 1.0 with 256 MiB (NVLS)", "nvl72": "; 72 ranks reach 0.93 at 8 GiB",
-    "pcie4": "; a server that crosses sockets reaches 0.16 with 4 ranks, 0.06 with 8; consumer cards without peer access get about half",
+    "nvlink4": "; NCCL's all-reduce of 8 reaches 1.0 with 256 MiB (NVLS)",
+    "nvl72": "; 72 ranks reach 0.93 at 8 GiB",
+    "pcie4": "; a server that crosses sockets reaches 0.16 with 4 ranks, 0.06 with 8; "
+    "consumer cards without peer access get about half",
     "pcie5": "; alone 0.6 with 2 ranks, 0.4 with 4 and 8",
-}  # fmt: skip
+}
 DEEPEP = {
-    "H100-SXM-80GB": "nvlink4", "H200-SXM-141GB": "nvlink4", "B200-SXM-180GB": "nvlink5", "B300-SXM-288GB": "nvlink5",
-    "GB200-186GB": "nvl72", "GB300-288GB": "nvl72",
+    "H100-SXM-80GB": "nvlink4", "H200-SXM-141GB": "nvlink4", "B200-SXM-180GB": "nvlink5",
+    "B300-SXM-288GB": "nvlink5", "GB200-186GB": "nvl72", "GB300-288GB": "nvl72",
 }  # fmt: skip
-GOOD_PCIE4 = (
-    "sglang/0.5.12"  # the one collection of L40S whose server has its devices under one socket
-)
-AIC, PULL = (
-    "https://github.com/ai-dynamo/aiconfigurator",
-    "https://github.com/vllm-project/vllm/pull/39080",
-)
+GOOD_PCIE4 = "sglang/0.5.12"  # the one L40S collection from a server with all devices on one socket
+AIC = "https://github.com/ai-dynamo/aiconfigurator"
+PULL = "https://github.com/vllm-project/vllm/pull/39080"
+COLLECTION = "aiconfigurator's operator collection"
+LIBRARY = "all-reduce, all-gather, reduce-scatter and all-to-all"
+DIRECT = "all-reduce kernels of vLLM, SGLang and TensorRT-LLM"
 SOURCES = {
-    "library": (
-        "NCCL's collectives in aiconfigurator's operator collection, all-reduce, all-gather, reduce-scatter and all-to-all",
-        AIC,
-    ),
-    "direct": (
-        "all-reduce kernels of vLLM, SGLang and TensorRT-LLM in aiconfigurator's operator collection, the median of the three",
-        AIC,
-    ),
+    "library": (f"NCCL's collectives in {COLLECTION}, {LIBRARY}", AIC),
+    "direct": (f"{DIRECT} in {COLLECTION}, the median of the three", AIC),
     "aiter": ("vLLM pull request 39080 (closed) timing two all-reduce kernels on 8 x MI355X", PULL),
-    "deepep": (
-        "DeepEP's low-latency kernels on 2 to 8 nodes of 8 H100 in aiconfigurator's operator collection",
-        AIC,
-    ),
+    "deepep": (f"DeepEP's low-latency kernels on 2 to 8 nodes of 8 H100 in {COLLECTION}", AIC),
 }
 SMALLEST, LARGEST = 4 << 10, 256 << 20
 OPERATIONS: dict[str, Callable[[Cluster, Group, Array], Array]] = {
@@ -73,7 +67,7 @@ OPERATIONS: dict[str, Callable[[Cluster, Group, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Links:
-    """Efficiency, latency and latency per rank as fitted, with a note on what to; None: the file keeps its own."""
+    """Fitted efficiency, latency and latency per rank (None: keep the file's), source and note."""
 
     efficiency: float
     latency_s: float
@@ -93,7 +87,7 @@ def _sized(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def engine_kernels(truth: Path) -> pd.DataFrame:
-    """All-reduces as engines do them in captured graphs: the newest version of each, the median over engines."""
+    """All-reduces of engines in captured graphs: newest version of each, median over engines."""
     rows = pd.read_csv(truth / "op_custom_allreduce.csv.gz", low_memory=False)
     rows = _sized(rows[~rows.kernel_source.str.contains("eager")])
     rows = rows.assign(
@@ -103,7 +97,8 @@ def engine_kernels(truth: Path) -> pd.DataFrame:
     )
     newest = rows.version == rows.groupby(["system", "engine", "num_gpus"]).version.transform("max")
     rows = rows[np.where(rows.system == "l40s", rows.source == GOOD_PCIE4, newest)]
-    # beyond a tray of four only TensorRT-LLM has kernels of its own; what the others measure there is NCCL
+    # beyond a tray of four only TensorRT-LLM has kernels of its own; what the others measure there
+    # is NCCL
     rows = rows[
         ~rows.system.str.startswith("gb")
         | (rows.num_gpus <= 4)
@@ -127,7 +122,7 @@ def _median(rows: pd.DataFrame, *also: str) -> pd.DataFrame:
 
 
 def exchanges(truth: Path) -> pd.DataFrame:
-    """DeepEP's dispatch (fp8 with a scale for 128 values) and combine (bf16) in low-latency and normal mode."""
+    """DeepEP's dispatch (fp8, a scale per 128 values) and combine (bf16), both of its modes."""
     rows = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
     rows = rows[
         rows.impl.eq("DeepEP (sglang)") & ~(rows.gpu.str.startswith("H200") & (rows.num_nodes > 1))
@@ -209,7 +204,7 @@ def _fitted(
     source: str,
     where: str,
     change: Callable[[Fabric, dict[str, Quantity]], Fabric],
-    kept: float | None,
+    per_rank_s: float | None,
 ) -> tuple[Cluster, Links]:
     """The cluster with the numbers of its fabric changed to those that fit the rows."""
     seconds = rows.seconds.to_numpy(dtype=float)
@@ -217,21 +212,21 @@ def _fitted(
     def predicted(numbers: dict[str, Quantity]) -> Array:
         return collectives_s(replace(joined, fabric=change(joined.fabric, numbers)), rows)
 
-    numbers, error = _search(predicted, seconds, kept)
+    numbers, error = _search(predicted, seconds, per_rank_s)
     ranks = (
         f"{rows.num_gpus.min():.0f} to {rows.num_gpus.max():.0f} ranks"
-        if kept is None
+        if per_rank_s is None
         else f"{rows.num_gpus.max():.0f} ranks"
     )
     sizes = f"{rows.bytes.min() / 2**10:.0f} KiB to {rows.bytes.max() / 2**20:.3g} MiB"
     note = f"{len(rows)} points on {where}, {ranks}, {sizes}; median error {error:.0%}"
     return replace(joined, fabric=change(joined.fabric, numbers)), _links(
-        numbers, source, note, kept
+        numbers, source, note, per_rank_s
     )
 
 
-def _links(numbers: dict[str, Quantity], source: str, note: str, kept: float | None) -> Links:
-    per_rank = None if kept is not None else numbers["latency_per_rank_s"].value
+def _links(numbers: dict[str, Quantity], source: str, note: str, per_rank_s: float | None) -> Links:
+    per_rank = None if per_rank_s is not None else numbers["latency_per_rank_s"].value
     return Links(numbers["efficiency"].value, numbers["latency_s"].value, per_rank, source, note)
 
 
@@ -249,19 +244,20 @@ def _joined(device: str, fabric: str) -> Cluster:
 
 def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
     """Fabric, "library" or "direct", and the numbers."""
-    own, nccl = engine_kernels(truth), library_kernels(truth)
+    engines, nccl = engine_kernels(truth), library_kernels(truth)
     for name, (device, *systems) in FABRIC_SYSTEMS.items():
         joined, where = _joined(device, name), " and ".join(systems).replace("_", " ")
-        rows, kernels = nccl[nccl.system.isin(systems)], own[own.system.isin(systems)]
+        rows, kernels = nccl[nccl.system.isin(systems)], engines[engines.system.isin(systems)]
         if (
             joined.fabric.topology == "pcie"
-        ):  # what engines bring is the library's there; that of l40s crossed sockets with more than two
+            # engines use the library there; the l40s one crossed sockets with more than two
+        ):
             rows = pd.concat([rows[rows.num_gpus == 2] if name == "pcie4" else rows, kernels])
-        joined, found = _fitted(joined, rows, "library", where, _library, None)
-        yield name, "library", found
+        joined, fit = _fitted(joined, rows, "library", where, _library, None)
+        yield name, "library", fit
         if joined.fabric.topology != "pcie":
-            joined, found = _fitted(joined, kernels, "direct", where, _direct, None)
-            yield name, "direct", found
+            joined, fit = _fitted(joined, kernels, "direct", where, _direct, None)
+            yield name, "direct", fit
         if name == "nvlink4":
             yield "ib-ndr-400", "direct", _fit_network(joined, exchanges(truth))
     links = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
@@ -270,11 +266,11 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
     ]
     links = links.assign(bytes=links.size_bytes, seconds=links.value / 1e6, op_name="all_reduce")
     joined = _joined("mi355x", "xgmi-mi350")
-    kept = joined.fabric.direct.latency_per_rank_s.value if joined.fabric.direct else 1e-7
+    per_rank_s = joined.fabric.direct.latency_per_rank_s.value if joined.fabric.direct else 1e-7
     yield (
         "xgmi-mi350",
         "direct",
-        _fitted(joined, links, "aiter", "MI355X, two kernels", _direct, kept)[1],
+        _fitted(joined, links, "aiter", "MI355X, two kernels", _direct, per_rank_s)[1],
     )
 
 
@@ -292,22 +288,22 @@ def _fit_network(joined: Cluster, rows: pd.DataFrame) -> Links:
 
 def _line(key: str, value: float, source: str, note: str = "") -> str:
     number = f"{value:.3f}" if key == "efficiency" else f"{value * 1e6:.2f}e-6"
-    said = f', note: "{note}"' if note else ""
-    return f"{key}: {{value: {number}, source: {source}, status: fitted{said}}}"
+    remark = f', note: "{note}"' if note else ""
+    return f"{key}: {{value: {number}, source: {source}, status: fitted{remark}}}"
 
 
-def write_links(name: str, kind: str, found: Links) -> None:
+def write_links(name: str, kind: str, fit: Links) -> None:
     """Put the fitted numbers into the fabric's file, and the source that has the command."""
     path = PROFILES / "fabrics" / f"{name}.yaml"
     text = path.read_text(encoding="utf-8")
     indent = "  " if kind == "direct" else ""
     source = "fits" if kind == "library" else "kernels"
     numbers = {
-        "efficiency": found.efficiency,
-        "latency_s": found.latency_s,
-        "latency_per_rank_s": found.per_rank_s,
+        "efficiency": fit.efficiency,
+        "latency_s": fit.latency_s,
+        "latency_per_rank_s": fit.per_rank_s,
     }
-    note = found.note + (REMARKS.get(name, "") if kind == "library" else "")
+    note = fit.note + (REMARKS.get(name, "") if kind == "library" else "")
     if kind == "direct" and "\ndirect:\n" not in text:
         text = text.replace(
             "\nsources:\n",
@@ -324,7 +320,7 @@ def write_links(name: str, kind: str, found: Links) -> None:
                 flags=re.MULTILINE,
             )  # type: ignore[misc]
     text = re.sub(rf"^  {source}:\n(?:    .*\n)+", "", text, flags=re.MULTILINE)
-    title, url = SOURCES[found.source]
+    title, url = SOURCES[fit.source]
     command = "python scripts/fit_profiles.py TRUTH_DIR --fabrics --write"
     entry = [
         f"  {source}:",
@@ -338,14 +334,16 @@ def write_links(name: str, kind: str, found: Links) -> None:
 
 
 def errors(truth: Path) -> pd.DataFrame:
-    """Median error and bias of what the files say, by fabric and operation; "engines" are the kernels that engines bring."""
+    """Median error and bias of what the files say, by fabric and operation; "engines" are the
+    kernels that engines bring.
+    """
     fabric.cache_clear()  # files may just have been written
-    own, nccl, tokens = engine_kernels(truth), library_kernels(truth), exchanges(truth)
+    engines, nccl, tokens = engine_kernels(truth), library_kernels(truth), exchanges(truth)
     parts = []
     for name, (device, *systems) in FABRIC_SYSTEMS.items():
         joined = _joined(device, name)
         library = replace(joined, fabric=joined.fabric.model_copy(update={"direct": None}))
-        for kind, rows, used in (("engines", own, joined), ("library", nccl, library)):
+        for kind, rows, used in (("engines", engines, joined), ("library", nccl, library)):
             rows = rows[rows.system.isin(systems)]
             parts.append(
                 rows.assign(
@@ -377,13 +375,14 @@ def errors(truth: Path) -> pd.DataFrame:
 
 def fit_fabrics(truth: Path, writing: bool) -> None:
     print(f"{'fabric':12} {'kernels':8} {'efficiency':>10} {'latency':>9} {'per rank':>9}")
-    for name, kind, found in link_fits(truth):
-        per_rank = "kept" if found.per_rank_s is None else f"{found.per_rank_s * 1e6:.2f}us"
+    for name, kind, fit in link_fits(truth):
+        per_rank = "kept" if fit.per_rank_s is None else f"{fit.per_rank_s * 1e6:.2f}us"
         print(
-            f"{name:12} {kind:8} {found.efficiency:10.3f} {found.latency_s * 1e6:7.2f}us {per_rank:>9}  {found.note}",
+            f"{name:12} {kind:8} {fit.efficiency:10.3f} {fit.latency_s * 1e6:7.2f}us "
+            f"{per_rank:>9}  {fit.note}",
             flush=True,
         )
         if writing:
-            write_links(name, kind, found)
+            write_links(name, kind, fit)
     print(("As fitted" if writing else "As the files have it") + ", against the measured:")
     print(errors(truth).round(3).to_string())

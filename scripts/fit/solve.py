@@ -17,7 +17,10 @@ NONE: Array = np.zeros(0)
 
 @dataclass(frozen=True)
 class Points:
-    """Measured points of one device, family and dtype. Experts also have tokens, and the bytes of rows moved beside the products."""
+    """Measured points of one device, family and dtype.
+
+    Experts also have tokens, and the bytes of rows moved beside the products.
+    """
 
     device: str
     family: str
@@ -47,8 +50,8 @@ class Fit:
 def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting: Array) -> Array:
     """The form as `recipe_core.physics.roofline` has it.
 
-    ``x`` holds logit e_c, logit e_m, log overhead, log(smoothing - 1); for experts also logit e_r and log sort time, of which
-    ``sorting`` is the share that is reached.
+    ``x`` holds logit e_c, logit e_m, log overhead, log(smoothing - 1); for experts also logit e_r
+    and log sort time, of which ``sorting`` is the share that is reached.
     """
     compute, memory = compute_s * (1.0 + np.exp(-x[0])), memory_s * (1.0 + np.exp(-x[1]))
     r = min(1.0 + float(np.exp(x[3])), 20.0)
@@ -90,7 +93,9 @@ def minimise(
 
 
 def peak_of(device: Device, points: Points) -> float:
-    """The rate a product runs at: attention over any cache in 16 bit, else by the weights' format where the device has it."""
+    """The rate a product runs at: attention over any cache in 16 bit, else by the weights' format
+    where the device has it.
+    """
     peaks = {name: figure.value for name, figure in device.peak_flops_per_s.items()}
     if points.family.endswith("_decode"):
         return peaks["bf16"]
@@ -110,7 +115,8 @@ def fit(points: Points, device: Device) -> Fit:
     measured, beside = np.log(points.seconds), len(points.row_bytes) > 0
     shares = [0, 1, 4] if beside else [0, 1]
 
-    # a share close to 1 or a start in no time is not believed of a kernel: a faint pull keeps in place what the data do not reach
+    # a share close to 1 or a start in no time is not believed of a kernel: a faint pull keeps in
+    # place what the data do not reach
     def cost(x: Array) -> float:
         pull = 1e-3 * float(
             np.sum(np.maximum(np.abs(x[shares]) - 3.0, 0.0) ** 2) + max(0.0, float(x[3]) - 1.8) ** 2

@@ -1,4 +1,4 @@
-"""Reading the measured tables: names of systems and number formats, and the fastest kernel per shape."""
+"""Reading the measured tables: systems, number formats, and the fastest kernel per shape."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ WEIGHT_BYTES = {
     "nvfp4": 0.56,
 }
 DTYPES = {
-    "bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "fp8_per_token": "fp8", "sq": "int8",
-    "int4_wo": "int4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4",
+    "bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block",
+    "fp8_per_token": "fp8", "sq": "int8", "int4_wo": "int4", "nvfp4": "nvfp4", "mxfp4": "mxfp4",
+    "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""The command line: parse, ask, print. Exit codes: 0 ok, 1 the answer is "no", 2 bad input.
+"""The command line: parse, call, print. Exit codes: 0 ok, 1 the answer is "no", 2 bad input.
 
-One module a family of commands; ``app`` is what they share. What a command needs is imported when
-it runs, so that ``recipe --help`` is quick.
+One module per family of commands; they share ``app``. A command imports what it needs when it
+runs, so that ``recipe --help`` is quick.
 """
 
 from recipe_core.doors.cli import catalog, planning, checking, recipes, launching  # isort: skip  # the order of `recipe --help`

@@ -1,4 +1,4 @@
-"""What every command shares: the program, its exit codes, and how answers and errors are printed."""
+"""What all commands share: the program, its exit codes, and how it prints answers and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipe_core.base.errors import InputError, RecipeError
 
 app = typer.Typer(
     name="recipe",
-    help="From model, hardware and objective to every split judged and one runnable bundle.",
+    help="Judge every split of a model over your hardware, and write one runnable bundle.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 COLLECT_AFTER = 100_000
-"""New containers after which cycles among them are looked for: at Python's 700 that is a tenth of the time of a command."""
+"""New containers between garbage collections: at Python's 700 they take a tenth of a command."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RequestFile = Annotated[
@@ -35,11 +35,14 @@ RequestFile = Annotated[
 Bundle = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")
 ]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")]
 
 
 def main() -> None:
-    """Entry point: errors become one line on standard error (JSON on standard output with --json) and an exit code."""
+    """Entry point: an error becomes an exit code and a line on standard error.
+
+    With --json also JSON on standard output.
+    """
     gc.set_threshold(COLLECT_AFTER)
     try:
         app()
@@ -49,11 +52,11 @@ def main() -> None:
         sys.stderr.close()
         raise SystemExit(0) from None
     finally:
-        gc.freeze()  # the process ends: what it leaves need not be searched for cycles
+        gc.freeze()  # the process ends: no need to search its objects for cycles
 
 
 def fail(error: RecipeError) -> NoReturn:
-    """Print an error and leave with its code."""
+    """Print an error and exit with its code."""
     if "--json" in sys.argv:
         typer.echo(to_json(error.to_json(), indent=None))
     typer.echo(f"error: {error}", err=True)
@@ -66,19 +69,19 @@ def emit(value: Any) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show that something is going on, when a person is watching."""
+def working(status: str) -> Iterator[None]:
+    """Show a spinner with ``status`` on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(status):
         yield
 
 
 def read_request(source: str) -> Any:
-    """The plain values of a request file, complete: a device that is the path of a profile is what that file holds."""
+    """The values of a request file; a device that is the path of a profile is read in."""
     from recipe_core.hardware.custom import with_profiles
 
     if source == "-":
@@ -87,7 +90,11 @@ def read_request(source: str) -> Any:
 
 
 def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
-    """A device that is named by the path of its profile (``mine.yaml``, ``mine.yaml:8``), read."""
+    """The profile, and the count if any, of ``mine.yaml`` or ``mine.yaml:8``; empty for a name.
+
+    Raises:
+        InputError: for a bad count, or one that contradicts ``gpus``.
+    """
     from recipe_core.hardware.custom import is_path, read_profile
 
     path, _, count = (hardware or "").partition(":")
@@ -95,20 +102,21 @@ def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
         return {}
     if count and (not count.isdecimal() or gpus not in (None, int(count))):
         raise InputError(
-            f"{hardware!r} is not a profile:count, or contradicts --gpus.",
+            f"{hardware!r} is not PROFILE:COUNT, or contradicts --gpus.",
             field="hardware",
             hint="For example mine.yaml:8.",
         )
-    return {"hardware": read_profile(path)} | ({"gpus": int(count)} if count else {})
+    values: dict[str, Any] = {"hardware": read_profile(path)}
+    return {**values, "gpus": int(count)} if count else values
 
 
 def read_key(path: Path | None, field: str) -> bytes | None:
-    """A PEM file."""
+    """The content of a key file; None without a path."""
     return read_text(path, field=field, limit=64 << 10).encode() if path else None
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         typer.echo(f"recipe {__version__}")
         raise typer.Exit
 
@@ -123,11 +131,9 @@ def options(
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The value of each line of a .jsonl file, as ``read_request`` completes it; of a line that holds none, its error."""
-    lines = [
-        line for line in read_text(path, field="request", limit=None).splitlines() if line.strip()
-    ]
-    return [_parsed(line, n) for n, line in enumerate(lines, 1)]
+    """One entry per line of a .jsonl file that is not empty: its value, or its error."""
+    lines = read_text(path, field="request", limit=None).splitlines()
+    return [_parsed(line, n) for n, line in enumerate(filter(str.strip, lines), 1)]
 
 
 def _parsed(line: str, number: int) -> Any:

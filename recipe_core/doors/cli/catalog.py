@@ -1,4 +1,4 @@
-"""What is known: models, hardware, engines."""
+"""Commands on what is known: models, hardware, engines."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def _listing(
     show: Callable[[str], dict[str, Any]],
     line: Callable[[str], str],
 ) -> None:
-    """A list of everything, or one in full."""
+    """Print one entry in full, or a line (with --json an object) for each of ``names``."""
     if name is not None:
         value = show(name)
         emit(value) if as_json else _print_facts(value)
     elif as_json:
-        emit([show(each) for each in names])
+        emit([show(entry) for entry in names])
     else:
-        for each in names:
-            typer.echo(line(each))
+        for entry in names:
+            typer.echo(line(entry))
 
 
 def _print_facts(value: dict[str, Any], indent: str = "") -> None:
@@ -40,9 +40,8 @@ def _print_facts(value: dict[str, Any], indent: str = "") -> None:
             typer.echo(f"{indent}{key}:")
             _print_facts(item, indent + "  ")
         else:
-            typer.echo(
-                f"{indent}{key}: {json.dumps(finite(item), ensure_ascii=False, default=str)}"
-            )
+            text = json.dumps(finite(item), ensure_ascii=False, default=str)
+            typer.echo(f"{indent}{key}: {text}")
 
 
 @app.command()
@@ -57,13 +56,13 @@ def models(name: Name = None, as_json: Json = False) -> None:
     )
     from recipe_core.present.views import model_view
 
-    def show(each: str) -> dict[str, Any]:
-        return model_view(load_model(each), catalog_entry(each) if in_catalog(each) else None)
+    def show(entry: str) -> dict[str, Any]:
+        return model_view(load_model(entry), catalog_entry(entry) if in_catalog(entry) else None)
 
-    def line(each: str) -> str:
-        model = catalog_model(each)
+    def line(entry: str) -> str:
+        model = catalog_model(entry)
         active = f", {model.active_parameters / 1e9:.3g} B active" if model.is_moe else ""
-        return f"{each:44} {model.parameters / 1e9:7.3g} B{active}  {model.weight_dtype}"
+        return f"{entry:44} {model.parameters / 1e9:7.3g} B{active}  {model.weight_dtype}"
 
     _listing(name, as_json, catalog_ids(), show, line)
 
@@ -75,11 +74,11 @@ def hardware(
         bool, typer.Option("--detect", help="Read this machine instead of the catalog.")
     ] = False,
     as_template: Annotated[
-        bool, typer.Option("--template", help="A profile to start from, based on NAME, as YAML.")
+        bool, typer.Option("--template", help="A YAML profile to edit, based on NAME.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """The device profiles, each figure with its source; NAME may also be the path of a profile of your own."""
+    """The device profiles with their sources; NAME may also be the path of your own profile."""
     if detect:
         _detect(name, as_json)
         return
@@ -89,24 +88,26 @@ def hardware(
     from recipe_core.hardware.upload import template
     from recipe_core.present.views import hardware_view
 
-    def named(each: str) -> Device:
-        return device(read_profile(each) if is_path(each) else each)
+    def profile(entry: str) -> Device:
+        return device(read_profile(entry) if is_path(entry) else entry)
 
     if as_template:
         if name is None:
             raise InputError(
-                "--template starts from a device.",
+                "--template needs a device to start from.",
                 field="hardware",
-                hint="Name one: recipe hardware h100-sxm --template.",
+                hint="For example: recipe hardware h100-sxm --template.",
             )
-        typer.echo(template(named(name)), nl=False)
+        typer.echo(template(profile(name)), nl=False)
         return
 
-    def line(each: str) -> str:
-        d = device(each)
-        return f"{each:16} {d.vendor:7} {gib(d.usable_memory_bytes):>10}  {d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s  {d.title}"
+    def line(entry: str) -> str:
+        d = device(entry)
+        memory = f"{gib(d.usable_memory_bytes):>10}"
+        bandwidth = f"{d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s"
+        return f"{entry:16} {d.vendor:7} {memory}  {bandwidth}  {d.title}"
 
-    _listing(name, as_json, device_names(), lambda each: hardware_view(named(each)), line)
+    _listing(name, as_json, device_names(), lambda entry: hardware_view(profile(entry)), line)
 
 
 def _detect(name: str | None, as_json: bool) -> None:
@@ -116,11 +117,11 @@ def _detect(name: str | None, as_json: bool) -> None:
         raise InputError(
             "--detect reads this machine and takes no name.",
             field="hardware",
-            hint=f"Leave out {name!r}, or --detect.",
+            hint=f"Omit {name!r}, or --detect.",
         )
     with working("Reading this machine …"):
-        found = detect()
-    emit(found.to_json()) if as_json else typer.echo(describe(found))
+        machine = detect()
+    emit(machine.to_json()) if as_json else typer.echo(describe(machine))
 
 
 @app.command()
@@ -129,8 +130,8 @@ def engines(name: Name = None, as_json: Json = False) -> None:
     from recipe_core.engines.spec import engine, engine_names
     from recipe_core.present.views import engine_view
 
-    def line(each: str) -> str:
-        e = engine(each)
-        return f"{each:14} {e.version:10} {', '.join(e.runtimes):16} {e.title}"
+    def line(entry: str) -> str:
+        e = engine(entry)
+        return f"{entry:14} {e.version:10} {', '.join(e.runtimes):16} {e.title}"
 
-    _listing(name, as_json, engine_names(), lambda each: engine_view(engine(each)), line)
+    _listing(name, as_json, engine_names(), lambda entry: engine_view(engine(entry)), line)

@@ -1,4 +1,4 @@
-"""Verdicts: on requests, bundles and commands, and on the estimates themselves."""
+"""Commands that judge requests, bundles and engines' commands, and the estimates themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(
         str | None,
         typer.Argument(
             metavar="[REQUEST|BUNDLE|FILE]",
-            help="A request, a bundle, a .jsonl, or a file of commands.",
+            help="A request, a bundle, a .jsonl file, or a file of commands.",
         ),
     ] = None,
     command: Annotated[
@@ -38,36 +38,36 @@ def check(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="DIR", help="Files of commands: .sh, .txt, .md, .jsonl."),
+        typer.Option("--dir", metavar="DIR", help="Check commands in its .sh, .txt, .md, .jsonl."),
     ] = None,
     hardware: Annotated[
         str | None, typer.Option(help="The device of a command: NAME or NAME:COUNT.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Devices in a node.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Devices per node.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes.")] = None,
-    input_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer.")] = None,
+    input_tokens: Annotated[int | None, typer.Option(help="Tokens per prompt.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens per answer.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests in flight.")] = None,
     optimize: Annotated[
         str | None,
-        typer.Option(help="What a better command is better at: throughput, latency, cost …"),
+        typer.Option(help="What to improve: throughput, latency, cost …"),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="The model, where the command names a folder or leaves it open."),
+        typer.Option(help="The model, if the command names a folder or a variable."),
     ] = None,
     acceptance: Annotated[
-        float | None, typer.Option(help="The share of drafted tokens that is accepted.")
+        float | None, typer.Option(help="Share of drafted tokens that are accepted.")
     ] = None,
     public_key: Annotated[
         Path | None,
-        typer.Option(metavar="KEY.pub.pem", help="The key that must have signed a bundle."),
+        typer.Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A verdict, the reasons, and a better split: on a request, a bundle, or engines' command lines."""
-    if sum(each is not None for each in (what, command, folder)) != 1:
-        raise InputError("give either a request or bundle, or --command, or --dir.", field="check")
+    """Judge a request, a bundle or engines' commands: a verdict, the reasons, a better split."""
+    if sum(source is not None for source in (what, command, folder)) != 1:
+        raise InputError("give one of: a request or bundle, --command, --dir.", field="check")
     ground = {
         "hardware": hardware,
         "gpus": gpus,
@@ -79,21 +79,21 @@ def check(
         "model": model,
         "acceptance": acceptance,
     }
-    ground = {name: value for name, value in ground.items() if value is not None} | own_device(
-        hardware, gpus
-    )
+    ground = {name: value for name, value in ground.items() if value is not None}
+    ground |= own_device(hardware, gpus)
+    source, path = str(what), Path(str(what))
     if command is not None:
         _check_command(command, ground, as_json)
     elif folder is not None:
         _check_folder(folder, ground)
-    elif str(what).endswith(".jsonl"):
-        _check_lines(Path(str(what)), ground)
-    elif str(what).endswith((".sh", ".bash", ".txt", ".md")):
-        _check_folder(Path(str(what)), ground)
-    elif Path(str(what)).is_dir() or str(what).endswith(".zip"):
-        _check_bundle(Path(str(what)), public_key, as_json)
+    elif source.endswith(".jsonl"):
+        _check_lines(path, ground)
+    elif source.endswith((".sh", ".bash", ".txt", ".md")):
+        _check_folder(path, ground)
+    elif path.is_dir() or source.endswith(".zip"):
+        _check_bundle(path, public_key, as_json)
     else:
-        _check_request(str(what), as_json)
+        _check_request(source, as_json)
 
 
 def _check_request(source: str, as_json: bool) -> NoReturn:
@@ -113,16 +113,14 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
 
     if "hardware" not in ground:
         raise InputError(
-            "--command needs the device it runs on.",
+            "--command needs a device.",
             field="hardware",
             hint="For example --hardware h100-sxm --gpus 8.",
         )
     answer = check_command(command, Ground.of(**ground))
     emit(answer) if as_json else typer.echo(verdict_text(answer))
-    if "error" in answer:
-        error = InputError(
-            answer["error"]["message"], field=answer["error"]["field"], hint=answer["error"]["hint"]
-        )
+    if problem := answer.get("error"):
+        error = InputError(problem["message"], field=problem["field"], hint=problem["hint"])
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2)
     raise typer.Exit(0 if answer["ok"] else 1)
@@ -132,7 +130,7 @@ def _check_folder(folder: Path, ground: dict[str, Any]) -> None:
     from recipe_core.commands.files import check_items, read_items
 
     items = list(read_items(folder))
-    with working(f"Judging the commands of {len(items):,} places …"):
+    with working(f"Judging {len(items):,} commands …"):
         answers = list(check_items(items, ground))
     for answer in answers:
         typer.echo(to_json(answer, indent=None))
@@ -157,30 +155,27 @@ def _check_bundle(path: Path, public_key: Path | None, as_json: bool) -> None:
         return
     typer.echo(f"ok: {answer['recipe']}, {answer['files']} files, every digest matches")
     if signed := answer["signed"]:
-        typer.echo(
-            f"signed by {signed['key']}, {'the key given' if signed['trusted'] else 'which was not held against a key of yours'}"
-        )
-    for said in (*answer["warnings"], *answer["machine"]):
-        typer.echo(f"note: {said}")
+        trust = "the given key" if signed["trusted"] else "not compared with a key of yours"
+        typer.echo(f"signed by {signed['key']}, {trust}")
+    for note in (*answer["warnings"], *answer["machine"]):
+        typer.echo(f"note: {note}")
 
 
 @app.command()
 def validate(
     table: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[TABLE]", help="Measured runs as CSV; without it, the shipped ones."
-        ),
+        typer.Argument(metavar="[TABLE]", help="Measured runs as CSV; default: the shipped ones."),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Also by device, model, source or engine.")
+        str | None, typer.Option(metavar="COLUMN", help="Group by device, model, source or engine.")
     ] = None,
     training: Annotated[
-        bool, typer.Option("--training", help="Training runs, instead of serving's.")
+        bool, typer.Option("--training", help="Training runs instead of serving runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """How far estimates are from measured runs: published ones, or a table of your own."""
+    """The errors of estimates against measured runs: published ones, or your own table."""
     if training:
         _validate_training(table, by, as_json)
         return
@@ -189,8 +184,11 @@ def validate(
 
     runs = published_runs() if table is None else read_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):
-        found = compare(runs)
-    emit(validation_view(found, by)) if as_json else typer.echo(validation_text(found, by))
+        comparison = compare(runs)
+    if as_json:
+        emit(validation_view(comparison, by))
+    else:
+        typer.echo(validation_text(comparison, by))
 
 
 def _validate_training(table: Path | None, by: str | None, as_json: bool) -> None:
@@ -203,7 +201,8 @@ def _validate_training(table: Path | None, by: str | None, as_json: bool) -> Non
 
     runs = published_training_runs() if table is None else read_training_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):
-        found = compare_training(runs)
-    emit(training_validation_view(found, by)) if as_json else typer.echo(
-        training_validation_text(found, by)
-    )
+        comparison = compare_training(runs)
+    if as_json:
+        emit(training_validation_view(comparison, by))
+    else:
+        typer.echo(training_validation_text(comparison, by))

@@ -1,4 +1,4 @@
-"""Starting: a bundle's own launcher, and the web builder."""
+"""Commands that start something: a bundle's launcher, the web builder, MCP."""
 
 from __future__ import annotations
 
@@ -13,25 +13,18 @@ from recipe_core.doors.cli.app import Bundle, app
 
 
 def _launcher(command: str, bundle: Path, words: list[str]) -> NoReturn:
-    """Run the bundle's own launcher in this interpreter's environment."""
+    """Run the bundle's launcher with this interpreter, and exit with its code."""
     from recipe_core.bundle.verify import unpack
 
-    folder = unpack(bundle)
-    raise SystemExit(
-        subprocess.call(
-            [
-                sys.executable,
-                str(folder / "launch.py"),
-                *(["--json"] if "--json" in words else []),
-                command,
-                *(w for w in words if w != "--json"),
-            ]
-        )
-    )
+    program = [sys.executable, str(unpack(bundle) / "launch.py")]
+    if "--json" in words:  # an option of the launcher itself, not of its commands
+        program.append("--json")
+    arguments = [word for word in words if word != "--json"]
+    raise SystemExit(subprocess.call([*program, command, *arguments]))
 
 
 _LAUNCHER = {
-    "preflight": "Check that this is the machine the bundle needs.",
+    "preflight": "Check that this machine has what the bundle needs.",
     "up": "Start the bundle's servers and wait until they are healthy.",
     "bench": "Send real requests; print predicted against measured; write measurement.json.",
     "status": "Whether the bundle's servers run and are healthy.",
@@ -46,7 +39,7 @@ def _launcher_command(name: str, summary: str) -> None:
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(
         name,
-        help=f"{summary} Options of the bundle's own launcher are passed on.",
+        help=f"{summary} Other options go to the bundle's launcher.",
         context_settings=settings,
     )(command)
 
@@ -58,11 +51,11 @@ for _name, _summary in _LAUNCHER.items():
 @app.command()
 def serve(
     host: Annotated[
-        str, typer.Option(help="The address to listen on; others than loopback let strangers in.")
+        str, typer.Option(help="The address to listen on; beyond loopback, strangers can call it.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
 ) -> None:
-    """The web builder, the JSON API and MCP."""
+    """Serve the web builder, the JSON API and MCP."""
     from recipe_core.doors.serve import serve as run
 
     run(host, port)
@@ -70,7 +63,7 @@ def serve(
 
 @app.command()
 def mcp() -> None:
-    """The Model Context Protocol on standard input and output: what an agent on this machine starts."""
+    """Serve the Model Context Protocol on standard input and output, for agents."""
     from recipe_core.doors.mcp import create_mcp
 
     create_mcp(folders=True).run("stdio")

@@ -1,4 +1,4 @@
-"""Plans and estimates."""
+"""Commands that plan and estimate."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ def plan_command(
     ] = None,
     everything: Annotated[
         Path | None,
-        typer.Option("--all", metavar="FILE", help="Write every row, as .csv, .parquet or .json."),
+        typer.Option("--all", metavar="FILE", help="Write every row as .csv, .parquet or .json."),
     ] = None,
     flips: Annotated[
         bool,
         typer.Option(
-            "--sensitivity", help="Also say what would flip the decision: price, lengths, load."
+            "--sensitivity", help="Also show what would change the choice: price, lengths, load."
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Every split of the cluster, judged and ranked."""
+    """Judge and rank every split over the cluster."""
     from recipe_core.present.terminal import plan_text
     from recipe_core.request.schema import PlanRequest
     from recipe_core.search.plans import plan
 
-    asked = PlanRequest.parse(read_request(request))
+    values = PlanRequest.parse(read_request(request))
     with working("Judging every split …"):
-        table = plan(asked)
+        result = plan(values)
         if everything is not None:
-            _write_rows(table, everything)
-        moved = table.sensitivity() if flips else None
+            _write_rows(result, everything)
+        sensitivity = result.sensitivity() if flips else None
     if as_json:
-        answer = table.to_json(top)
-        if moved is not None:
-            answer["sensitivity"] = [flip.to_json() for flip in moved]
+        answer = result.to_json(top)
+        if sensitivity is not None:
+            answer["sensitivity"] = [flip.to_json() for flip in sensitivity]
         emit(answer)
     else:
-        typer.echo(plan_text(table, 10 if top is None else top, moved))
-    raise typer.Exit(0 if len(table.order) else 1)
+        typer.echo(plan_text(result, 10 if top is None else top, sensitivity))
+    raise typer.Exit(0 if len(result.order) else 1)
 
 
-def _write_rows(table: Any, path: Path) -> None:
+def _write_rows(plan: Any, path: Path) -> None:
     import io
 
     from recipe_core.base.documents import write_whole
@@ -72,10 +72,10 @@ def _write_rows(table: Any, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InputError(
-            f"{path.name!r} has no known suffix.", field="all", hint=f"Use {', '.join(writers)}."
+            f"{path.name!r} has an unknown suffix.", field="all", hint=f"Use {', '.join(writers)}."
         )
     buffer = io.BytesIO()
-    writers[path.suffix](table.to_frame(), buffer)
+    writers[path.suffix](plan.to_frame(), buffer)
     write_whole(path, buffer.getvalue())
 
 
@@ -85,12 +85,12 @@ def estimate(
     traced: Annotated[
         bool,
         typer.Option(
-            "--trace", help="Also build the real model without data and compare (torch extra)."
+            "--trace", help="Also build the real model without weights and compare (torch extra)."
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Exactly the split in REQUEST.candidate (or the best that agrees with it); a .jsonl file answers line by line."""
+    """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.present.terminal import estimate_text
     from recipe_core.request.schema import PlanRequest
     from recipe_core.search.plans import plan_candidate
@@ -102,35 +102,35 @@ def estimate(
                 field="trace",
                 hint="Trace its lines one by one.",
             )
-        _each_line(Path(request))
+        _estimate_lines(Path(request))
         return
-    asked = PlanRequest.parse(read_request(request))
+    values = PlanRequest.parse(read_request(request))
     with working("Estimating …"):
-        table, row = plan_candidate(asked)
-        answer = table.detailed(row).to_json()
+        plan, row = plan_candidate(values)
+        answer = plan.detailed(row).to_json()
     with working("Tracing the model …"):
-        traced_parts, text = _trace(table, row) if traced else ({}, "")
+        traced_parts, text = _trace(plan, row) if traced else ({}, "")
     if as_json:
-        emit({"candidate": table.candidate(row), **answer, **traced_parts})
+        emit({"candidate": plan.candidate(row), **answer, **traced_parts})
     else:
-        typer.echo(estimate_text(table.candidate(row), answer) + text)
+        typer.echo(estimate_text(plan.candidate(row), answer) + text)
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 
-def _trace(table: Any, row: int) -> tuple[dict[str, Any], str]:
-    """What the real model says of the split, as JSON and as text."""
+def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
+    """The trace of the real model with a row's split, as JSON and as text."""
     from recipe_core.calibration.trace import trace
     from recipe_core.calibration.trace.text import trace_text, training_trace_text
     from recipe_core.calibration.trace.training import trace_training
 
-    if table.kind == "training":
-        measured = trace_training(*table.detail(row))
+    if plan.kind == "training":
+        measured = trace_training(*plan.detail(row))
         return {"trace": measured}, f"\n\n{training_trace_text(measured)}"
-    measured = trace(table, row)
+    measured = trace(plan, row)
     return {"trace": measured}, f"\n\n{trace_text(measured)}"
 
 
-def _each_line(path: Path) -> None:
+def _estimate_lines(path: Path) -> None:
     from recipe_core.search.plans import estimate_batch
 
     values = read_lines(path)

@@ -1,4 +1,4 @@
-"""Making recipes and asking of them: build, lock, resolve, diff, convert, keygen."""
+"""Commands on recipes: build, lock, resolve, diff, convert, keygen."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ Pairs = list[str] | None
 
 def _pairs(words: Pairs, flag: str) -> dict[str, str]:
     """``NAME=VALUE`` words as a mapping."""
-    out: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for word in words or []:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise InputError(
                 f"{word!r} is not NAME=VALUE.", field=flag, hint=f"For example --{flag} port=9000."
             )
-        out[name] = value
-    return out
+        pairs[name] = value
+    return pairs
 
 
 @app.command()
@@ -62,27 +62,28 @@ def build(
     ] = None,
     options: Annotated[
         Pairs,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option passed on to the engine."),
+        typer.Option("--option", metavar="NAME=VALUE", help="An option for the engine."),
     ] = None,
     env: Annotated[
-        Pairs, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the engine.")
-    ] = None,
-    elsewhere: Annotated[
         Pairs,
-        typer.Option("--for", metavar="DEVICE:COUNT", help="Also a variant for this hardware."),
+        typer.Option("--env", metavar="NAME=VALUE", help="An environment variable for the engine."),
+    ] = None,
+    devices: Annotated[
+        Pairs,
+        typer.Option("--for", metavar="DEVICE:COUNT", help="Add a variant for this hardware."),
     ] = None,
     variants: Annotated[
         Path | None,
-        typer.Option("--variants", metavar="FILE", help="Variants of your own, as YAML."),
+        typer.Option("--variants", metavar="FILE", help="Your own variants, as YAML."),
     ] = None,
     measured: Annotated[
         list[Path] | None,
-        typer.Option("--measured", metavar="FILE", help="A run/measurement.json to claim."),
+        typer.Option("--measured", metavar="FILE", help="Add a run/measurement.json."),
     ] = None,
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Plan, pick the best split (or the given candidate) and write the bundle."""
+    """Plan, pick the best split (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.present.terminal import build_text
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
@@ -90,39 +91,24 @@ def build(
     from recipe_core.recipe.resolve import hardware_named
     from recipe_core.request.schema import PlanRequest
 
-    asked = passing_on(
-        PlanRequest.parse(read_request(request)),
-        _pairs(options, "option"),
-        _pairs(env, "env"),
-    )
+    values = PlanRequest.parse(read_request(request))
+    values = passing_on(values, _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
         variants=read_variants(read_document(variants, field="variants")) if variants else (),
     )
     with working("Building …"):
-        recipe = make_recipe(asked, additions)
-        if elsewhere:
-            recipe = with_variants(
-                recipe,
-                asked,
-                additions,
-                [hardware_named(each, "for", files=True) for each in elsewhere],
-            )
+        recipe = make_recipe(values, additions)
+        if devices:
+            machines = [hardware_named(name, "for", files=True) for name in devices]
+            recipe = with_variants(recipe, values, additions, machines)
         if measured:
-            recipe = with_claims(
-                recipe,
-                [parse_json(read_text(each, field="measured"), str(each)) for each in measured],
-            )
+            runs = [parse_json(read_text(path, field="measured"), str(path)) for path in measured]
+            recipe = with_claims(recipe, runs)
         write_bundle(recipe, output, read_key(key, "sign"))
     if as_json:
-        emit(
-            {
-                "bundle": str(output),
-                "name": recipe.name,
-                "digest": recipe.digest,
-                "candidate": recipe.candidate,
-            }
-        )
+        names = {"name": recipe.name, "digest": recipe.digest}
+        emit({"bundle": str(output), **names, "candidate": recipe.candidate})
     else:
         typer.echo(build_text(recipe, output))
 
@@ -133,15 +119,15 @@ def lock(
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Hold the lock against this version and what is installed here."
+            "--verify", help="Compare the lock with this version and what is installed here."
         ),
     ] = False,
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that should hold the model.")
+        Path | None, typer.Option(metavar="DIR", help="The model's folder, to verify as well.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a bundle pins: versions, image, revision, digests, floors, seeds."""
+    """What a bundle pins: versions, image, revision, digests, minimum versions, seeds."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.present.terminal import lock_text
     from recipe_core.recipe.lockcheck import verify_lock
@@ -149,17 +135,18 @@ def lock(
     recipe = read_bundle(bundle).recipe
     if recipe.lock is None:
         raise BundleError(
-            "the recipe is of an older form and holds no lock.", hint="Build the bundle again."
+            "the recipe has an older format without a lock.", hint="Build the bundle again."
         )
     if not verify:
         values = recipe.lock.model_dump(mode="json")
         emit(values) if as_json else typer.echo(to_yaml(values).rstrip())
         return
-    found = verify_lock(recipe, recipe.lock, model)
-    differs = any(each.level == "differs" for each in found)
-    emit(
-        {"ok": not differs, "found": [each.to_json() for each in found]}
-    ) if as_json else typer.echo(lock_text(found))
+    comparison = verify_lock(recipe, recipe.lock, model)
+    differs = any(item.level == "differs" for item in comparison)
+    if as_json:
+        emit({"ok": not differs, "found": [item.to_json() for item in comparison]})
+    else:
+        typer.echo(lock_text(comparison))
     raise typer.Exit(1 if differs else 0)
 
 
@@ -170,35 +157,35 @@ def resolve_command(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Which variants of a bundle apply to other hardware and what they set; -o writes the bundle for it."""
+    """Which variants of a bundle apply to other hardware; -o writes the bundle for it."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.bundle.write import write_bundle
     from recipe_core.present.terminal import resolved_text
     from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve
 
-    recipe, there = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
-    found = resolve(recipe, machine_of(there, recipe))
+    recipe, machine = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
+    resolution = resolve(recipe, machine_of(machine, recipe))
     if output is not None:
         with working("Building …"):
-            write_bundle(recipe_for(recipe, there)[0], output)
-    emit(found.to_json()) if as_json else typer.echo(resolved_text(recipe, found))
+            write_bundle(recipe_for(recipe, machine)[0], output)
+    emit(resolution.to_json()) if as_json else typer.echo(resolved_text(recipe, resolution))
 
 
 @app.command("diff")
 def diff_command(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A bundle, or a request.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="A bundle, or a request.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="A bundle or a request.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="A bundle or a request.")],
     as_json: Json = False,
 ) -> None:
-    """What differs between two recipes, and what that does to the estimate."""
+    """The differences between two recipes and between their estimates."""
     from recipe_core.recipe.diff import diff, diff_text
 
-    found = diff(_recipe(before), _recipe(after))
-    emit(found) if as_json else typer.echo(diff_text(found))
+    differences = diff(_recipe(before), _recipe(after))
+    emit(differences) if as_json else typer.echo(diff_text(differences))
 
 
 def _recipe(path: Path) -> Any:
-    """The recipe of a bundle, or the one that a request leads to."""
+    """The recipe of a bundle, or of a request's best split."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.hardware.custom import with_profiles
     from recipe_core.recipe import make_recipe
@@ -215,35 +202,35 @@ def convert_command(
         str,
         typer.Argument(
             metavar="COMMAND|FILE",
-            help="An engine's command, or a published recipe: .yaml, .json, .sh.",
+            help="An engine's command, or a file with a published recipe: .yaml, .json, .sh.",
         ),
     ],
     hardware: Annotated[str | None, typer.Option(help="The device: NAME or NAME:COUNT.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Devices in a node.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Devices per node.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes.")] = None,
-    input_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer.")] = None,
+    input_tokens: Annotated[int | None, typer.Option(help="Tokens per prompt.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens per answer.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests in flight.")] = None,
     choice: Annotated[
-        str | None, typer.Option(help="Which configuration, where a file holds several.")
+        str | None, typer.Option(help="Which configuration, if the file has several.")
     ] = None,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Read an existing vLLM or SGLang command, or a published recipe, into a recipe; -o writes its bundle."""
+    """Turn a vLLM or SGLang command, or a published recipe, into a recipe; -o writes its bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.commands.ground import Ground
     from recipe_core.present.terminal import conversion_text
     from recipe_core.recipe.convert import convert
 
-    published, named = _published(source, hardware, choice)
-    if named is None:
+    published, device = _published(source, hardware, choice)
+    if device is None:
         raise InputError(
-            "is needed: the device that the server runs on.",
+            "is missing: the device that the server runs on.",
             field="hardware",
             hint="For example --hardware h100-sxm:8.",
         )
-    stated = {
+    load = {
         "gpus": gpus,
         "nodes": nodes,
         "input_tokens": input_tokens,
@@ -251,28 +238,25 @@ def convert_command(
         "concurrency": concurrency,
     }
     with working("Converting …"):
-        found = convert(
-            published, Ground.of(**{"hardware": named, **stated, **own_device(named, gpus)})
-        )
+        ground = Ground.of(**{"hardware": device, **load, **own_device(device, gpus)})
+        conversion = convert(published, ground)
         if output is not None:
-            write_bundle(found.recipe, output)
-    emit(found.to_json()) if as_json else typer.echo(conversion_text(found, output))
+            write_bundle(conversion.recipe, output)
+    emit(conversion.to_json()) if as_json else typer.echo(conversion_text(conversion, output))
 
 
 def _published(source: str, hardware: str | None, choice: str | None) -> tuple[Any, str | None]:
-    """The server of a file or of the text itself, and its device."""
+    """The command or published recipe of a file or of the text itself, and its device."""
     from recipe_core.recipe.published import Published, read_published
 
     suffix = Path(source).suffix.casefold() if "\n" not in source and len(source) < 4096 else ""
     if suffix in (".sh", ".bash", ".txt"):
         return Published(command=read_text(Path(source), field="convert")), hardware
     if suffix in (".yaml", ".yml", ".json"):
-        found = read_published(
-            read_document(Path(source), field="convert"),
-            hardware.partition(":")[0] if hardware else None,
-            choice,
-        )
-        return found, hardware or found.hardware
+        document = read_document(Path(source), field="convert")
+        device_name = hardware.partition(":")[0] if hardware else None
+        published = read_published(document, device_name, choice)
+        return published, hardware or published.hardware
     return Published(command=source), hardware
 
 
@@ -282,22 +266,18 @@ def keygen(
         Path,
         typer.Argument(
             metavar="KEY.pem",
-            help="The private key; the public one is written beside it as KEY.pub.pem.",
+            help="The private key; the public key goes beside it, to KEY.pub.pem.",
         ),
     ],
 ) -> None:
-    """An ed25519 key to sign bundles with."""
+    """Make an ed25519 key to sign bundles with."""
     from recipe_core.bundle.signing import new_key
 
     public_path = path.with_name(f"{path.stem}.pub.pem")
-    for each in (path, public_path):
-        if each.exists():
-            raise InputError(
-                f"{each} exists and is left alone.", field="key", hint="Choose another name."
-            )
+    for file in (path, public_path):
+        if file.exists():
+            raise InputError(f"{file} already exists.", field="key", hint="Choose another name.")
     private, public = new_key()
     write_whole(path, private, private=True)
     write_whole(public_path, public)
-    typer.echo(
-        f"wrote {path} (keep it to yourself) and {public_path} (give it to whom you send bundles)"
-    )
+    typer.echo(f"wrote {path} (keep it secret) and {public_path} (give it to your recipients)")

@@ -1,5 +1,5 @@
-"""What watches a deployment: Prometheus rules, what to scrape, a Grafana dashboard.
+"""Monitoring of a deployment: Prometheus rules and scrape configuration, a Grafana dashboard.
 
-Thresholds are the recipe's limits, else the far end of the estimate's band. Names of engines'
-metrics are data of ``engines``, those of exporters stand in ``exporters.yaml``.
+Thresholds are the recipe's limits, else the far end of the estimate's band. Engines' metric names
+are data of ``engines``, device exporters' are in ``exporters.yaml``.
 """

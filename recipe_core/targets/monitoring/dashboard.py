@@ -1,4 +1,4 @@
-"""A Grafana dashboard of one recipe: what clients feel, what the engine holds, what the devices do."""
+"""A Grafana dashboard of one recipe: latency, queue and cache of the engine, device metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from recipe_core.engines.release import Metrics
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.rules import jobs, recorded, series
-from recipe_core.targets.monitoring.thresholds import Threshold, Thresholds, thresholds
+from recipe_core.targets.monitoring.thresholds import Thresholds, thresholds
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
@@ -51,84 +51,53 @@ def dashboard(context: Context) -> dict[str, Any]:
 
 
 def _engine(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]:
-    """Panels of what the engine reports; those of unknown series are left out."""
-    serving = context.estimate["serving"]
-    estimated = f"Estimated {serving['output_tokens_per_s']:.4g} output tokens/s at full load."
-    meant = "The line is the load the recipe was computed for."
-    tokens = {"output": "output_tokens_per_second", "prompt": "prompt_tokens_per_second"}
-    requests = {"running": "requests_running", "waiting": "requests_waiting"}
-    panels = [
-        (
-            _panel(
-                "Time to first token", [], "s", t.ttft.value, _estimated(serving["ttft_s"], t.ttft)
-            ),
-            _times("ttft"),
-        ),
-        (
-            _panel(
-                "Time per output token",
-                [],
-                "s",
-                t.tpot.value,
-                _estimated(serving["tpot_s"], t.tpot),
-            ),
-            _times("tpot"),
-        ),
-        (_panel("Tokens per second", [], "short", t.tokens_per_s, estimated), tokens),
-        (_panel("Requests", [], "short", t.load, meant), requests),
-        (
-            _panel("Cache in use", [], "percentunit", t.kv_usage, "", top=1),
-            {"fullest server": "kv_usage"},
-        ),
-    ]
-    known = series(context, m)
-    asked = [
-        (panel, {legend: name for legend, name in wanted.items() if name in known})
-        for panel, wanted in panels
-    ]
-    return [
-        panel
-        | {
-            "targets": _targets(
-                [(recorded(context, name), legend) for legend, name in found.items()]
-            )
-        }
-        for panel, found in asked
-        if found
-    ]
+    """Panels of what the engine reports, without those whose series it lacks."""
+    serving, known = context.estimate["serving"], series(context, m)
+    panels: list[dict[str, Any]] = []
 
+    def add(
+        title: str, unit: str, line: float | None, note: str, queries: dict[str, str], **more: float
+    ) -> None:
+        expressions = [
+            (recorded(context, name), legend) for legend, name in queries.items() if name in known
+        ]
+        if expressions:
+            panels.append(_panel(title, expressions, unit, line, note, **more))
 
-def _times(name: str) -> dict[str, str]:
-    return {"mean": f"{name}_seconds:mean", "95 %": f"{name}_seconds:p95"}
-
-
-def _estimated(seconds: float, limit: Threshold) -> str:
-    return f"Estimated {seconds:.4g} s; the line is {limit.basis}."
+    for name, title, t_limit in (
+        ("ttft", "Time to first token", t.ttft),
+        ("tpot", "Time per output token", t.tpot),
+    ):
+        note = f"Estimated {serving[f'{name}_s']:.4g} s; the line is {t_limit.basis}."
+        queries = {"mean": f"{name}_seconds:mean", "95 %": f"{name}_seconds:p95"}
+        add(title, "s", t_limit.value, note, queries)
+    note = f"Estimated {serving['output_tokens_per_s']:.4g} output tokens/s at full load."
+    queries = {"output": "output_tokens_per_second", "prompt": "prompt_tokens_per_second"}
+    add("Tokens per second", "short", t.tokens_per_s, note, queries)
+    queries = {"running": "requests_running", "waiting": "requests_waiting"}
+    add("Requests", "short", t.load, "The line is the load the recipe was computed for.", queries)
+    add("Cache in use", "percentunit", t.kv_usage, "", {"fullest server": "kv_usage"}, top=1)
+    return panels
 
 
 def _devices(context: Context, e: Exporter) -> list[dict[str, Any]]:
-    only = f'{{job="{jobs(context)[1]}"}}'
-    share = f"{e.memory_used}{only} / ({e.memory_used}{only} + {e.memory_free}{only})"
-    memory = context.estimate["memory"]
-    used = f"Estimated need {memory['total_bytes'] / (1 << 30):.1f} GiB; engines fill the rest with cache."
+    selector = f'{{job="{jobs(context)[1]}"}}'
+    share = f"{e.memory_used}{selector} / ({e.memory_used}{selector} + {e.memory_free}{selector})"
+    need_gib = context.estimate["memory"]["total_bytes"] / (1 << 30)
+    memory = f"Estimated need {need_gib:.1f} GiB; engines fill the rest with cache."
+    faults = "Device alerts that fire or are pending."
     return [
-        _panel("Device memory", [(share, e.legend)], "percentunit", None, used, top=1),
-        _panel("Device use", [(f"{e.use}{only}", e.legend)], "percent", None, "", top=100),
-        _panel("Power", [(f"{e.power_w}{only}", e.legend)], "watt", None, ""),
-        _panel("Temperature", [(f"{e.temperature_c}{only}", e.legend)], "celsius", None, ""),
-        _panel(
-            "Faults",
-            [(_any(e, only), "{{alertname}}")],
-            "short",
-            None,
-            "Alerts of the device that fire or are about to.",
-        ),
+        _panel("Device memory", [(share, e.legend)], "percentunit", None, memory, top=1),
+        _panel("Device use", [(f"{e.use}{selector}", e.legend)], "percent", None, "", top=100),
+        _panel("Power", [(f"{e.power_w}{selector}", e.legend)], "watt", None, ""),
+        _panel("Temperature", [(f"{e.temperature_c}{selector}", e.legend)], "celsius", None, ""),
+        _panel("Faults", [(_alerts(e, selector), "{{alertname}}")], "short", None, faults),
     ]
 
 
-def _any(e: Exporter, only: str) -> str:
+def _alerts(e: Exporter, selector: str) -> str:
     names = "|".join([*(fault.alert for fault in e.faults), "DeviceThrottled", "DeviceMemoryFull"])
-    return f'count by (alertname) (ALERTS{{alertname=~"{names}",{only[1:-1]}}})'
+    return f'count by (alertname) (ALERTS{{alertname=~"{names}",{selector[1:-1]}}})'
 
 
 def _panel(

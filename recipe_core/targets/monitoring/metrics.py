@@ -1,4 +1,4 @@
-"""Names of metrics: the engines' own, from their data, and those of device exporters, ``exporters.yaml``."""
+"""Names of metrics: engines' from their data, device exporters' from ``exporters.yaml``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Fault(_Data):
 
 
 class Exporter(_Data):
-    """Gauges by device. Memory in MiB or MB: only ratios are used.
+    """Gauges per device. Memory is in MiB or MB: only ratios are used.
 
-    In ``throttled`` and the conditions of ``faults``, ``%s`` stands for the selector of the recipe's devices.
-    ``device`` and ``legend`` name one in alerts and charts. ``counters``: rows of the exporter's own configuration.
+    In ``throttled`` and the conditions of ``faults``, ``%s`` is the selector of the recipe's
+    devices. ``device`` and ``legend`` name one in alerts and charts. ``counters``: rows of the
+    exporter's configuration.
     """
 
     source: str
@@ -50,7 +51,7 @@ class Exporter(_Data):
 
 
 class Exporters(Sourced):
-    """The whole file, by vendor."""
+    """The content of ``exporters.yaml``, by vendor."""
 
     exporters: dict[str, Exporter]
 
@@ -63,10 +64,10 @@ def _exporters() -> dict[str, Exporter]:
 
 
 def engine_metrics(name: str) -> Metrics | None:
-    """What an engine calls its quantities; None where that is not known."""
+    """An engine's metric names; None where they are not known."""
     return engine(name).metrics if name in engine_names() else None
 
 
 def exporter(vendor: str) -> Exporter | None:
-    """What a vendor's exporter calls them; None where there is none."""
+    """The metric names of a vendor's device exporter; None where it has none."""
     return _exporters().get(vendor)

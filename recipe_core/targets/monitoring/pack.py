@@ -26,14 +26,14 @@ def monitoring_files(context: Context) -> dict[str, str]:
     devices = exporter(context.vendor)
     if engine_metrics(context.engine) is None and devices is None:
         raise NoAnswer(
-            f"metrics of {context.engine} and of {context.vendor} devices are not known."
+            f"the metrics of {context.engine} and of {context.vendor} devices are not known."
         )
-    found = {
+    files = {
         "prometheus.yaml": to_yaml(machines(context)),
         "prometheus-kubernetes.yaml": to_yaml(kubernetes(context)),
         "rules.yaml": to_yaml(rules(context)),
         "dashboard.json": to_json(dashboard(context)),
     }
     if devices and devices.counters:
-        found["device-counters.csv"] = "".join(", ".join(row) + "\n" for row in devices.counters)
-    return {f"{FOLDER}/{name}": text for name, text in found.items()}
+        files["device-counters.csv"] = "".join(", ".join(row) + "\n" for row in devices.counters)
+    return {f"{FOLDER}/{name}": text for name, text in files.items()}

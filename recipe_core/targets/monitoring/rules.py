@@ -1,4 +1,4 @@
-"""Recording and alert rules of Prometheus for one recipe."""
+"""Recording and alerting rules of Prometheus for one recipe."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def jobs(context: Context) -> tuple[str, str]:
 
 
 def rules(context: Context) -> dict[str, Any]:
-    """The rules file; groups of quantities that nobody exports are left out."""
+    """The rules file, without groups of metrics that neither engine nor exporter has."""
     engine, devices = engine_metrics(context.engine), exporter(context.vendor)
-    found = (
-        [_recorded(context, engine), _engine_alerts(context, engine, thresholds(context))]
-        if engine
-        else []
-    )
-    return {"groups": [*found, *([_device_alerts(context, devices)] if devices else [])]}
+    groups = []
+    if engine:
+        groups.append(_recorded(context, engine))
+        groups.append(_engine_alerts(context, engine, thresholds(context)))
+    if devices:
+        groups.append(_device_alerts(context, devices))
+    return {"groups": groups}
 
 
 def _selector(context: Context) -> str:
@@ -36,42 +37,34 @@ def _selector(context: Context) -> str:
 
 
 def recorded(context: Context, name: str) -> str:
-    """A recorded series of this recipe, as a dashboard asks for it."""
+    """The expression that selects a recorded series of this recipe."""
     return f"recipe:{name}{{{_selector(context)}}}"
 
 
 def series(context: Context, m: Metrics) -> dict[str, str]:
-    """What is recorded, by name: what alerts, autoscaling and the dashboard all need, summed over the recipe's copies."""
-    only = _selector(context)
-    times = {
-        name: metric for name, metric in (("ttft", m.ttft), ("tpot", m.tpot or m.itl)) if metric
-    }
-    found = {
-        f"{name}_seconds:mean": _mean(metric, only, m.unit_s) for name, metric in times.items()
-    }
-    found |= {
-        f"{name}_seconds:p95": _quantile(0.95, metric, only, m.unit_s)
-        for name, metric in times.items()
-    }
-    rates = {
-        "output_tokens_per_second": m.output_tokens,
-        "prompt_tokens_per_second": m.prompt_tokens,
-    }
-    found |= {
-        name: f"sum by (job) (rate({metric}{{{only}}}[{WINDOW}]))"
-        for name, metric in rates.items()
-        if metric
-    }
-    gauges = {
-        "requests_waiting": ("sum", m.waiting),
-        "requests_running": ("sum", m.running),
-        "kv_usage": ("max", m.kv_usage),
-    }
-    return found | {
-        name: f"{how} by (job) ({metric}{{{only}}})"
-        for name, (how, metric) in gauges.items()
-        if metric
-    }
+    """Recorded expressions by name, over all copies, for alerts and the dashboard."""
+    selector, times = _selector(context), {"ttft": m.ttft, "tpot": m.tpot or m.itl}
+    expressions = {}
+    for name, metric in times.items():
+        if metric:
+            expressions[f"{name}_seconds:mean"] = _mean(metric, selector, m.unit_s)
+    for name, metric in times.items():
+        if metric:
+            expressions[f"{name}_seconds:p95"] = _quantile(0.95, metric, selector, m.unit_s)
+    for name, metric in (
+        ("output_tokens_per_second", m.output_tokens),
+        ("prompt_tokens_per_second", m.prompt_tokens),
+    ):
+        if metric:
+            expressions[name] = f"sum by (job) (rate({metric}{{{selector}}}[{WINDOW}]))"
+    for name, statistic, metric in (
+        ("requests_waiting", "sum", m.waiting),
+        ("requests_running", "sum", m.running),
+        ("kv_usage", "max", m.kv_usage),
+    ):
+        if metric:
+            expressions[name] = f"{statistic} by (job) ({metric}{{{selector}}})"
+    return expressions
 
 
 def _recorded(context: Context, m: Metrics) -> dict[str, Any]:
@@ -82,15 +75,17 @@ def _recorded(context: Context, m: Metrics) -> dict[str, Any]:
     return {"name": f"{context.name}-recorded", "interval": "15s", "rules": records}
 
 
-def _mean(histogram: str, only: str, unit_s: float) -> str:
+def _mean(histogram: str, selector: str, unit_s: float) -> str:
     total, count = (
-        f"sum by (job) (rate({histogram}_{part}{{{only}}}[{WINDOW}]))" for part in ("sum", "count")
+        f"sum by (job) (rate({histogram}_{part}{{{selector}}}[{WINDOW}]))"
+        for part in ("sum", "count")
     )
     return f"{total} / {count}{_seconds(unit_s)}"
 
 
-def _quantile(quantile: float, histogram: str, only: str, unit_s: float) -> str:
-    return f"histogram_quantile({quantile:g}, sum by (job, le) (rate({histogram}_bucket{{{only}}}[{WINDOW}]))){_seconds(unit_s)}"
+def _quantile(quantile: float, histogram: str, selector: str, unit_s: float) -> str:
+    buckets = f"sum by (job, le) (rate({histogram}_bucket{{{selector}}}[{WINDOW}]))"
+    return f"histogram_quantile({quantile:g}, {buckets}){_seconds(unit_s)}"
 
 
 def _seconds(unit_s: float) -> str:
@@ -100,92 +95,68 @@ def _seconds(unit_s: float) -> str:
 def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any]:
     """Alerts on what the engine reports."""
     known = series(context, m)
-    alerts = [
-        _alert(
-            "RecipeDown",
-            f"up{{{_selector(context)}}} == 0",
-            "1m",
-            "critical",
-            "{{$labels.instance}} does not answer",
-        )
-    ]
+    down, text = f"up{{{_selector(context)}}} == 0", "{{$labels.instance}} does not answer"
+    alerts = [_alert("RecipeDown", down, "1m", "critical", text)]
     for name, words in _TIMES:
         if f"{name}_seconds:mean" in known:
             alerts.append(_slow(context, m, name, words, getattr(t, name)))
     if m.waiting:
         alerts.append(_queue(context, m.waiting, t.waiting))
     if m.kv_usage:
-        text = "{{$value | humanizePercentage}} of the cache is in use; requests are about to be preempted"
-        alerts.append(
-            _alert(
-                "RecipeKvCacheFull",
-                f"{recorded(context, 'kv_usage')} > {t.kv_usage:g}",
-                "5m",
-                "warning",
-                text,
-            )
-        )
+        full = f"{recorded(context, 'kv_usage')} > {t.kv_usage:g}"
+        used = "{{$value | humanizePercentage}} of the KV cache is in use"
+        text = f"{used}; preemption of requests is imminent"
+        alerts.append(_alert("RecipeKvCacheFull", full, "5m", "warning", text))
     if m.running and m.output_tokens and t.load:
         alerts.append(_throughput(context, t))
     return {"name": f"{context.name}-serving", "rules": alerts}
 
 
-def _queue(context: Context, waiting: str, most: int) -> dict[str, Any]:
-    """Requests that wait, by server."""
-    each = f"{recorded(context, 'requests_waiting')} / on (job) count by (job) ({waiting}{{{_selector(context)}}})"
+def _queue(context: Context, waiting: str, limit: int) -> dict[str, Any]:
+    """An alert on the mean queue length of the servers."""
+    servers = f"count by (job) ({waiting}{{{_selector(context)}}})"
+    queue = f"{recorded(context, 'requests_waiting')} / on (job) {servers}"
     text = (
-        f"{{{{$value | humanize}}}} requests wait on each server; the recipe expects at most {most}"
+        f"{{{{$value | humanize}}}} requests queue per server; the recipe expects at most {limit}"
     )
-    return _alert("RecipeQueue", f"{each} > {most}", "5m", "warning", text)
+    return _alert("RecipeQueue", f"{queue} > {limit}", "5m", "warning", text)
 
 
 def _throughput(context: Context, t: Thresholds) -> dict[str, Any]:
-    """Less than the estimate although there is the load that it was made for."""
+    """An alert on less than the estimate at the load that it was made for."""
     slow = f"{recorded(context, 'output_tokens_per_second')} < {t.tokens_per_s:.6g}"
     busy = f"{recorded(context, 'requests_running')} >= {t.load}"
-    text = f"{{{{$value | humanize}}}} output tokens/s at full load; the low end of the estimate is {t.tokens_per_s:.4g}"
+    text = (
+        "{{$value | humanize}} output tokens/s at full load; "
+        f"the low end of the estimate is {t.tokens_per_s:.4g}"
+    )
     return _alert("RecipeThroughputLow", f"{slow} and {busy}", "10m", "warning", text)
 
 
 def _slow(context: Context, m: Metrics, name: str, words: str, t: Threshold) -> dict[str, Any]:
     histogram = m.ttft if name == "ttft" else m.tpot or m.itl
-    mean = recorded(context, f"{name}_seconds:mean")
-    measured = (
-        mean
-        if t.quantile is None
-        else _quantile(t.quantile, str(histogram), _selector(context), m.unit_s)
-    )
-    statistic = "mean" if t.quantile is None else f"{100 * t.quantile:g} % quantile of"
+    measured, statistic = recorded(context, f"{name}_seconds:mean"), "mean"
+    if t.quantile is not None:
+        measured = _quantile(t.quantile, str(histogram), _selector(context), m.unit_s)
+        statistic = f"{100 * t.quantile:g} % quantile of"
     text = f"{statistic} {words} is {{{{$value | humanizeDuration}}}}; above {t.basis}"
-    return _alert(
-        f"Recipe{name.capitalize()}High", f"{measured} > {t.value:g}", "5m", "warning", text
-    )
+    high = f"{measured} > {t.value:g}"
+    return _alert(f"Recipe{name.capitalize()}High", high, "5m", "warning", text)
 
 
 def _device_alerts(context: Context, e: Exporter) -> dict[str, Any]:
-    only = f'job="{jobs(context)[1]}"'
-    used = f"{e.memory_used}{{{only}}} / ({e.memory_used}{{{only}}} + {e.memory_free}{{{only}}})"
-    throttled = " or ".join(expression.replace("%s", only) for expression in e.throttled)
-    faults = [
-        _alert(f.alert, f.when.replace("%s", only), "0m", f.severity, f"{e.device} {f.says}")
-        for f in e.faults
+    job = f'job="{jobs(context)[1]}"'
+    full = f"{e.memory_used}{{{job}}} / ({e.memory_used}{{{job}}} + {e.memory_free}{{{job}}})"
+    text = f"{e.device}: memory is {{{{$value | humanizePercentage}}}} full"
+    hot = " or ".join(expression.replace("%s", job) for expression in e.throttled)
+    alerts = [
+        _alert("DeviceMemoryFull", f"{full} > {MEMORY}", "10m", "warning", text),
+        _alert("DeviceThrottled", hot, "5m", "warning", f"{e.device} throttles: too hot"),
     ]
-    return {
-        "name": f"{context.name}-devices",
-        "rules": [
-            _alert(
-                "DeviceMemoryFull",
-                f"{used} > {MEMORY}",
-                "10m",
-                "warning",
-                f"{e.device}: memory is {{{{$value | humanizePercentage}}}} full",
-            ),
-            _alert(
-                "DeviceThrottled", throttled, "5m", "warning", f"{e.device} is slowed down by heat"
-            ),
-            *faults,
-        ],
-    }
+    for fault in e.faults:
+        expression, text = fault.when.replace("%s", job), f"{e.device} {fault.says}"
+        alerts.append(_alert(fault.alert, expression, "0m", fault.severity, text))
+    return {"name": f"{context.name}-devices", "rules": alerts}
 
 
 def _alert(name: str, expression: str, wait: str, severity: str, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What Prometheus asks: on machines by address, on Kubernetes by the labels of pods."""
+"""What Prometheus scrapes: on machines by address, on Kubernetes by the labels of pods."""
 
 from __future__ import annotations
 
@@ -17,25 +17,31 @@ _NAME_LABEL = "__meta_kubernetes_pod_label_app_kubernetes_io_name"
 
 
 def machines(context: Context) -> dict[str, Any]:
-    """For servers on machines: the recipe's own address; add those of further nodes to the lists."""
+    """For servers on machines, at the recipe's host; users add further nodes to the lists."""
     engine, devices = engine_metrics(context.engine), exporter(context.vendor)
-    host = context.parameters.host
-    asked = [f"{host}:{own}" for own in _ports(context, engine)] if engine else []
-    found = [_static(jobs(context)[0], engine.path, asked)] if engine else []
-    found += [_static(jobs(context)[1], "/metrics", [f"{host}:{devices.port}"])] if devices else []
-    return _config(found)
+    host, (engine_job, device_job) = context.parameters.host, jobs(context)
+    configs = []
+    if engine:
+        servers = [f"{host}:{port}" for port in _ports(context, engine)]
+        configs.append(_static(engine_job, engine.path, servers))
+    if devices:
+        configs.append(_static(device_job, "/metrics", [f"{host}:{devices.port}"]))
+    return _config(configs)
 
 
 def kubernetes(context: Context) -> dict[str, Any]:
-    """For a Prometheus inside the cluster: every pod of the recipe, and the exporters on all nodes."""
+    """For a Prometheus inside the cluster: the recipe's pods, and the exporters on all nodes."""
     engine, devices = engine_metrics(context.engine), exporter(context.vendor)
-    found = [_pods(context, engine)] if engine else []
-    found += [_exporters(jobs(context)[1], devices.port)] if devices else []
-    return _config(found)
+    configs = []
+    if engine:
+        configs.append(_pods(context, engine))
+    if devices:
+        configs.append(_exporters(jobs(context)[1], devices.port))
+    return _config(configs)
 
 
 def _ports(context: Context, engine: Metrics) -> list[int]:
-    """Ports of the first node that tell of metrics: the engine's own, or that of each server (a router has other metrics)."""
+    """Metrics ports on the first node: the engine's, or each server's; a router has others."""
     if engine.port:
         return [engine.port]
     servers = [
@@ -44,11 +50,11 @@ def _ports(context: Context, engine: Metrics) -> list[int]:
     return [context.parameters.port + p.port_offset for p in servers]
 
 
-def _config(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _config(scrape_configs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": [RULES],
-        "scrape_configs": found,
+        "scrape_configs": scrape_configs,
     }
 
 
@@ -75,7 +81,7 @@ def _pods(context: Context, engine: Metrics) -> dict[str, Any]:
 
 
 def _pod_port(engine: Metrics) -> list[dict[str, Any]]:
-    """The ports that answer; where metrics have a port of their own, that one in place of it."""
+    """Rules that keep the ports that answer, and replace them by the engine's metrics port."""
     keep = {
         "source_labels": ["__meta_kubernetes_pod_container_port_name"],
         "regex": "http.*",
@@ -83,28 +89,23 @@ def _pod_port(engine: Metrics) -> list[dict[str, Any]]:
     }
     if engine.port is None:
         return [keep]
-    own = {
+    redirect = {
         "source_labels": ["__meta_kubernetes_pod_ip"],
         "target_label": "__address__",
         "replacement": f"$1:{engine.port}",
     }
-    return [keep, own]
+    return [keep, redirect]
 
 
 def _no_routers(context: Context) -> list[dict[str, Any]]:
-    """A router has no metrics of the engine's."""
+    """A rule that drops routers, which have none of the engine's metrics."""
     names = [label_name(p.name) for p in context.launch.processes if p.role == "router"]
-    return (
-        [
-            {
-                "source_labels": ["__meta_kubernetes_pod_container_name"],
-                "regex": "|".join(names),
-                "action": "drop",
-            }
-        ]
-        if names
-        else []
-    )
+    drop = {
+        "source_labels": ["__meta_kubernetes_pod_container_name"],
+        "regex": "|".join(names),
+        "action": "drop",
+    }
+    return [drop] if names else []
 
 
 def _exporters(job: str, port: int) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""From when on something is wrong: the limits of the recipe where it has them, else the far end of the estimate's band."""
+"""Alert thresholds: the recipe's limits where it has them, else the far end of the estimate's band.
+
+All times in seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,17 @@ if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
 
 
-QUEUED_SHARE = 0.1  # of the requests the recipe is meant for may wait without harm
-KV_USAGE = 0.95  # from here on requests are preempted; what the estimate needs may be more
-KV_SCALE = 0.8  # where another copy is started, so that it is ready before the cache is full
-MEMORY = 0.985  # engines fill a device on purpose; this is what is left for the driver
-WEIGHTS_BYTES_PER_S, WARM_UP_S = (
-    1e9,
-    (120, 1800),
-)  # assumed: reading weights on a start, and bounds of what it takes
+QUEUED_SHARE = 0.1  # of the load the recipe was computed for may queue without harm
+KV_USAGE = 0.95  # preemption is near above this; raised where the estimate itself needs more
+KV_SCALE = 0.8  # another copy starts here, so that it is ready before the cache is full
+MEMORY = 0.985  # engines fill a device on purpose; the rest is the driver's
+WEIGHTS_BYTES_PER_S = 1e9  # assumed: reading weights on a start
+WARM_UP_S = (120, 1800)  # assumed: bounds of the time a start takes
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A figure, which statistic it bounds (None: the mean, else a quantile), and where it is from."""
+    """A value in seconds, the statistic it bounds (None: the mean, else a quantile), its basis."""
 
     value: float
     quantile: float | None
@@ -31,7 +32,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """All of a recipe. Times in seconds; ``waiting`` and ``load`` in requests of one copy; ``tokens_per_s`` at full load."""
+    """``kv_usage`` as a share, ``waiting`` and ``load`` in requests, ``tokens_per_s`` of output."""
 
     ttft: Threshold
     tpot: Threshold
@@ -42,36 +43,32 @@ class Thresholds:
 
 
 def thresholds(context: Context) -> Thresholds:
-    """The thresholds of a serving recipe."""
+    """The thresholds of a serving recipe; its workload's load is the full one."""
     load = context.workload.get("concurrency") or context.workload.get("batch")
     memory = context.estimate["memory"]
     pool = memory.get("kv_cache_bytes") or math.inf
-    seats = load or memory.get("max_concurrency") or 1
+    concurrency = load or memory.get("max_concurrency") or 1
     return Thresholds(
         ttft=_time(context, "ttft"),
         tpot=_time(context, "tpot"),
         kv_usage=round(min(0.99, max(KV_USAGE, memory.get("kv_needed_bytes", 0) / pool)), 3),
-        waiting=max(1, round(QUEUED_SHARE * seats)),
+        waiting=max(1, round(QUEUED_SHARE * concurrency)),
         load=load,
         tokens_per_s=context.estimate["bands"]["output_tokens_per_s"][0],
     )
 
 
 def warm_up_s(context: Context) -> int:
-    """How long a new copy takes before it answers."""
-    low, high = WARM_UP_S
-    return int(
-        min(high, max(low, low + context.weights_bytes / context.nodes / WEIGHTS_BYTES_PER_S))
-    )
+    """Seconds until a new copy answers; its nodes read their shares of the weights at once."""
+    shortest, longest = WARM_UP_S
+    read_s = context.weights_bytes / context.nodes / WEIGHTS_BYTES_PER_S
+    return int(min(longest, max(shortest, shortest + read_s)))
 
 
 def _time(context: Context, name: str) -> Threshold:
     limit, percentile = context.limits.get(f"{name}_ms"), context.limits.get("percentile")
     if limit:
-        return Threshold(
-            limit / 1e3,
-            percentile / 100 if percentile else None,
-            f"the recipe's limit, {limit:g} ms",
-        )
+        quantile = percentile / 100 if percentile else None
+        return Threshold(limit / 1e3, quantile, f"the recipe's limit, {limit:g} ms")
     high = context.estimate["bands"][f"{name}_s"][1]
     return Threshold(round(high, 4), None, f"the upper end of the estimate, {1e3 * high:.4g} ms")

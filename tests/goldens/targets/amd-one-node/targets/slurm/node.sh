@@ -5,7 +5,8 @@ nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
-# HIP counts within what ROCR_VISIBLE_DEVICES leaves; CUDA_VISIBLE_DEVICES, which Slurm sets too, would filter once more.
+# HIP counts within ROCR_VISIBLE_DEVICES. Slurm also sets CUDA_VISIBLE_DEVICES, which
+# would filter once more.
 unset CUDA_VISIBLE_DEVICES
 command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
 case "$SLURM_NODEID" in
@@ -20,6 +21,6 @@ case "$SLURM_NODEID" in
         --tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 1 &
     ;;
 esac
-# The node has failed as soon as one of its processes has; the others are stopped with it.
+# A node fails with the first of its processes, and stops the others.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait -n

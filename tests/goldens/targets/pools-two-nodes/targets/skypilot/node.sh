@@ -20,6 +20,6 @@ case "$SKYPILOT_NODE_RANK" in
         4 --pipeline-parallel-size 1 --data-parallel-size 1
     ;;
 esac
-# The node has failed as soon as one of its processes has; the others are stopped with it.
+# A node fails with the first of its processes, and stops the others.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait -n

@@ -3,8 +3,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 engine="${1:-docker}"
-gpus() {  # docker takes a list that has quotes of its own, podman the names of the container device interface
-    if [ "$engine" = docker ]; then printf -- '--gpus "device=%s"' "$1"; else printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }; fi
+gpus() {  # docker wants the list in quotes of its own, podman CDI device names
+    if [ "$engine" = docker ]; then
+        printf -- '--gpus "device=%s"' "$1"
+    else
+        printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }
+    fi
 }
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp4-pools-vllm-prefill-0 \

@@ -18,6 +18,6 @@ case "$SKYPILOT_NODE_RANK" in
     env vllm-router --host 0.0.0.0 --port 8000 --prefill http://"${nodes[0]}":8001 --decode http://"${nodes[0]}":8002 &
     ;;
 esac
-# The node has failed as soon as one of its processes has; the others are stopped with it.
+# A node fails with the first of its processes, and stops the others.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait -n

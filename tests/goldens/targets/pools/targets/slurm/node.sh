@@ -5,7 +5,7 @@ nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
-# Devices count within what the scheduler gave.
+# Device numbers count within those the scheduler assigned.
 IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}"
 command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
 command -v vllm-router >/dev/null || { echo 'vllm-router is not installed on this node' >&2; exit 1; }
@@ -22,6 +22,6 @@ case "$SLURM_NODEID" in
     env vllm-router --host 0.0.0.0 --port 8000 --prefill http://"${nodes[0]}":8001 --decode http://"${nodes[0]}":8002 &
     ;;
 esac
-# The node has failed as soon as one of its processes has; the others are stopped with it.
+# A node fails with the first of its processes, and stops the others.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait -n
