@@ -11,7 +11,10 @@ BETWEEN = "  "
 def aligned(
     names: Sequence[str], rows: Sequence[Sequence[str]], *, left: Container[str], width: int
 ) -> str:
-    """A header, a rule and the rows; columns named in ``left`` start, all others end together. What does not fit ``width`` is folded."""
+    """A header, a rule and the rows; columns named in ``left`` start, all others end together.
+
+    What does not fit ``width`` is folded.
+    """
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     inside = sum(widths) + len(BETWEEN) * (len(names) - 1)
     if inside + 2 > width:

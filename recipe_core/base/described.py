@@ -29,8 +29,8 @@ def prose(text: str | None) -> str:
 def descriptions(model: type) -> dict[str, str]:
     """The string under each field of a class, by the field's name, its bases' fields among them.
 
-    They are read from the source when a schema or a help text is wanted: pydantic's own way reads it
-    while the class is made, which would be half of the time until a plan is printed.
+    They are read from the source when a schema or a help text is wanted: pydantic's own way reads
+    it while the class is made, which would be half of the time until a plan is printed.
     """
     out: dict[str, str] = {}
     for base in reversed(model.__mro__):

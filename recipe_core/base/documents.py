@@ -77,7 +77,10 @@ def parse_yaml(text: str, name: str = "the document") -> Any:
 
 
 def read_shipped(path: Path) -> Any:
-    """A YAML file of this package as plain Python values: nobody hides bombs in it, and looking for them takes as long as reading."""
+    """A YAML file of this package as plain Python values.
+
+    Nobody hides bombs in it, and looking for them takes as long as reading.
+    """
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - _Loader derives from the safe loader
 
 
@@ -163,7 +166,10 @@ def to_json(value: Any, *, indent: int | None = 1) -> str:
 
 
 def _indented(value: Any, line: str) -> str:
-    """``json.dumps`` with an indent of 1, of which the library's own takes twice as long; ``line`` starts a line at this depth."""
+    """``json.dumps`` with an indent of 1, of which the library's own takes twice as long.
+
+    ``line`` starts a line at this depth.
+    """
     if isinstance(value, dict) and value:
         inner = f"{line} "
         return f"{{{inner}{f',{inner}'.join([f'{_key(key)}: {_plain(item, inner)}' for key, item in value.items()])}{line}}}"

@@ -50,9 +50,10 @@ def estimate(request: Asked, *, folders: bool = True) -> Estimate:
     Where that leaves something open, the best split that agrees with it.
 
     Returns:
-        The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in seconds,
-        throughput in tokens per second, cost in US dollars. ``estimate.tpot_s`` is a figure with
-        its 80 % band (``value``, ``low``, ``high``, ``basis``), ``to_json()`` the plain values.
+        The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in
+        seconds, throughput in tokens per second, cost in US dollars. ``estimate.tpot_s`` is a
+        figure with its 80 % band (``value``, ``low``, ``high``, ``basis``), ``to_json()`` the plain
+        values.
 
     Raises:
         InputError: for a request that cannot be read.

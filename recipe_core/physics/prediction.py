@@ -1,4 +1,6 @@
-"""What estimates are made of: parts that write themselves as JSON, and single figures with their bands.
+"""What estimates are made of.
+
+Parts that write themselves as JSON, and single figures with their bands.
 
 A part is a plain dataclass, since a plan lists a thousand estimates; fields are described by the
 string under each. Pydantic derives the JSON Schema from them, and reads a written estimate back
@@ -41,7 +43,10 @@ SCHEMA_VERSION: Literal[1] = 1
 
 
 def as_documented(schema: dict[str, Any], part: type[Any]) -> None:
-    """Every description as one line, those of inherited fields too: pydantic reads one class's source."""
+    """Every description as one line, those of inherited fields too.
+
+    Pydantic reads one class's source.
+    """
     from pydantic import TypeAdapter
 
     properties = schema["properties"]
@@ -62,7 +67,10 @@ DOCUMENTED = ConfigDict(
 
 
 class Part:
-    """A part of an estimate. What is None is left out where None is the default, else written as null."""
+    """A part of an estimate.
+
+    What is None is left out where None is the default, else written as null.
+    """
 
     __slots__ = ()
     __pydantic_config__: ClassVar[ConfigDict] = DOCUMENTED
@@ -163,7 +171,10 @@ class Prediction:
 
 
 class EstimateBase(Part):
-    """What estimates of both kinds have in common: ``estimate.tpot_s`` is a figure with its band."""
+    """What estimates of both kinds have in common.
+
+    ``estimate.tpot_s`` is a figure with its band.
+    """
 
     __slots__ = ()
     feasible: bool
@@ -184,7 +195,8 @@ class EstimateBase(Part):
 
     def __getattr__(self, name: str) -> Prediction:
         """A figure with its band; only asked for names that are no fields."""
-        if name.startswith("_") or name in {f.name for f in fields(type(self))}:  # type: ignore[arg-type]  # every kind of estimate is a dataclass
+        # every kind of estimate is a dataclass
+        if name.startswith("_") or name in {f.name for f in fields(type(self))}:  # type: ignore[arg-type]
             raise AttributeError(name)
         predictions = self.predictions()
         if name in predictions:

@@ -1,7 +1,10 @@
-"""What to do where a recipe cannot run: other splits, fewer devices, other formats, a shorter context, other devices.
+"""What to do where a recipe cannot run.
 
-Each is really planned, and rendered once: what its engine cannot be started with is no fallback. They come in this order, from the
-smallest change of plans to the largest; of each kind the best by the request's objective.
+Other splits, fewer devices, other formats, a shorter context, other devices.
+
+Each is really planned, and rendered once: what its engine cannot be started with is no fallback.
+They come in this order, from the smallest change of plans to the largest; of each kind the best by
+the request's objective.
 """
 
 from __future__ import annotations
@@ -103,7 +106,10 @@ def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[
 
 
 def _problem(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
-    """The request looked up; None where there is none, or its devices do not go with the engine or the links."""
+    """The request looked up.
+
+    None where there is none, or its devices do not go with the engine or the links.
+    """
     try:
         return None if request is None else resolve(request, folders=folders)
     except RecipeError:
@@ -162,7 +168,10 @@ def _other_formats(decision: Decision) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any]:
-    """Half the context, with lengths halved where they would not fit into it; nothing where that is too short."""
+    """Half the context, with lengths halved where they would not fit into it.
+
+    Nothing where that is too short.
+    """
     workload, longest = request.workload, decision.max_context
     if not isinstance(workload, ServingWorkload) or longest is None or longest < 2 * NARROWEST:
         return {}
@@ -180,7 +189,10 @@ def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any
 
 
 def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | None:
-    """The request on its other devices, else on the likeliest devices of each vendor; None where there are none."""
+    """The request on its other devices, else on the likeliest devices of each vendor.
+
+    None where there are none.
+    """
     named = [
         hardware
         for hardware in asked.options.hardware
@@ -240,7 +252,8 @@ def hardware_of(other: Device, gpus: int) -> HardwareRequest:
     return HardwareRequest(device=other.name, per_node=per_node, nodes=math.ceil(gpus / per_node))
 
 
-# Training: every fallback is the same split with one thing changed (fewer devices may have to keep less)
+# Training: every fallback is the same split with one thing changed (fewer devices may have to keep
+# less)
 
 
 def _training(decision: Decision) -> Iterator[Fallback]:

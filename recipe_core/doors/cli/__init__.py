@@ -4,7 +4,8 @@ One module per family of commands; they share ``app``. A command imports what it
 runs, so that ``recipe --help`` is quick.
 """
 
-from recipe_core.doors.cli import catalog, planning, checking, recipes, launching  # isort: skip  # the order of `recipe --help`
+# isort: skip  # the order of `recipe --help`
+from recipe_core.doors.cli import catalog, planning, checking, recipes, launching
 from recipe_core.doors.cli.app import app, main
 
 __all__ = ["app", "catalog", "checking", "launching", "main", "planning", "recipes"]

@@ -14,7 +14,10 @@ from recipe_core.space.serving import Setting
 
 
 class Band(BaseModel):
-    """Factors around an estimate that held 80 % of measured runs (p10 and p90 of measured / estimated)."""
+    """Factors around an estimate that held 80 % of measured runs.
+
+    P10 and p90 of measured / estimated.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     low: Annotated[float, Field(gt=0)]
@@ -37,6 +40,9 @@ def bands() -> BandFile:
 
 
 def grade(setting: Setting) -> str:
-    """What a device's roofline rests on: "fitted" to measurements of it, or "prior" figures of its kind."""
+    """What a device's roofline rests on.
+
+    "fitted" to measurements of it, or "prior" figures of its kind.
+    """
     own = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
     return "fitted" if own in ("fitted", "measured") else "prior"

@@ -217,7 +217,10 @@ class PoolFigures(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingEstimate(EstimateBase):
-    """An estimate of serving; one that is not feasible has reasons, and of its figures memory alone."""
+    """An estimate of serving.
+
+    One that is not feasible has reasons, and of its figures memory alone.
+    """
 
     schema_version: Literal[1]
     """Version of this schema."""

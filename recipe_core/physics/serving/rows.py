@@ -44,7 +44,10 @@ PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes
 def estimate_rows(
     e: Estimates, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool
 ) -> list[ServingEstimate]:
-    """The chosen cases, in that order; ``limits``: for each the limits of the request that it breaks."""
+    """The chosen cases, in that order.
+
+    ``limits``: for each the limits of the request that it breaks.
+    """
     cases, memory = e.cases.take(rows), taken(e.memory, rows)
     reasons = [[*rules, *more] for rules, more in zip(e.reasons_of(rows), limits, strict=True)]
     feasible = np.array([not sentences for sentences in reasons], dtype=np.bool_)
@@ -167,7 +170,10 @@ def _bands(
 
 
 def _banded(name: str) -> str:
-    """The mean whose band a figure has: measurements do not tell a mean and its percentiles apart."""
+    """The mean whose band a figure has.
+
+    Measurements do not tell a mean and its percentiles apart.
+    """
     if name == "goodput_requests_per_s":
         return "output_tokens_per_s"
     mean = f"{name.rpartition('_p')[0]}_s"

@@ -40,10 +40,13 @@ from recipe_core.space.training_rules import rules
 
 
 def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
-    """Model flops of a trained token: 6 a parameter that multiplies, and attention over half the sequence (causal), forward and backward.
+    """Model flops of a trained token.
 
-    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the causal half). DPO's frozen model adds a
-    forward pass.
+    6 a parameter that multiplies, and attention over half the sequence (causal), forward and
+    backward.
+
+    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the
+    causal half). DPO's frozen model adds a forward pass.
     """
     model = setting.model
     lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
@@ -85,12 +88,18 @@ class TrainingEstimates:
 
     @property
     def tight(self) -> Bool:
-        """Where measured runs like it have needed more than there is: the upper end of memory's band is past the device."""
+        """Where measured runs like it have needed more than there is.
+
+        The upper end of memory's band is past the device.
+        """
         high = training_data().bands["peak_memory_bytes"].high
         return np.asarray(self.memory.peak_bytes * high > self.memory.capacity_bytes)
 
     def remarks(self, i: int) -> list[str]:
-        """What to know about case ``i`` beside its figures: the model's notes, memory that is tight, data that is slow."""
+        """What to know about case ``i`` beside its figures.
+
+        The model's notes, memory that is tight, data that is slow.
+        """
         out = list(self.setting.model.notes)
         if self.tight[i]:
             peak, band = (
@@ -113,7 +122,10 @@ class TrainingEstimates:
         return out + self._price()
 
     def _price(self) -> list[str]:
-        """What to know of the price; of spot capacity also how to say that it is taken back, until that is said."""
+        """What to know of the price.
+
+        Of spot capacity also how to say that it is taken back, until that is said.
+        """
         cluster = self.setting.cluster
         if cluster.price_note is None:
             return []

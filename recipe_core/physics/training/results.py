@@ -96,7 +96,10 @@ class TrainingFigures(Part):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun(Part):
-    """The whole run, with failures and checkpoints; null where it depends on an unstated number of tokens."""
+    """The whole run, with failures and checkpoints.
+
+    Null where it depends on an unstated number of tokens.
+    """
 
     steps: Known
     """Steps of the run."""
@@ -158,7 +161,10 @@ class StepParts(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate(EstimateBase):
-    """An estimate of training; one that is not feasible has reasons, and memory unless a rule other than memory refuses it."""
+    """An estimate of training.
+
+    One that is not feasible has reasons, and memory unless a rule other than memory refuses it.
+    """
 
     schema_version: Literal[1]
     """Version of this schema."""
