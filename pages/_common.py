@@ -253,7 +253,7 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
 
 
 def _cache_key() -> tuple[str, str]:
-    """The request without its split, of which a plan is independent, and the model folder's content.
+    """The request without its split, on which no plan depends, and the model folder's digest.
 
     Of a training candidate stays what all splits share.
     """

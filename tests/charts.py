@@ -8,19 +8,17 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from recipe_core.present.charts.views import VIEWS, Chart, Focus, Item, View, view
+from recipe_core.present.charts import views
+from recipe_core.present.charts.views import Chart, Focus, Item, View
 
 
-@pytest.fixture
-def registered_chart(monkeypatch: pytest.MonkeyPatch) -> View:
-    monkeypatch.setattr("recipe_core.present.charts.views.VIEWS", dict(VIEWS))
+def register(monkeypatch: pytest.MonkeyPatch) -> View:
+    monkeypatch.setattr(views, "VIEWS", dict(views.VIEWS))
 
-    @view("devices", "Device count")
+    @views.view("devices", "Device count")
     def devices(focus: Focus[Any]) -> Iterator[Item]:
         count = float(focus.plan.raw("gpus")[focus.row])
         figure = go.Figure(go.Bar(x=["devices"], y=[count]))
         yield Chart("devices", "Devices of a split", figure, "How many devices a split uses")
-
-    from recipe_core.present.charts import views
 
     return views.VIEWS["devices"]

@@ -63,8 +63,9 @@ def _least_lacking(plan: Plan) -> list[int]:
     if not len(rows):
         nearest = plan.nearest_row()
         return [] if nearest is None else [nearest]
-    needed = np.sum(list(plan.memory(list(rows)).values()), axis=0)
-    by_need = rows[np.lexsort((plan.raw("gpus")[rows], np.nan_to_num(needed, nan=np.inf)))]
+    # the column, not the sum of parts: parts of thousands of rows take a minute to estimate
+    needed = np.nan_to_num(plan.raw("memory")[rows], nan=np.inf)
+    by_need = rows[np.lexsort((plan.raw("gpus")[rows], needed))]
     degrees = np.stack([plan.degree(name)[by_need] for name in ("tp", "pp", "ep")], axis=1)
     out: dict[tuple[int, ...], int] = {}
     for cut, row in zip(degrees.tolist(), by_need.tolist(), strict=True):

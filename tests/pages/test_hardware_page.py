@@ -89,9 +89,9 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     ).run()
     assert not app.exception
     assert app.get_by_key("_hardware.device").value == "my-h100"
-    words = words(app)
-    assert "4 × my-h100" in words
-    assert "Your profile has operator figures" in words
+    text = words(app)
+    assert "4 × my-h100" in text
+    assert "Your profile has operator figures" in text
     assert "59.6 GiB" in [metric.value for metric in app.metric]
     link = query_of(app)
     assert "hardware.offer" not in link
