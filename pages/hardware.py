@@ -108,7 +108,7 @@ def link(label: str, field: str, default: str, alternatives: Sequence[str]) -> N
         lambda name: {f"hardware.{field}": name or None},
         options=names,
         format_func=lambda name: (
-            fabric(name).title if name else f"{fabric(default).title} (default)"
+            fabric(name).title if name else f"Default: {fabric(default).title}"
         ),
     )
 

@@ -167,7 +167,8 @@ def training_run() -> None:
         format_func=METHODS.get,
         required=True,
     )
-    length, batch, tokens = st.columns(3)
+    # budgets have eleven digits and more
+    length, batch, tokens = st.columns([2, 2, 3])
     with length:
         whole("Sequence length", "sequence_length", 1024)
     with batch:

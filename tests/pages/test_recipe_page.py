@@ -188,7 +188,7 @@ def test_a_training_split_is_taken_and_packed() -> None:
     app = opened("compare.py", **TRAINING)
     key = app.dataframe[0].value["key"][1]
     app = opened("compare.py", pins=key, **TRAINING)
-    app.button(key=f"take-{key}").click().run()
+    app.button(key=f"use-{key}").click().run()
     assert app.title[0].value == PAGES["recipe.py"]
     assert app.selectbox(key="_split").value == key
     assert app.get_by_key("download")
