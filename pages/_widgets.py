@@ -81,7 +81,7 @@ def nothing_fits(plan: Plan) -> None:
     if row is None:
         st.error("These devices allow no split.", icon=":material/block:")
         return
-    nearest = f"Nearest: {plan.label(row)}: {'; '.join(plan.reasons(row))}."
+    nearest = f"Nearest is {plan.label(row)}: {'; '.join(plan.reasons(row))}."
     none = (
         "The only split does not fit." if len(plan) == 1 else f"None of {len(plan):,} splits fits."
     )

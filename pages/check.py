@@ -240,7 +240,7 @@ def show(answer: dict[str, Any]) -> None:
         st.markdown(common.escape(f"{answer['error']['message']} {hint or ''}"))
     if "estimate" in answer:
         if not answer["ok"]:
-            st.caption("Its split, if it started:")
+            st.caption("What its split would deliver:")
         cards(answer["estimate"])
     left, right = st.columns(2, gap="large")
     with left:

@@ -14,8 +14,8 @@ import pytest
 
 from recipe_core.base.resources import root
 from tests.e2e.patience import PATIENCE, serving
-from tests.e2e.ports import free_port
 from tests.e2e.wizard import NO_PLAYWRIGHT
+from tests.ports import free_port
 
 CHROMIUM = next(
     (

@@ -1,4 +1,4 @@
-"""The last step in a real Chromium: a deep link, settings, a bundle, a report that opens offline."""
+"""The last step in a real Chromium: a link, settings, a bundle, a report that opens offline."""
 
 from __future__ import annotations
 

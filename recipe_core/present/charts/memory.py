@@ -80,7 +80,9 @@ def _total_text(plan: Plan, row: int, total: float) -> str:
     """The total, and what is missing where the split does not fit."""
     short = plan.short_bytes(row)
     text = f" {total / GIB:,.1f}" if np.isfinite(total) else " not estimated"
-    return f"{text}, {short / GIB:,.1f} short" if short > 0 and not plan.feasible[row] else text
+    if short > 0 and not plan.feasible[row]:
+        text += f"<br> {short / GIB:,.1f} short"  # a line of its own: narrow screens cut long ones
+    return text
 
 
 def stage_bars(
