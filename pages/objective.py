@@ -172,7 +172,7 @@ def training_run() -> None:
     with length:
         whole("Sequence length", "sequence_length", 1024)
     with batch:
-        whole("Global batch (sequences)", "global_batch", 8)
+        whole("Global batch", "global_batch", 8)
     with tokens:
         optional("Token budget", "tokens", 1e9, "one step only", minimum=1.0)
     if workload.tokens:

@@ -113,7 +113,7 @@ def test_a_file_is_found_and_read_from_the_keyboard(page: Any, address: str) -> 
 def test_another_engine_is_one_click(page: Any, address: str) -> None:
     opened(page, address, LLAMA_70B)
     open_tab(page, "Other engines", PAGES["recipe"])
-    page.get_by_role("button", name="Use SGLang").click()
+    page.get_by_role("button", name="Switch to SGLang").click()
     wait_for_query(page, "candidate.engine", "sglang")
     settled(page, PAGES["recipe"])
     assert query(page)["options.engines"] == "vllm,sglang"
@@ -139,7 +139,7 @@ def test_no_tab_has_a_serious_violation(
         if tab == "Deploy":
             unfold(page, "Deployment settings")
             page.get_by_role("radio", name="Compose").click()
-            page.get_by_text("is not offered").wait_for()
+            page.get_by_text("is not available").wait_for()
             settled(page, PAGES["recipe"])
         found[tab] = violations(page)
     assert not any(found.values()), found
