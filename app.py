@@ -24,19 +24,19 @@ log = logging.getLogger("recipe_builder")
 
 
 def say_sorry(error: Exception) -> bool:
-    """Show an unexpected error as one sentence with an id; the log has the traceback under the same id."""
+    """Show an unexpected error with an id; the log has the traceback under the same id."""
     number = secrets.token_hex(4)
     log.error("error %s in a page", number, exc_info=error)
     st.error(
-        f"Something went wrong that is not your fault. The log of the server has the details under **{number}**. "
-        "Your choices are kept in the address; reload the page to go on.",
+        f"Something failed, and it is not your fault. The server's log has the details under "
+        f"**{number}**. The page's URL keeps your choices: reload the page to go on.",
         icon=":material/bug_report:",
     )
     return True
 
 
 def first_page(request: Request) -> RedirectResponse:
-    """The first page has no path of its own, but /model is what a person would type."""
+    """Redirect /model, which a person would type: the first page has no path of its own."""
     return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
@@ -61,7 +61,7 @@ api, agents = Later(make_api), Later(make_mcp)
 
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[None]:
-    """Load what the first page needs while the server already answers; at the end, end what was made since."""
+    """Load what pages need while the server already answers; at the end, close API and MCP."""
     threading.Thread(target=load_pages, name="loading", daemon=True).start()
     try:
         yield

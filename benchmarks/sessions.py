@@ -49,7 +49,7 @@ MODELS = (
     "Qwen/Qwen3-30B-A3B",
     "meta-llama/Llama-3.1-8B-Instruct",
 )
-QUESTIONS = {"Objective": "What matters?", "Compare": "Which split?", "Recipe": "Take it"}
+QUESTIONS = {"Objective": "What matters?", "Compare": "Which split?", "Recipe": "Use this split"}
 ROUND = (
     *(
         ("view", name)

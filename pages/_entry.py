@@ -1,6 +1,6 @@
-"""The frame around every page: state from the link, navigation, progress, the page, Back and Next, state to the link.
+"""The frame around every page: state from the link, navigation, progress, Back and Next, the page.
 
-It lies inside ``pages/`` because Streamlit would otherwise find that folder beside its main script and take it over.
+It lies inside ``pages/``: Streamlit takes over such a folder beside its main script.
 """
 
 import sys
@@ -14,9 +14,9 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
     sys.path.insert(0, str(HERE))
 
-load_pages()  # or wait until they are
-import common  # noqa: E402
-import parts  # noqa: E402
+load_pages()  # or wait until another thread has done so
+import _common as common  # noqa: E402
+import _widgets as widgets  # noqa: E402
 
 st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
 common.read_url()
@@ -29,16 +29,16 @@ STEPS = {
     "recipe.py": st.Page("recipe.py", title="Recipe", icon=":material/inventory_2:"),
 }
 BESIDE = {"check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:")}
-"""Pages that are no step of the wizard; a library of recipes and fleets would stand here."""
+"""Pages outside the wizard's steps."""
 
 page = st.navigation([*STEPS.values(), *BESIDE.values()], position="top")
 files, steps = [*STEPS, *BESIDE], list(STEPS.values())
 st.session_state["page"] = files[[*steps, *BESIDE.values()].index(page)]
-here = steps.index(page) if page in steps else None
+step = steps.index(page) if page in steps else None
 
 
 def step_buttons(number: int) -> None:
-    """Back and Next, each in a place of its own: neither moves into the other's on another page."""
+    """Back and Next, each in its own place: neither takes the other's on another page."""
     alignment = "distribute" if number > 0 else "right"
     with st.container(horizontal=True, horizontal_alignment=alignment):
         if number == 0:
@@ -58,20 +58,20 @@ def step_buttons(number: int) -> None:
             st.switch_page(steps[number + 1], query_params=common.link())
 
 
-# Streamlit replaces what stands on the screen place by place, and takes away what is left only when
-# a run has ended; one that a step cuts short never does. So the frame takes the same three places on
-# every page and in every state, and fills them before the page, which may take long: else buttons of
-# an earlier run stand beside the new ones.
-if here is None:
+# Streamlit replaces what is on the screen slot by slot, and removes leftovers only when a run ends;
+# a run that a step cuts short never does. So the frame fills the same three slots on every page and
+# in every state, and does so before the page, which may take long. Otherwise buttons of an earlier
+# run stay beside the new ones.
+if step is None:
     st.empty()
 else:
-    st.progress((here + 1) / len(steps), text=f"Step {here + 1} of {len(steps)}: {page.title}")
+    st.progress((step + 1) / len(steps), text=f"Step {step + 1} of {len(steps)}: {page.title}")
 body = st.container()
-if here is None:
+if step is None:
     st.empty()
 else:
-    step_buttons(here)
+    step_buttons(step)
 with body:
-    parts.show_notice()
+    widgets.show_notice()
     page.run()
 common.write_url()

@@ -1,8 +1,8 @@
 import json
 from typing import Any
 
-import common
-import parts
+import _common as common
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -20,31 +20,35 @@ from recipe_core.request.schema import ServingWorkload
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
     "SGLang with a misspelt option": (
-        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct --tp 4 --mem-fraction-statik 0.9"
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct "
+        "--tp 4 --mem-fraction-statik 0.9"
     ),
-    "vLLM in docker": "docker run --gpus all --ipc=host vllm/vllm-openai:latest --model meta-llama/Llama-3.1-70B-Instruct -tp 2",
+    "vLLM in Docker": (
+        "docker run --gpus all --ipc=host vllm/vllm-openai:latest "
+        "--model meta-llama/Llama-3.1-70B-Instruct -tp 2"
+    ),
 }
 LOOK = {
-    "fits": (st.success, ":material/check_circle:", "It starts and holds the load."),
-    "tight": (st.warning, ":material/warning:", "It starts, but there is little room."),
+    "fits": (st.success, ":material/check_circle:", "It starts and sustains the load."),
+    "tight": (st.warning, ":material/warning:", "It starts, but headroom is small."),
     "cannot start": (st.error, ":material/block:", "It cannot start."),
     "unknown": (st.info, ":material/help:", "It cannot be judged."),
 }
 LEVELS = {
     "error": ":material/block: refused",
-    "warning": ":material/warning: not as meant",
+    "warning": ":material/warning: not as intended",
     "note": ":material/info: note",
 }
 
 
-@st.cache_data(max_entries=64, show_spinner="Reading the command and judging its split")
+@st.cache_data(max_entries=64, show_spinner="Checking the command")
 def judged(text: str, ground: str, may_read: bool) -> dict[str, Any]:
     """The verdict on a command."""
     return check_command(text, Ground.of(**json.loads(ground)), folders=may_read)
 
 
 def ground() -> str:
-    """On what commands are judged: the request's hardware, and its load where it serves a number of requests at once."""
+    """What commands are judged by (JSON): the request's hardware, and its load where it serves."""
     r = common.request()
     out: dict[str, Any] = {
         "hardware": r.hardware.device,
@@ -78,12 +82,13 @@ def ask() -> str:
         height=130,
         max_chars=MAX_CHARACTERS,
         persist_state="session",
-        placeholder="vllm serve …, python -m sglang.launch_server …, trtllm-serve …, docker run … or a script that starts one of them",
-        help="It is read, never run: no shell, no process, no variable of this machine",
+        placeholder="vllm serve …, python -m sglang.launch_server …, trtllm-serve …, docker run … "
+        "or a script that starts one of them",
+        help="Parsed, never run: no shell, no process, no environment of this machine",
     )
     chip, per_node, nodes, go = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
     with chip:
-        common.pick_device(st.selectbox, "On", device_names(), lambda chip: chip.title)
+        common.pick_device(st.selectbox, "Device", device_names(), lambda chip: chip.title)
     with per_node:
         common.edit(
             st.number_input,
@@ -128,21 +133,13 @@ def cards(estimate: dict[str, Any]) -> None:
             )
 
 
-def found_out(answer: dict[str, Any]) -> None:
-    """Reasons, findings and waste."""
+def findings(answer: dict[str, Any]) -> None:
+    """Reasons, idle devices and findings."""
     for reason in answer.get("reasons", []):
         st.markdown(f":material/block: {common.escape(reason)}")
-    waste = answer.get("waste", {})
-    if waste.get("idle"):
-        more = ""
-        if waste.get("replicas"):
-            gain = f" ({waste['gain']:+.0%})" if waste.get("gain") is not None else ""
-            more = f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}{gain}"
-        st.markdown(
-            f":material/delete_sweep: {waste['idle']} of {waste['devices']} devices are idle{common.escape(more)}."
-        )
+    idle_devices(answer.get("waste", {}))
     if answer["findings"]:
-        st.header("What was found in it", anchor=False)
+        st.header("Findings", anchor=False)
         st.table(
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
@@ -161,34 +158,51 @@ def found_out(answer: dict[str, Any]) -> None:
         )
 
 
+def idle_devices(waste: dict[str, Any]) -> None:
+    """Devices that the command leaves idle, and what replicas on them would give."""
+    if not waste.get("idle"):
+        return
+    text = f"{waste['idle']} of {waste['devices']} devices are idle"
+    if waste.get("replicas"):
+        text += f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}"
+        if waste.get("gain") is not None:
+            text += f" ({waste['gain']:+.0%})"
+    st.markdown(f":material/delete_sweep: {common.escape(text)}.")
+
+
 def better(answer: dict[str, Any]) -> None:
     """The best split of the same engine on the same devices, and its commands."""
     offer = answer["better"]
     if offer is None:
-        st.caption(
-            "No other split of these devices is better by more than 2 %."
-            if answer["ok"]
-            else "No split of these devices can run it."
-        )
-        for change in answer["changes"]:
-            st.markdown(
-                f":material/build: {common.escape(change_label(change['set']))}: then {degrees(change['candidate'])} fits"
-            )
+        no_better(answer)
         return
     gain = "" if offer["gain"] is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
-    st.header("A better one", anchor=False)
+    st.header("A better split", anchor=False)
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
     st.markdown(f"**{degrees(offer['candidate'])}**{gain}: {common.escape(figures)}")
+    several_nodes = len({command["node"] for command in offer["commands"]}) > 1
     for command in offer["commands"]:
-        if len({each["node"] for each in offer["commands"]}) > 1:
+        if several_nodes:
             st.caption(f"On node {command['node']}:")
-        parts.code(command["command"])
+        widgets.code(command["command"])
         for name, text in command["files"].items():
             st.caption(f"with {common.escape(name)}:")
-            parts.code(text)
+            widgets.code(text)
     if not offer["commands"]:
         st.info(common.escape(offer["why_no_command"]), icon=":material/info:")
+
+
+def no_better(answer: dict[str, Any]) -> None:
+    """That there is no better split, and changes after which one fits."""
+    st.caption(
+        "No other split of these devices is more than 2 % better."
+        if answer["ok"]
+        else "No split of these devices can run it."
+    )
+    for change in answer["changes"]:
+        text = f"{change_label(change['set'])}: then {degrees(change['candidate'])} fits"
+        st.markdown(f":material/build: {common.escape(text)}")
 
 
 def open_in_builder(answer: dict[str, Any]) -> None:
@@ -213,21 +227,24 @@ def open_in_builder(answer: dict[str, Any]) -> None:
 
 def show(answer: dict[str, Any]) -> None:
     """The verdict and all that goes with it."""
-    draw, icon, said = LOOK[answer["verdict"]]
-    engine = answer["engine"]
-    split = f" · {degrees(answer['candidate'])}" if "candidate" in answer else ""
-    what = f"{answer['model'] or 'no model'} · {engine['name']} {engine['version']}{split} · {hardware_name(common.request().hardware)}"
-    draw(f"**{said}** {common.escape(what)}", icon=icon)
+    draw, icon, verdict = LOOK[answer["verdict"]]
+    facts = [
+        answer["model"] or "no model",
+        f"{answer['engine']['name']} {answer['engine']['version']}",
+        *([degrees(answer["candidate"])] if "candidate" in answer else []),
+        hardware_name(common.request().hardware),
+    ]
+    draw(f"**{verdict}** {common.escape(' · '.join(facts))}", icon=icon)
     if "error" in answer:
         hint = answer["error"]["hint"]
         st.markdown(common.escape(f"{answer['error']['message']} {hint or ''}"))
     if "estimate" in answer:
         if not answer["ok"]:
-            st.caption("What its split would do if it started:")
+            st.caption("What its split would deliver:")
         cards(answer["estimate"])
     left, right = st.columns(2, gap="large")
     with left:
-        found_out(answer)
+        findings(answer)
     with right:
         if "better" in answer:
             better(answer)
@@ -236,18 +253,22 @@ def show(answer: dict[str, Any]) -> None:
 
 st.title("Does my command work?", anchor=False)
 st.caption(
-    "Paste a command that starts vLLM, SGLang or TensorRT-LLM: does it start, what does it waste, and is there a better one?"
+    "Paste a command that starts vLLM, SGLang or TensorRT-LLM. "
+    "Does it start, what does it waste, and is there a better split?"
 )
 text = ask()
 if not text:
-    st.info("Paste a command, or take an example.", icon=":material/content_paste:")
+    st.info("Paste a command or pick an example.", icon=":material/content_paste:")
 else:
     try:
         show(judged(text, ground(), folders_allowed()))
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
-w = common.request().workload
-if isinstance(w, ServingWorkload):
-    load = f"{w.concurrency:,} requests in flight" if w.concurrency else "64 requests in flight"
-    said = f"Judged with prompts of {w.input_tokens:,} and answers of {w.output_tokens:,} tokens, {load}. "
-    st.caption(common.escape(said + "Change them under Objective."))
+workload = common.request().workload
+if isinstance(workload, ServingWorkload):
+    # what Ground assumes where the request's load is none of concurrent requests
+    load = workload.concurrency or 64
+    st.caption(
+        f"Judged with {workload.input_tokens:,} input tokens, {workload.output_tokens:,} output "
+        f"tokens and {load:,} requests in flight. Change them under Objective."
+    )

@@ -1,6 +1,6 @@
-import common
-import explain
-import parts
+import _common as common
+import _explain as explain
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base import labels
@@ -17,100 +17,104 @@ def pin_clicked() -> None:
             common.toggle_pin(custom[0])
 
 
-def cards(board: Plan, row: int) -> None:
+def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split."""
     with st.grid(5, min_column_width=150):
         st.metric(
             "Best split",
-            labels.short_name(board.candidate(row)),
+            labels.short_name(plan.candidate(row)),
             border=True,
-            help=board.label(row),
+            help=plan.label(row),
             height="stretch",
         )
-        for name in board.headline:
-            text = board.text(name, row)
+        for name in plan.headline:
+            text = plan.text(name, row)
             st.metric(
-                board.measures[name].title,
+                plan.measures[name].title,
                 "no price" if text == "unknown" else text,
                 border=True,
-                help=told(board, name, row),
+                help=about_figure(plan, name, row),
                 height="stretch",
             )
 
 
-def told(board: Plan, name: str, row: int) -> str | None:
-    """What a figure means, the exact value, and where measured runs are expected."""
-    measure, band = board.measures[name], board.band(name, row)
-    said = [measure.help] if measure.help else []
-    said += [
-        f"Exactly {board.values(name)[row]:.6g} {measure.unit}, computed; the device is {board.basis}"
-    ]
-    said += [f"Eight of ten measured runs are expected between {band}"] if band else []
-    return common.escape(". ".join(said) + ".")
+def about_figure(plan: Plan, name: str, row: int) -> str:
+    """What a figure means, its exact value, and where measured runs are expected."""
+    measure, band = plan.measures[name], plan.band(name, row)
+    exact = f"{plan.values(name)[row]:.6g} {measure.unit}".strip()
+    sentences = [measure.help] if measure.help else []
+    sentences.append(f"Computed: {exact}; the device is {plan.basis}")
+    if band:
+        sentences.append(f"Eight of ten measured runs are expected between {band}")
+    return common.escape(". ".join(sentences) + ".")
 
 
-def axes(board: Plan) -> tuple[str, str]:
+def axes(plan: Plan) -> tuple[str, str]:
     """The two measures that are drawn against each other."""
-    known = [name for name in board.measures if board.known(name)]
-    chosen = []
+    known = [name for name in plan.measures if plan.known(name)]
+    names = []
     with st.container(horizontal=True):
-        for label, default in zip(("Across", "Up"), board.axes, strict=True):
+        for label, default in zip(("Horizontal", "Vertical"), plan.axes, strict=True):
             name = st.selectbox(
                 label,
                 known,
                 index=known.index(default) if default in known else 0,
-                format_func=lambda name: board.measures[name].title,
-                key=f"axis-{label.lower()}-{'training' if common.training() else 'serving'}",
+                format_func=lambda name: plan.measures[name].title,
+                key=f"axis-{label.lower()}-{plan.kind}",
                 persist_state="session",
                 width=300,
             )
-            chosen.append(name or default)
-    return chosen[0], chosen[1]
+            names.append(name or default)
+    return names[0], names[1]
 
 
 @st.fragment
-def scatter(board: Plan) -> None:
+def scatter(plan: Plan) -> None:
     """What splits trade, by click; other axes leave the rest of the page as it is."""
     common.follow_edit()
-    x, y = axes(board)
-    titles = [board.measures[name].title.lower() for name in (x, y)]
+    x, y = axes(plan)
+    titles = [plan.measures[name].title.lower() for name in (x, y)]
+    alt = f"{titles[0]} against {titles[1]} for {len(plan)} splits; {len(plan.order)} fit."
     st.plotly_chart(
-        charts.tradeoff(board, x, y, pins=common.pins(), dark=common.dark()),
+        charts.tradeoff(plan, x, y, pins=common.pins(), dark=common.dark()),
         key="frontier",
         on_select=pin_clicked,
         selection_mode="points",
-        alt=f"{titles[0]} against {titles[1]} for {len(board)} splits; {len(board.order)} fit.".capitalize(),
+        alt=alt.capitalize(),
     )
     st.caption(
-        "The larger a mark, the more devices. Click a mark to pin it, or tick rows in the table below. Up to four pins are compared."
+        "Larger markers use more devices. Click a marker to pin its split, or tick rows in the "
+        f"table below. Up to {common.MAX_PINS} pins are compared."
     )
 
 
-def tray(board: Plan) -> None:
-    """Pinned splits side by side, each with what it is now and a way to take it or take it out."""
+def tray(plan: Plan) -> None:
+    """Pinned splits side by side, each with its figures and buttons to use or remove it."""
     with st.grid(common.MAX_PINS):
         for key in common.pins():
             with st.container(border=True, height="stretch"):
-                pinned(board, key)
+                pinned(plan, key)
 
 
-def pinned(board: Plan, key: str) -> None:
+def pinned(plan: Plan, key: str) -> None:
     """One pinned split."""
-    row = board.find(key)
+    row = plan.find(key)
+    fits = row is not None and plan.feasible[row]
     if row is None:
-        st.markdown(
-            f"**{labels.split_name(split_key.split_of(key))}** is not a split of this plan any more."
-        )
-    elif not board.feasible[row]:
-        st.markdown(
-            f"**{common.escape(board.label(row))}** is refused: {common.escape('; '.join(board.reasons(row)))}"
-        )
+        name = labels.split_name(split_key.split_of(key))
+        st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
+    elif fits:
+        st.markdown(f"**{common.escape(plan.label(row))}**\\\n{common.escape(plan.phrase(row))}")
     else:
-        st.markdown(f"**{common.escape(board.label(row))}**\\\n{common.escape(board.phrase(row))}")
+        reasons = common.escape("; ".join(plan.reasons(row)))
+        st.markdown(f"**{common.escape(plan.label(row))}** is refused: {reasons}")
     with st.container(horizontal=True):
-        fits = row is not None and board.feasible[row]
         if fits and st.button(
-            "Take it", key=f"take-{key}", icon=":material/check:", on_click=common.take, args=(key,)
+            "Use this split",
+            key=f"use-{key}",
+            icon=":material/check:",
+            on_click=common.select,
+            args=(key,),
         ):
             st.switch_page("recipe.py", query_params=common.link())
         st.button(
@@ -123,43 +127,38 @@ def pinned(board: Plan, key: str) -> None:
         )
 
 
-def columns(board: Plan) -> list[str]:
+def columns(plan: Plan) -> list[str]:
     """The measures that the table shows, as the reader chose."""
     with st.popover("Columns", icon=":material/view_column:"):
-        chosen = st.pills(
+        names = st.pills(
             "Columns of the table",
-            [name for name in board.measures if board.known(name)],
-            default=[name for name in board.listed if board.known(name)],
+            [name for name in plan.measures if plan.known(name)],
+            default=[name for name in plan.listed if plan.known(name)],
             selection_mode="multi",
-            format_func=lambda name: board.measures[name].title,
-            key=f"columns-{'training' if common.training() else 'serving'}",
+            format_func=lambda name: plan.measures[name].title,
+            key=f"columns-{plan.kind}",
             persist_state="session",
         )
-    return chosen or list(board.listed)
+    return names or list(plan.listed)
 
 
 @st.fragment
-def ranked_table(board: Plan) -> None:
-    """Every split that fits, best first; ticks are pins, and other columns leave the rest of the page as it is."""
+def ranked_table(plan: Plan) -> None:
+    """Every split that fits, best first. Ticks are pins; other columns redraw only the table."""
     common.follow_edit()
-    shown = [int(row) for row in board.order[:SHOWN_ROWS]]
-    frame = tables.splits_frame(board, shown)
-    names = frame["key"].tolist()
+    rows = [int(row) for row in plan.order[:SHOWN_ROWS]]
+    frame = tables.splits_frame(plan, rows)
+    keys = frame["key"].tolist()
 
     def pin_rows() -> None:
-        """Pins follow the table's ticks; those that the table does not show are kept."""
-        ticked = [names[row] for row in st.session_state["splits"]["selection"]["rows"]]
-        hidden = [pin for pin in common.pins() if pin not in names]
-        st.session_state["pins"] = [*hidden, *ticked][-common.MAX_PINS :]
+        """Pins follow the table's ticks; pins of splits that the table does not list stay."""
+        ticked = [keys[row] for row in st.session_state["splits"]["selection"]["rows"]]
+        unlisted = [pin for pin in common.pins() if pin not in keys]
+        st.session_state["pins"] = [*unlisted, *ticked][-common.MAX_PINS :]
         st.session_state["edited"] = True
 
-    st.session_state["splits"] = {
-        "selection": {
-            "rows": [n for n, key in enumerate(names) if key in common.pins()],
-            "columns": [],
-            "cells": [],
-        }
-    }
+    ticks = [n for n, key in enumerate(keys) if key in common.pins()]
+    st.session_state["splits"] = {"selection": {"rows": ticks, "columns": [], "cells": []}}
     st.dataframe(
         frame,
         key="splits",
@@ -167,26 +166,26 @@ def ranked_table(board: Plan) -> None:
         selection_mode="multi-row",
         hide_index=True,
         height="content" if len(frame) < 11 else 390,
-        column_order=["split", *columns(board), "front"],
-        column_config=parts.column_config(board),
+        column_order=["split", *columns(plan), "front"],
+        column_config=widgets.column_config(plan),
         alt=f"The {len(frame)} best splits that fit, best first",
     )
-    if len(board.order) > len(shown):
-        st.caption(f"The first {len(shown):,} of {len(board.order):,} are listed.")
+    if len(plan.order) > len(rows):
+        st.caption(f"The first {len(rows):,} of {len(plan.order):,} splits.")
 
 
-parts.head("Which split?")
-board = common.board_or_none()
-if board is not None:
-    best = board.best_row
+widgets.head("Which split?")
+plan = common.planned_or_none()
+if plan is not None:
+    best = plan.best_row
     if best is not None:
-        cards(board, best)
-    if best is not None or board.beyond_limits():
-        st.header("What splits trade", anchor=False)
-        scatter(board)
+        cards(plan, best)
+    if best is not None or plan.beyond_limits():
+        st.header("Tradeoffs", anchor=False)
+        scatter(plan)
         if common.pins():
-            tray(board)
+            tray(plan)
     if best is not None:
         st.header("Splits that fit, best first", anchor=False)
-        ranked_table(board)
-    explain.look_closer(board)
+        ranked_table(plan)
+    explain.look_closer(plan)

@@ -1,7 +1,9 @@
-import common
-import own_device
-import parts
-import price
+from collections.abc import Sequence
+
+import _common as common
+import _own_device as own_device
+import _price as price
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -24,9 +26,9 @@ LEVELS = {
     "computed": ("orange", ":material/calculate:"),
     "unsupported": ("red", ":material/block:"),
 }
-AS_USUAL = ""
+DEFAULT = ""
 request = common.request()
-chosen = device(request.hardware.device)
+chip = device(request.hardware.device)
 by_vendor = {
     vendor: [name for name in device_names() if device(name).vendor == vendor] for vendor in VENDORS
 }
@@ -34,23 +36,19 @@ by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 
 
 def short(chip: Device) -> str:
-    """A device as its profile calls it, without its vendor and what it is like."""
+    """A device's title without vendor and variant; a custom device's name."""
     if is_own(chip):
         return chip.name
-    said = chip.title.split(",")[0].split("(")[0]
-    return (
-        said.removeprefix("NVIDIA ")
-        .removeprefix("AMD ")
-        .removeprefix("Intel ")
-        .removeprefix("GeForce ")
-        .strip()
-    )
+    title = chip.title.split(",")[0].split("(")[0]
+    for prefix in ("NVIDIA ", "AMD ", "Intel ", "GeForce "):
+        title = title.removeprefix(prefix)
+    return title.strip()
 
 
-def source(found: Source) -> str:
+def markdown(source: Source) -> str:
     """A source as Markdown, linked where it has an address."""
-    title = common.escape(found.title)
-    return f"[{title}]({found.url})" if found.url else title
+    title = common.escape(source.title)
+    return f"[{title}]({source.url})" if source.url else title
 
 
 def devices() -> None:
@@ -59,23 +57,21 @@ def devices() -> None:
         st.segmented_control,
         "Vendor",
         "_vendor",
-        chosen.vendor,
+        chip.vendor,
         lambda vendor: (
             {}
-            if vendor == chosen.vendor
+            if vendor == chip.vendor
             else {"hardware.device": FIRST.get(vendor, by_vendor[vendor][0])}
         ),
         options=list(by_vendor),
         format_func=VENDORS.get,
         required=True,
     )
-    common.pick_device(
-        st.pills, "Device", by_vendor[chosen.vendor], short, required=True, wrap=True
-    )
+    common.pick_device(st.pills, "Device", by_vendor[chip.vendor], short, required=True, wrap=True)
 
 
 def counts() -> None:
-    """How many there are, and what joins them."""
+    """How many devices there are, and what joins them."""
     per_node, nodes = st.columns(2)
     inside, between = st.columns(2)
     with per_node:
@@ -92,87 +88,85 @@ def counts() -> None:
             st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1
         )
     networks = [name for name in fabric_names() if fabric(name).kind == "scale-out"]
-    for place, label, field, usual, others in (
-        (inside, "In a node", "fabric", chosen.node.fabric, chosen.node.alternatives),
-        (between, "Between nodes", "network", chosen.node.network, networks),
-    ):
-        stated = getattr(request.hardware, field)
-        with place:
-            common.choose(
-                st.selectbox,
-                label,
-                f"_{field}",
-                stated or AS_USUAL,
-                lambda name, field=field: {f"hardware.{field}": name or None},
-                options=list(
-                    dict.fromkeys(
-                        [
-                            AS_USUAL,
-                            *(name for name in others if name != usual),
-                            *([stated] if stated else []),
-                        ]
-                    )
-                ),
-                format_func=lambda name, usual=usual: (
-                    fabric(name or usual).title + ("" if name else " (usual)")
-                ),
-            )
+    with inside:
+        link("In a node", "fabric", chip.node.fabric, chip.node.alternatives)
+    with between:
+        link("Between nodes", "network", chip.node.network, networks)
+
+
+def link(label: str, field: str, default: str, alternatives: Sequence[str]) -> None:
+    """What joins devices: the device's usual link or another."""
+    current = getattr(request.hardware, field)
+    names = [DEFAULT, *(name for name in alternatives if name != default)]
+    if current and current not in names:
+        names.append(current)
+    common.choose(
+        st.selectbox,
+        label,
+        f"_{field}",
+        current or DEFAULT,
+        lambda name: {f"hardware.{field}": name or None},
+        options=names,
+        format_func=lambda name: (
+            fabric(name).title if name else f"Default: {fabric(default).title}"
+        ),
+    )
 
 
 def known() -> None:
     """What the estimates on this device rest on."""
-    found = support(chosen)
-    colour, icon = LEVELS[found.level]
+    basis = support(chip)
+    colour, icon = LEVELS[basis.level]
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.badge(VENDORS[chosen.vendor], color=COLOURS[chosen.vendor])
-            st.badge(found.level, color=colour, icon=icon)
-            if is_own(chosen):
+            st.badge(VENDORS[chip.vendor], color=COLOURS[chip.vendor])
+            st.badge(basis.level, color=colour, icon=icon)
+            if is_own(chip):
                 st.badge("your profile", color="violet", icon=":material/upload_file:")
-        st.markdown(f"**{common.escape(chosen.title)}**")
-        st.caption(found.said)
+        st.markdown(f"**{common.escape(chip.title)}**")
+        st.caption(basis.said)
         joined = cluster(request.hardware)
-        cost = (
-            "unknown"
-            if joined.usd_per_device_hour is None
-            else f"{usd(joined.usd_per_device_hour)} per device and hour"
-        )
+        price = "unknown"
+        if joined.usd_per_device_hour is not None:
+            price = f"{usd(joined.usd_per_device_hour)} per device-hour"
+        if joined.price_basis:
+            price += f" ({joined.price_basis})"
         rows = {
-            "Engines": ", ".join(found.engines) or "none",
-            "Published runs": f"{found.runs:,} come with the package" if found.runs else "none",
-            **({"Known as": device(chosen.known_as).title} if chosen.known_as else {}),
+            "Engines": ", ".join(basis.engines) or "none",
+            "Published runs": f"{basis.runs:,} in this package" if basis.runs else "none",
+            **({"Known as": device(chip.known_as).title} if chip.known_as else {}),
             "In a node": joined.fabric.title,
             "Between nodes": joined.network.title,
-            "Price": f"{cost} ({joined.price_basis})" if joined.price_basis else cost,
+            "Price": price,
         }
         st.table(
             {name: common.escape(text) for name, text in rows.items()},
             border="horizontal",
-            alt="What is known of the device",
+            alt="What is known about the device",
         )
 
 
 def cards() -> None:
     """The device's main figures."""
     rate = next(
-        (dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chosen.peak_flops_per_s), "fp32"
+        (dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chip.peak_flops_per_s), "fp32"
     )
     with st.grid(4, min_column_width=150):
         st.metric(
-            "Memory", gib(chosen.memory_bytes.value), border=True, help="As the driver reports it"
+            "Memory", gib(chip.memory_bytes.value), border=True, help="As reported by the driver"
         )
         st.metric(
             "Memory bandwidth",
-            per_second(chosen.memory_bandwidth_bytes_per_s.value, "B"),
+            per_second(chip.memory_bandwidth_bytes_per_s.value, "B"),
             border=True,
         )
         st.metric(
             f"Dense {rate}",
-            per_second(chosen.peak_flops_per_s[rate].value, "FLOP"),
+            per_second(chip.peak_flops_per_s[rate].value, "FLOP"),
             border=True,
             help="Without sparsity",
         )
-        st.metric("Power limit", f"{significant(chosen.tdp_watts.value)} W", border=True)
+        st.metric("Power limit", f"{significant(chip.tdp_watts.value)} W", border=True)
 
 
 def add_cluster(name: str) -> dict[str, object]:
@@ -182,42 +176,11 @@ def add_cluster(name: str) -> dict[str, object]:
 
 
 def beside() -> None:
-    """Other clusters, judged together with this one."""
-    st.header("Side by side", anchor=False)
-    others = request.options.hardware
-    st.caption(
-        "Other clusters are judged together with this one; every chart then shows which split is whose."
-    )
-    for n, other in enumerate(others):
-        left, per_node, nodes, remove = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
-        left.markdown(
-            f"**{common.escape(short(device(other.device)))}** · {common.escape(hardware_name(other))}"
-        )
-        for place, field, label in (
-            (per_node, "per_node", "Devices per node"),
-            (nodes, "nodes", "Nodes"),
-        ):
-            with place:
-                common.choose(
-                    st.number_input,
-                    label,
-                    f"_other_{n}_{field}",
-                    getattr(other, field),
-                    lambda value, n=n, field=field: {
-                        "options.hardware": replaced(n, **{field: value})
-                    },
-                    min_value=1,
-                    max_value=4096,
-                    step=1,
-                )
-        dropped = {"options.hardware": tuple(each for k, each in enumerate(others) if k != n)}
-        remove.button(
-            "Remove",
-            key=f"drop-{n}",
-            icon=":material/close:",
-            on_click=common.apply,
-            args=(dropped,),
-        )
+    """Other clusters, evaluated together with this one."""
+    st.header("Compare clusters", anchor=False)
+    st.caption("Other clusters are evaluated together with this one; every chart tells them apart.")
+    for n, other in enumerate(request.options.hardware):
+        other_cluster(n, other)
     common.choose(
         st.selectbox,
         "Add a cluster",
@@ -227,51 +190,80 @@ def beside() -> None:
         options=device_names(),
         index=None,
         format_func=lambda name: device(name).title,
-        placeholder="Choose a device: one usual node of it is added",
+        placeholder="Pick a device to add one standard node of it",
+    )
+
+
+def other_cluster(n: int, other: HardwareRequest) -> None:
+    """The n-th other cluster: its size, and a button that removes it."""
+    left, per_node, nodes, remove = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
+    name = common.escape(short(device(other.device)))
+    left.markdown(f"**{name}** · {common.escape(hardware_name(other))}")
+    for column, field, label in (
+        (per_node, "per_node", "Devices per node"),
+        (nodes, "nodes", "Nodes"),
+    ):
+        with column:
+            common.choose(
+                st.number_input,
+                label,
+                f"_other_{n}_{field}",
+                getattr(other, field),
+                lambda value, field=field: {"options.hardware": replaced(n, **{field: value})},
+                min_value=1,
+                max_value=4096,
+                step=1,
+            )
+    rest = tuple(cluster for k, cluster in enumerate(request.options.hardware) if k != n)
+    remove.button(
+        "Remove",
+        key=f"drop-{n}",
+        icon=":material/close:",
+        on_click=common.apply,
+        args=({"options.hardware": rest},),
     )
 
 
 def replaced(n: int, **fields: object) -> tuple[HardwareRequest, ...]:
     """The other clusters with some fields of the n-th changed."""
-    return tuple(
-        each.model_copy(update=fields) if k == n else each
-        for k, each in enumerate(request.options.hardware)
-    )
+    clusters = list(request.options.hardware)
+    clusters[n] = clusters[n].model_copy(update=fields)
+    return tuple(clusters)
 
 
-def here() -> None:
-    """What this machine is, read when asked for."""
+def detection() -> None:
+    """What this machine is, read on demand."""
     with st.expander("Detect this machine", icon=":material/troubleshoot:"):
         if not folders_allowed():
             st.info(
-                "This server answers other machines too, so it does not describe its own. On yours, run: recipe hardware --detect",
+                "This server also answers other machines, so it does not describe its own. "
+                "On your machine, run: recipe hardware --detect",
                 icon=":material/info:",
             )
             return
-        if st.button("Read it", key="detect", icon=":material/search:"):
-            with st.spinner("Asking the drivers"):
+        if st.button("Detect", key="detect", icon=":material/search:"):
+            with st.spinner("Querying the drivers"):
                 st.session_state["detected"] = detect()
-        if (found := st.session_state.get("detected")) is None:
+        machine = st.session_state.get("detected")
+        if machine is None:
             st.caption(
-                "Asks the vendors' tools for devices, memory and links. Nothing is sent anywhere."
+                "Queries the vendors' tools for devices, memory and links. "
+                "Nothing leaves this machine."
             )
             return
-        named = device(found.matched).title if found.matched else "a device without a profile"
-        st.markdown(
-            f"**{found.count} × {common.escape(named)}**, found by {common.escape(found.matched_by or 'no rule')}."
-        )
-        for note in found.notes:
+        title = device(machine.matched).title if machine.matched else "a device without a profile"
+        rule = common.escape(machine.matched_by or "no rule")
+        st.markdown(f"**{machine.count} × {common.escape(title)}**, identified by {rule}.")
+        for note in machine.notes:
             st.caption(common.escape(note))
-        if found.request:
-            fields = {
-                f"hardware.{name}": value for name, value in found.request["hardware"].items()
-            }
+        if machine.request:
+            hardware = machine.request["hardware"]
             st.button(
                 "Use this machine",
                 key="use-detected",
                 type=common.main_button(),
                 on_click=common.apply,
-                args=(fields,),
+                args=({f"hardware.{name}": value for name, value in hardware.items()},),
             )
 
 
@@ -281,53 +273,39 @@ def facts(chip: Device) -> None:
         joined = cluster(request.hardware)
     except RecipeError:
         return
-    rows = [
-        ("Memory", gib(chip.memory_bytes.value), chip.memory_bytes, chip),
-        *(
-            [("Kept by the driver", gib(chip.reserved_bytes.value), chip.reserved_bytes, chip)]
-            if chip.reserved_bytes
-            else []
-        ),
-        (
-            "Memory bandwidth",
-            per_second(chip.memory_bandwidth_bytes_per_s.value, "B"),
-            chip.memory_bandwidth_bytes_per_s,
-            chip,
-        ),
-        *(
-            (f"Dense rate, {dtype}", per_second(f.value, "FLOP"), f, chip)
-            for dtype, f in chip.peak_flops_per_s.items()
-        ),
-        ("Power limit", f"{significant(chip.tdp_watts.value)} W", chip.tdp_watts, chip),
-        (
-            "Link in the node",
-            per_second(joined.fabric.bandwidth_bytes_per_s.value, "B"),
-            joined.fabric.bandwidth_bytes_per_s,
-            joined.fabric,
-        ),
-        (
-            "Link between nodes",
-            per_second(joined.network.bandwidth_bytes_per_s.value, "B"),
-            joined.network.bandwidth_bytes_per_s,
-            joined.network,
-        ),
+    rows = [("Memory", gib(chip.memory_bytes.value), chip.memory_bytes, chip)]
+    if chip.reserved_bytes:
+        reserved = gib(chip.reserved_bytes.value)
+        rows.append(("Reserved by the driver", reserved, chip.reserved_bytes, chip))
+    rates = {
+        "Memory bandwidth": (chip.memory_bandwidth_bytes_per_s, "B", chip),
+        **{f"Dense {dtype}": (peak, "FLOP", chip) for dtype, peak in chip.peak_flops_per_s.items()},
+        "Link in the node": (joined.fabric.bandwidth_bytes_per_s, "B", joined.fabric),
+        "Link between nodes": (joined.network.bandwidth_bytes_per_s, "B", joined.network),
+    }
+    rows += [
+        (name, per_second(quantity.value, unit), quantity, owner)
+        for name, (quantity, unit, owner) in rates.items()
     ]
-    with st.expander("Device facts with their sources", icon=":material/fact_check:"):
+    rows.append(("Power limit", f"{significant(chip.tdp_watts.value)} W", chip.tdp_watts, chip))
+    with st.expander("Device figures with sources", icon=":material/fact_check:"):
         st.table(
             {
-                "Fact": [name for name, _, _, _ in rows],
+                "Figure": [name for name, _, _, _ in rows],
                 "Value": [value for _, value, _, _ in rows],
-                "Status": [figure.status for _, _, figure, _ in rows],
-                "Source": [source(owner.sources[figure.source]) for _, _, figure, owner in rows],
-                "Note": [common.escape(figure.note or "") for _, _, figure, _ in rows],
+                "Status": [quantity.status for _, _, quantity, _ in rows],
+                "Source": [
+                    markdown(owner.sources[quantity.source]) for _, _, quantity, owner in rows
+                ],
+                "Note": [common.escape(quantity.note or "") for _, _, quantity, _ in rows],
             },
             border="horizontal",
             hide_index=True,
-            alt="Facts of the device, each with value, status and source",
+            alt="Figures of the device, each with value, status and source",
         )
 
 
-parts.head("Where will it run?")
+widgets.head("Where will it run?")
 left, right = st.columns([3, 2], gap="large")
 with left:
     devices()
@@ -336,8 +314,8 @@ with left:
 with right:
     known()
 cards()
-own_device.draw(chosen, short(chosen))
+own_device.draw(chip, short(chip))
 if not common.training():
     beside()
-here()
-facts(chosen)
+detection()
+facts(chip)

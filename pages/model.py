@@ -1,7 +1,7 @@
 from typing import Any
 
-import common
-import parts
+import _common as common
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -20,7 +20,7 @@ KINDS = {
     "mla": "latent (MLA)",
     "gqa": "grouped-query",
     "mha": "multi-head",
-    "linear": "linear (a state, no cache)",
+    "linear": "linear (fixed-size state, no cache)",
     "compressed": "compressed, sparse",
     "none": "none",
 }
@@ -29,34 +29,34 @@ WORK = {"serving": "Serve", "training": "Train"}
 
 
 def architecture(facts: dict[str, Any]) -> dict[str, str]:
-    """Facts of a model as a small table."""
-    some = (
-        f"{', '.join(map(str, facts['windows']))} tokens in {facts['windowed_layers']} layers"
-        if facts["windows"]
-        else "none"
-    )
+    """A model's architecture, one row per fact."""
+    windows = "none"
+    if facts["windows"]:
+        sizes = ", ".join(map(str, facts["windows"]))
+        windows = f"{sizes} tokens in {facts['windowed_layers']} layers"
+    experts = "none (dense)"
+    if facts["experts"]:
+        experts = f"{facts['experts']}, {facts['experts_per_token']} per token"
+    latent = facts["attention"] == "mla"
     rows = {
         "Layers": f"{facts['layers']}",
         "Hidden size": f"{facts['hidden_size']:,}",
         "Attention": KINDS[facts["attention"]],
-        "Attention heads": f"{facts['heads']}, {facts['head_dim']} wide",
-        "KV heads": "1 latent, shared by all heads"
-        if facts["attention"] == "mla"
-        else f"{facts['kv_heads']}",
-        "Sliding window": some,
-        "Experts": f"{facts['experts']}, {facts['experts_per_token']} per token"
-        if facts["experts"]
-        else "none (dense)",
+        "Attention heads": f"{facts['heads']} of size {facts['head_dim']}",
+        "KV heads": "1 latent, shared by all heads" if latent else f"{facts['kv_heads']}",
+        "Sliding window": windows,
+        "Experts": experts,
         "Vocabulary": f"{facts['vocabulary']:,}",
         "Embedding and head": "shared" if facts["tied_embeddings"] else "separate",
         "Checkpoint": f"{gib(facts['counted_bytes'])} in {facts['weight_dtype']}",
     }
-    state = {"Layers with a state": f"{facts['state_layers']}"} if facts["state_layers"] else {}
-    return rows | state
+    if facts["state_layers"]:
+        rows["Layers with a state"] = f"{facts['state_layers']}"
+    return rows
 
 
 def shown(model: object) -> str:
-    """The model as an option of the list; a whole config has no name there."""
+    """The model as an option of the list; a config has no name there."""
     return model if isinstance(model, str) else INLINE
 
 
@@ -88,7 +88,7 @@ def pasted() -> None:
 
 
 def search() -> None:
-    """The catalog, an id of the hub or a folder by name, a config by file or paste."""
+    """The model: of the catalog, by hub id or folder, or a config by upload or paste."""
     options = catalog_ids()
     current = shown(common.request().model)
     listed = options if current in options else [current, *options]
@@ -101,22 +101,23 @@ def search() -> None:
         options=listed,
         accept_new_options=True,
     )
-    may = (
-        ", an id of the Hugging Face Hub, or the path of a folder that holds a config.json"
+    more = (
+        ", a Hugging Face Hub id, or the path of a folder with a config.json"
         if folders_allowed()
         else ""
     )
     st.caption(
-        f"{len(options)} models in the catalog. Type any part of a name, as in llama70b{may}."
+        f"{len(options)} models in the catalog. Type any part of a name, such as llama70b{more}."
     )
-    with st.expander("Not in the list? Give its config.json", icon=":material/upload_file:"):
+    with st.expander("Not in the list? Upload its config.json", icon=":material/upload_file:"):
         left, right = st.columns(2)
         with left:
             st.file_uploader(
-                "A config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1
+                "config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1
             )
             st.caption(
-                f"At most {MAX_BYTES >> 20} MiB of JSON. It is read for its numbers; weights and code never are."
+                f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, "
+                "never weights or code."
             )
         with right:
             st.text_area(
@@ -129,26 +130,26 @@ def search() -> None:
 
 
 def formats(spec: ModelSpec) -> None:
-    """Checkpoints of the same model, and the formats that are judged."""
-    named = common.request().model
-    same = variants(named) if isinstance(named, str) else {}
+    """Checkpoints of the same model, and the formats to evaluate."""
+    model = common.request().model
+    same = variants(model) if isinstance(model, str) else {}
     if len(same) > 1:
         common.choose(
             st.pills,
             "Checkpoint",
             "_variant",
-            next((name for name in same if name.casefold() == str(named).casefold()), None),
+            next((name for name in same if name.casefold() == str(model).casefold()), None),
             lambda name: {"model": name},
             options=list(same),
             format_func=lambda name: f"{name.split('/')[-1]} · {same[name]}",
-            help="The same model in other number formats, as the catalog has it",
+            help="The same model in other number formats, from the catalog",
             wrap=True,
         )
     chip = device(common.request().hardware.device)
     if common.training():
         common.edit(
             st.segmented_control,
-            "Precision of the products",
+            "Compute precision",
             "candidate.precision",
             read=lambda value: value or "bf16",
             options=["bf16", "fp16", "fp8"],
@@ -158,7 +159,7 @@ def formats(spec: ModelSpec) -> None:
     now = common.request().options.weight_dtypes
     common.edit(
         st.pills,
-        "Weight formats to judge",
+        "Weight formats to evaluate",
         "options.weight_dtypes",
         read=list,
         write=tuple,
@@ -166,13 +167,13 @@ def formats(spec: ModelSpec) -> None:
         format_func=lambda name: f"as stored ({spec.weight_dtype})" if name == "auto" else name,
         selection_mode="multi",
         wrap=True,
-        # more than the field knows: which formats this device offers
+        # beyond the field's description: which formats this device offers
         help=f"{describe_field('options.weight_dtypes')} {chip.title} has kernels for these; "
-        "engines convert 16-bit weights to some of them on loading.",
+        "engines convert 16-bit weights to some of them at load time.",
     )
 
 
-parts.head("What do you want to run?")
+widgets.head("What do you want to run?")
 common.edit(
     st.segmented_control,
     "Serve or train",
@@ -202,13 +203,13 @@ if spec is not None:
             "Stored as",
             spec.weight_dtype,
             border=True,
-            help="Number format of the checkpoint's matrices",
+            help="Number format of the checkpoint's weight matrices",
         )
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
     left, right = st.columns(2, gap="large")
     with left:
         st.header("Architecture", anchor=False)
-        st.table(architecture(facts), border="horizontal", alt="Architecture facts of the model")
+        st.table(architecture(facts), border="horizontal", alt="Architecture of the model")
     with right:
         st.header("Parameters by part", anchor=False)
         st.plotly_chart(

@@ -1,5 +1,5 @@
-import common
-import parts
+import _common as common
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.units import significant
@@ -20,15 +20,15 @@ MODES = {
     "offline": "Offline queue",
 }
 MODES_MEAN = {
-    "closed": "A fixed number of requests is in flight; each answer brings the next request.",
-    "open": "Requests arrive at a rate, whether or not earlier ones are done.",
-    "static": "One batch of exact lengths, start to end, as benchmarks run it.",
-    "offline": "All requests are queued at once; only the finish matters.",
+    "closed": "A fixed number of requests stays in flight: each answer triggers the next request.",
+    "open": "Requests arrive at a given rate, whether or not earlier ones are done.",
+    "static": "One batch of fixed lengths from start to end, as in benchmarks.",
+    "offline": "All requests are queued at once; only total time matters.",
 }
 METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
 OPTIMIZERS = {
     "adamw": "AdamW",
-    "adamw-8bit": "AdamW, 8 bit",
+    "adamw-8bit": "AdamW, 8-bit",
     "adafactor": "Adafactor",
     "muon": "Muon",
     "sgd": "SGD",
@@ -48,7 +48,7 @@ training = common.training()
 
 
 def preset() -> None:
-    """Usual lengths and loads by name."""
+    """Typical lengths and loads by name."""
     known = presets(request)
     common.choose(
         st.pills,
@@ -58,8 +58,8 @@ def preset() -> None:
         lambda name: preset_changes(request, name),
         options=list(known),
         format_func=lambda name: known[name].title,
-        help="Fills in usual figures, each of which can be changed: "
-        + " ".join(f"{each.title}: {each.help}" for each in known.values()),
+        help="Fills in typical figures; change any of them. "
+        + " ".join(f"{preset.title}: {preset.help}" for preset in known.values()),
         wrap=True,
     )
 
@@ -76,15 +76,15 @@ def whole(label: str, field: str, step: int) -> None:
     )
 
 
-def unless_empty(label: str, field: str, step: float, empty: str, least: float) -> None:
-    """A number that may be left out; ``empty`` is what stands there then."""
+def optional(label: str, field: str, step: float, empty: str, minimum: float) -> None:
+    """A number that may be left out; ``empty`` is its placeholder."""
     common.edit(
         st.number_input,
         label,
         f"workload.{field}",
         read=lambda value: None if value is None else float(value),
         optional=True,
-        min_value=least,
+        min_value=minimum,
         step=step,
         format="%.3g",
         placeholder=empty,
@@ -92,10 +92,10 @@ def unless_empty(label: str, field: str, step: float, empty: str, least: float) 
 
 
 def serving_load() -> None:
-    """How requests come, how many and how long they are."""
+    """How requests arrive, how many and how long they are."""
     common.edit(
         st.segmented_control,
-        "How requests come",
+        "Traffic",
         "workload.mode",
         options=list(MODES),
         format_func=MODES.get,
@@ -117,12 +117,12 @@ def serving_load() -> None:
 
 
 def serving_details() -> None:
-    """How lengths vary, what is cached, and the longest request."""
+    """How lengths vary, prefix cache hits, and the longest request."""
     exact = workload.mode == "static"
     with st.grid(4, min_column_width=140):
         for field, label in (
-            ("input_spread", "Spread of prompts"),
-            ("output_spread", "Spread of answers"),
+            ("input_spread", "Prompt length variation"),
+            ("output_spread", "Answer length variation"),
         ):
             common.edit(
                 st.number_input,
@@ -134,11 +134,11 @@ def serving_details() -> None:
                 step=0.1,
                 format="%.2f",
                 disabled=exact,
-                placeholder="exact" if exact else "as is typical",
+                placeholder="fixed" if exact else "default (±10 %)",
             )
         common.edit(
             st.number_input,
-            "Prefix cache hits",
+            "Prefix cache hit rate",
             "workload.prefix_hit",
             min_value=0.0,
             max_value=0.99,
@@ -167,19 +167,20 @@ def training_run() -> None:
         format_func=METHODS.get,
         required=True,
     )
-    length, batch, tokens = st.columns(3)
+    # budgets have eleven digits and more
+    length, batch, tokens = st.columns([2, 2, 3])
     with length:
-        whole("Tokens a sequence", "sequence_length", 1024)
+        whole("Sequence length", "sequence_length", 1024)
     with batch:
-        whole("Sequences a step", "global_batch", 8)
+        whole("Global batch", "global_batch", 8)
     with tokens:
-        unless_empty("Token budget", "tokens", 1e9, "only a step", least=1.0)
+        optional("Token budget", "tokens", 1e9, "one step only", minimum=1.0)
     if workload.tokens:
         st.caption(steps_of(workload))
 
 
 def training_details() -> None:
-    """Framework, optimizer and what they keep."""
+    """Framework, optimizer, attention and adapters."""
     with st.grid(4, min_column_width=140):
         frameworks = training_data().frameworks
         common.edit(
@@ -199,34 +200,34 @@ def training_details() -> None:
         )
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
         if workload.method in ("lora", "qlora"):
-            whole("Rank of adapters", "lora_rank", 8)
-            unless_empty("Alpha of adapters", "lora_alpha", 8.0, "twice the rank", least=0.01)
+            whole("Adapter rank", "lora_rank", 8)
+            optional("Adapter alpha", "lora_alpha", 8.0, "twice the rank", minimum=0.01)
     common.edit(
         st.toggle,
-        "Loss made piece by piece",
+        "Chunked loss",
         "workload.fused_loss",
         read=bool,
     )
 
 
 def engines() -> None:
-    """Engines, cache formats and kinds of splits that are judged."""
-    stated = request.options.engines
-    runs = [name for name in engine_names() if chip.runtime in engine(name).runtimes]
+    """Engines, cache formats and kinds of splits to evaluate."""
+    current = request.options.engines
+    able = [name for name in engine_names() if chip.runtime in engine(name).runtimes]
     common.edit(
         st.pills,
-        f"Engines (none chosen: {default_engine(chip.runtime).name})",
+        f"Engines (default: {default_engine(chip.runtime).name})",
         "options.engines",
         read=list,
         write=tuple,
         optional=True,
-        options=list(dict.fromkeys([*runs, *stated])),
+        options=list(dict.fromkeys([*able, *current])),
         selection_mode="multi",
         wrap=True,
     )
     common.edit(
         st.pills,
-        "Cache formats",
+        "KV cache formats",
         "options.kv_dtypes",
         read=list,
         write=tuple,
@@ -234,53 +235,57 @@ def engines() -> None:
         selection_mode="multi",
         wrap=True,
     )
-    common.edit(st.toggle, "Also splits whose ranks share a cache (cp)", "options.context_parallel")
+    common.edit(st.toggle, "Include context-parallel decoding (cp)", "options.context_parallel")
     common.edit(
         st.toggle,
-        "Also prefill pools (prompts computed on devices of their own)",
+        "Include separate prefill pools",
         "options.disaggregated",
     )
 
 
 def aim() -> None:
-    """What counts most."""
+    """The main objective."""
     known = aims(request)
-    now = aim_of(request)
+    current = aim_of(request)
+    weights = [f"objective.weights.{goal}" for goal in request.objective.weights]
     common.choose(
         st.pills,
-        "What counts most",
+        "Optimise for",
         "_aim",
-        now,
-        lambda name: (
-            known[name].changes
-            | {f"objective.weights.{goal}": None for goal in request.objective.weights}
-        ),
+        current,
+        lambda name: {**known[name].changes, **dict.fromkeys(weights)},
         options=list(known),
         format_func=lambda name: known[name].title,
-        required=now is not None,
+        required=current is not None,
         wrap=True,
     )
-    st.caption(known[now].help if now else "Several goals by weights, as the link says.")
+    st.caption(known[current].help if current else "Several goals, weighted as the link states.")
 
 
-def limit(found: Plan, name: str) -> None:
-    """A slider over round steps; each says how many splits keep it."""
-    measure = found.measures[name]
+def limit(plan: Plan, name: str) -> None:
+    """A slider over round steps; each step shows how many splits keep it."""
+    measure = plan.measures[name]
     field = f"objective.limits.{measure.limit}"
-    stated = getattr(request.objective.limits, measure.limit)
-    steps = slos.limit_steps(found, name, stated)
+    current = getattr(request.objective.limits, measure.limit)
+    steps = slos.limit_steps(plan, name, current)
     if not steps.steps:
-        st.caption(f"{measure.title}: not known of any split, so it has no limit.")
+        st.caption(f"{measure.title}: unknown for every split, so it cannot be limited.")
         return
     options = [FREE, *steps.steps] if measure.more_is_better else [*steps.steps, FREE]
     key = f"_{field}"
-    st.session_state[key] = FREE if stated is None else float(stated)
+    st.session_state[key] = FREE if current is None else float(current)
 
     def commit() -> None:
         value = st.session_state[key]
-        common.apply(
-            {field: None if value == FREE else int(value) if measure.limit == "gpus" else value}
-        )
+        if value == FREE:
+            common.apply({field: None})
+        else:
+            common.apply({field: int(value) if measure.limit == "gpus" else value})
+
+    def label(value: float | str) -> str:
+        if value == FREE:
+            return FREE
+        return f"{limit_text(measure, value)} · {splits(steps.count(value))}"
 
     st.select_slider(
         limit_title(measure),
@@ -288,11 +293,7 @@ def limit(found: Plan, name: str) -> None:
         key=key,
         on_change=commit,
         help=describe_field(field),
-        format_func=lambda value: (
-            FREE
-            if value == FREE
-            else f"{limit_text(measure, value)} · {splits(steps.count(value))}"
-        ),
+        format_func=label,
     )
 
 
@@ -302,21 +303,21 @@ def splits(n: int) -> str:
 
 
 def limit_title(measure: Measure) -> str:
-    """What is limited, and which way."""
+    """The measure and the direction of its limit."""
     return f"{measure.title}, at least" if measure.more_is_better else f"{measure.title}, at most"
 
 
 def limit_text(measure: Measure, value: float) -> str:
-    """A limit as the measure is said."""
+    """A limit in the words of its measure."""
     return measure.show(value * measure.limit_factor)
 
 
-def limits(found: Plan) -> None:
+def limits(plan: Plan) -> None:
     """All limits, the usual ones first."""
     if not training:
         common.edit(
             st.segmented_control,
-            "Limits on times apply to",
+            "Time limits apply to",
             "objective.limits.percentile",
             options=list(PERCENTILES)[1:],
             format_func=lambda value: PERCENTILES.get(value, f"p{significant(value)}"),
@@ -325,14 +326,14 @@ def limits(found: Plan) -> None:
     with st.grid(2, gap="medium"):
         for name in LIMITED[training]:
             with st.container():
-                limit(found, name)
+                limit(plan, name)
     if MORE_LIMITED[training]:
         with st.expander("More limits", icon=":material/tune:"):
             for name in MORE_LIMITED[training]:
-                limit(found, name)
+                limit(plan, name)
 
 
-parts.head("What matters?")
+widgets.head("What matters?")
 left, right = st.columns(2, gap="large")
 with left:
     st.header("Workload", anchor=False)
@@ -343,15 +344,16 @@ with left:
     else:
         serving_load()
         serving_details()
-        st.header("What may vary", anchor=False)
+        st.header("Search space", anchor=False)
         engines()
 with right:
     st.header("Objective", anchor=False)
     aim()
-    found = common.board_or_none()
-    if found is not None:
+    plan = common.planned_or_none()
+    if plan is not None:
         st.header("Limits", anchor=False)
         st.caption(
-            f"Limits come first. Each step says how many of {splits(int(found.runs.sum()))} that can run keep it and the other limits."
+            f"Limits come before the objective. {splits(int(plan.runs.sum()))} can run; each step "
+            "shows how many of them also meet it and the other limits."
         )
-        limits(found)
+        limits(plan)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-import common
-import handout
-import made
-import parts
-import place
+import _common as common
+import _deployment as deployment
+import _recipe_cache as recipe_cache
+import _tabs as tabs
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -29,84 +30,83 @@ LISTED = 50
 def is_stated() -> bool:
     """Whether the request states a split, or a part of one, that no key of this plan names."""
     candidate = common.request().candidate
-    planned = candidate is not None and (
-        candidate.prefill is None or common.request().options.disaggregated
-    )
-    if candidate is None or (planned and common.chosen_key()):
+    if candidate is None:
         return False
-    return bool(
-        set(candidate.model_dump(exclude_none=True)) - (set(SHARED) if common.training() else set())
-    )
+    listed = candidate.prefill is None or common.request().options.disaggregated
+    if listed and common.selected_key():
+        return False
+    shared = set(SHARED) if common.training() else set()
+    return bool(set(candidate.model_dump(exclude_none=True)) - shared)
 
 
-def is_gone(board: Plan) -> str | None:
-    """The name of a chosen split that no longer fits; what only the request can name is judged by itself."""
-    return None if is_stated() else common.chosen_is_gone(board)
+def lost_split(plan: Plan) -> str | None:
+    """The name of a selected split that no longer fits; what only the request names stays."""
+    return None if is_stated() else common.lost_split(plan)
 
 
-def wanted(board: Plan) -> PlanRequest:
+def effective_request(plan: Plan) -> PlanRequest:
     """The request; without its split where that no longer fits."""
-    asked = common.request()
-    return (
-        asked.model_copy(update={"candidate": shared_candidate(asked)}) if is_gone(board) else asked
-    )
+    request = common.request()
+    if not lost_split(plan):
+        return request
+    return request.model_copy(update={"candidate": shared_candidate(request)})
 
 
-def option_label(board: Plan, key: str) -> str:
+def option_label(plan: Plan, key: str) -> str:
     """A split in the list, with its figures."""
     if key == STATED:
         return f"As stated: {overview.stated(common.request().candidate)}"
-    row = board.best_row if key == BEST else board.find(key)
-    lead = "Best: " if key == BEST else "Pinned: " if key in common.pins() else ""
-    return f"{lead}{board.label(row)} · {board.phrase(row)}"
+    row = plan.best_row if key == BEST else plan.find(key)
+    lead = "Pinned: " if key in common.pins() else ""
+    if key == BEST:
+        lead = "Best: "
+    return f"{lead}{plan.label(row)} · {plan.phrase(row)}"
 
 
-def chosen_changes(key: str) -> dict:
-    """What choosing a split changes in the request."""
+def selection_changes(key: str) -> dict[str, Any]:
+    """What selecting a split changes in the request."""
     if key == STATED:
         return {}
+    if key:
+        return edit.select_split(common.request(), key)
     shared = shared_candidate(common.request())
-    return (
-        edit.select_split(common.request(), key)
-        if key
-        else {"candidate": shared.model_dump(exclude_none=True) if shared else None}
-    )
+    return {"candidate": shared.model_dump(exclude_none=True) if shared else None}
 
 
-def picker(board: Plan) -> None:
-    """The chosen split: the best one, a pinned one, or any that fits."""
-    gone = is_gone(board)
-    pinned = [
-        key for key in common.pins() if (row := board.find(key)) is not None and board.feasible[row]
-    ]
-    ranked = [board.key(int(row)) for row in board.order[:LISTED]]
-    now = (
-        STATED
-        if is_stated()
-        else BEST
-        if common.chosen_key() is None or gone
-        else board.key(common.chosen(board))
-    )
-    options = {key: option_label(board, key) for key in [BEST, *pinned, *ranked, now]}
+def selected_option(plan: Plan) -> str:
+    """The option of the list that the request stands for."""
+    if is_stated():
+        return STATED
+    if common.selected_key() is None or lost_split(plan):
+        return BEST
+    return plan.key(common.selected_row(plan))
+
+
+def picker(plan: Plan) -> None:
+    """The split to build: the best one, a pinned one, or any that fits."""
+    pinned = [plan.key(row) for row in common.pinned_rows(plan)]
+    ranked = [plan.key(int(row)) for row in plan.order[:LISTED]]
+    current = selected_option(plan)
+    options = {key: option_label(plan, key) for key in [BEST, *pinned, *ranked, current]}
     common.choose(
         st.selectbox,
         "Split",
         "_split",
-        now,
-        chosen_changes,
+        current,
+        selection_changes,
         options=list(options),
         format_func=options.get,
     )
-    if gone:
+    if lost := lost_split(plan):
         st.warning(
-            f"The split you chose, {gone}, does not fit any more; this is the best one.",
+            f"The split you chose, {lost}, no longer fits. This is the best one.",
             icon=":material/info:",
         )
 
 
-def take_away(bundle: Bundle, board: Plan) -> None:
+def downloads(bundle: Bundle, plan: Plan) -> None:
     """The bundle and the report as files, each made on click."""
-    recipe, addresses = bundle.recipe, place.addresses(bundle)
+    recipe, addresses = bundle.recipe, deployment.addresses(bundle)
     pins = [key for key in dict.fromkeys([key_of(recipe.candidate), *common.pins()]) if key]
     with st.container(horizontal=True):
         st.download_button(
@@ -122,23 +122,23 @@ def take_away(bundle: Bundle, board: Plan) -> None:
         )
         st.download_button(
             "Report with charts",
-            lambda: html_report(bundle, board, pins=pins, addresses=addresses).encode(),
+            lambda: html_report(bundle, plan, pins=pins, addresses=addresses).encode(),
             file_name=f"{recipe.name}.html",
             mime="text/html",
             on_click="ignore",
             icon=":material/lab_profile:",
             key="report",
-            help="One HTML file that opens without a network: figures, charts, arithmetic, commands",
+            help="One HTML file that opens offline: figures, charts, arithmetic, commands",
         )
 
 
 def described(recipe: Recipe, device_title: str) -> None:
-    """What was decided, memory by part, figures with bands and basis."""
+    """The decision, memory by part, figures with bands and basis."""
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.header("What was decided", anchor=False)
+        st.header("Decision", anchor=False)
         facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
-        st.table(facts, border="horizontal", alt="What was decided")
+        st.table(facts, border="horizontal", alt="What the recipe decides")
     with right:
         st.header(f"Memory per {device_title}", anchor=False)
         memory = {
@@ -146,69 +146,72 @@ def described(recipe: Recipe, device_title: str) -> None:
             for name, value in overview.memory(recipe).items()
         }
         st.table(memory, border="horizontal", alt="Memory by part")
-    st.header("What to expect", anchor=False)
+    st.header("Expected figures", anchor=False)
     rows = overview.expected(recipe)
     st.table(
         {
             "Figure": [row.label for row in rows],
             "Estimate": [f"**{common.escape(row.value)}**" for row in rows],
-            "Likely between": [common.escape(overview.banded(row)) for row in rows],
+            "Likely range": [common.escape(overview.banded(row)) for row in rows],
             "Basis": [common.escape(row.basis) for row in rows],
         },
         border="horizontal",
         hide_index=True,
         alt="Expected figures with their bands and basis",
     )
-    st.caption("Eight of ten measured runs are expected within a band.")
+    st.caption("Eight of ten measured runs are expected to fall within the range.")
 
 
-def taken(board: Plan) -> None:
-    """The chosen split's bundle and all about it; or why there is none."""
-    request = wanted(board)
+def built(plan: Plan) -> None:
+    """The selected split's bundle and all about it; or why there is none."""
+    request = effective_request(plan)
     key = (json.dumps(request.to_json()), common.model().digest, folders_allowed())
     try:
-        recipe = made.recipe_of(*key)
+        recipe = recipe_cache.recipe_of(*key)
     except RecipeError as error:
-        refused(board, error)
+        refused(plan, error)
         return
-    here = place.parameters()
+    parameters = deployment.parameters()
+    settings = parameters.model_dump_json() if parameters != Parameters() else ""
     try:
-        bundle = made.files_of(*key, here.model_dump_json() if here != Parameters() else "")
+        bundle = recipe_cache.bundle_at(*key, settings)
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
-        bundle = made.files_of(*key, "")
-    take_away(bundle, board)
+        bundle = recipe_cache.bundle_at(*key, "")
+    downloads(bundle, plan)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
-    described(recipe, board.device_title)
-    handout.show(bundle, request)
+    described(recipe, plan.device_title)
+    tabs.show(bundle, request)
 
 
-def refused(board: Plan, error: RecipeError) -> None:
-    """Why a split has no bundle, what helps as one click, and the engines that would take it."""
+def refused(plan: Plan, error: RecipeError) -> None:
+    """Why a split has no bundle, what helps as one click, and the engines that would run it."""
     st.error(f"**This split cannot be built.** {common.escape(error)}", icon=":material/block:")
-    row = common.chosen(board)
-    one = common.request().hardware.per_node
-    if row is not None and board.raw("gpus")[row] > one:
-        fewer = {"objective.limits.gpus": one, "candidate": None}
+    row = common.selected_row(plan)
+    if row is None:
+        return
+    per_node = common.request().hardware.per_node
+    if plan.raw("gpus")[row] > per_node:
         st.button(
-            f"Only splits of at most {one} devices, one node",
+            f"Use at most {per_node} devices, one node",
             key="one-node",
             on_click=common.apply,
-            args=(fewer,),
+            args=({"objective.limits.gpus": per_node, "candidate": None},),
         )
-    if row is not None:
-        stated = common.request().candidate.model_dump(exclude_none=True) if is_stated() else {}
-        st.header("The same split on another engine", anchor=False)
-        handout.engines(common.request(), board.candidate(row) | stated)
+    candidate = plan.candidate(row)
+    if is_stated():
+        candidate |= common.request().candidate.model_dump(exclude_none=True)
+    st.header("The same split on another engine", anchor=False)
+    tabs.engines(common.request(), candidate)
 
 
-parts.head("Take it")
-board = common.board_or_none()
-if board is not None and board.best_row is not None:
-    picker(board)
-    taken(board)
-elif board is not None:
+widgets.head("Use this split")
+plan = common.planned_or_none()
+if plan is not None and plan.best_row is not None:
+    picker(plan)
+    built(plan)
+elif plan is not None:
     st.page_link(
         "compare.py",
         label="See why nothing fits",

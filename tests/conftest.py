@@ -106,3 +106,11 @@ def tiny_config() -> dict[str, Any]:
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
+
+
+@pytest.fixture
+def registered_chart(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A view that only this test registers."""
+    from tests.charts import register  # most tests draw nothing
+
+    return register(monkeypatch)

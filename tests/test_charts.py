@@ -1,4 +1,4 @@
-"""Figures drawn from boards of serving and of training plans."""
+"""Figures drawn from serving and training plans, and the registry of views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from recipe_core.base.units import GIB
 from recipe_core.explain import curves, tornado
 from recipe_core.explain.timeline import timeline
 from recipe_core.present import charts, tables
-from recipe_core.present.charts import front, lines
+from recipe_core.present.charts import front, lines, views
+from recipe_core.present.charts.views import View
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plan import Plan
@@ -27,12 +28,12 @@ TRAIN = ("workload.kind", "training")
 
 
 @cache
-def board(*changes: tuple[str, Any]) -> Plan:
+def planned(*changes: tuple[str, Any]) -> Plan:
     return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
 
 
 def training() -> Plan:
-    return board(TRAIN, ("hardware.nodes", 4))
+    return planned(TRAIN, ("hardware.nodes", 4))
 
 
 def drawn(figure: Any) -> dict[str, Mapping[str, Any]]:
@@ -45,35 +46,37 @@ def keys(trace: Mapping[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("x", ["tpot", "interactivity", "usd", "ttft"])
 def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
-    traces = drawn(charts.tradeoff(board(), x, "per_gpu"))
+    traces = drawn(charts.tradeoff(planned(), x, "per_gpu"))
     assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == {
-        board().key(int(row)) for row in board().order
+        planned().key(int(row)) for row in planned().order
     }
     assert not keys(traces["Fits"]) & keys(traces["Best tradeoffs"])
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
-    found = board(("objective.limits.tpot_ms", 40.0))
+    splits = planned(("objective.limits.tpot_ms", 40.0))
     traces = drawn(
-        charts.tradeoff(found, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
+        charts.tradeoff(splits, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
     )
     names = ("Fits", "Best tradeoffs", "Over a limit", "Pinned")
     assert len({traces[name]["marker"]["symbol"] for name in names}) == len(names)
     assert len({traces[name]["marker"]["color"] for name in names}) == len(names)
     devices = [
-        found.raw("gpus")[found.find(key)]
+        splits.raw("gpus")[splits.find(key)]
         for key in (point[0] for point in traces["Fits"]["customdata"])
     ]
     assert np.argmax(devices) == np.argmax(traces["Fits"]["marker"]["size"])
 
 
 def test_a_limit_is_a_line_and_what_it_refuses_is_drawn() -> None:
-    figure = charts.tradeoff(board(("objective.limits.tpot_ms", 40.0)), "tpot", "per_gpu")
+    figure = charts.tradeoff(planned(("objective.limits.tpot_ms", 40.0)), "tpot", "per_gpu")
     assert figure.layout["shapes"][0]["x0"] == 40.0
     assert min(drawn(figure)["Over a limit"]["x"]) > 40
-    inverse = charts.tradeoff(board(("objective.limits.tpot_ms", 40.0)), "interactivity", "per_gpu")
+    inverse = charts.tradeoff(
+        planned(("objective.limits.tpot_ms", 40.0)), "interactivity", "per_gpu"
+    )
     assert inverse.layout["shapes"][0]["x0"] == 25.0
-    assert not charts.tradeoff(board(), "tpot", "per_gpu").layout.shapes
+    assert not charts.tradeoff(planned(), "tpot", "per_gpu").layout.shapes
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_a_limit_is_a_line_and_what_it_refuses_is_drawn() -> None:
     [("tpot", "per_gpu", "hv", 1), ("interactivity", "usd", "vh", 1), ("tpot", "usd", "hv", -1)],
 )
 def test_the_front_is_a_staircase(x: str, y: str, shape: str, rising: int) -> None:
-    steps = charts.tradeoff(board(), x, y).data[0]
+    steps = charts.tradeoff(planned(), x, y).data[0]
     assert steps["line"]["shape"] == shape
     assert list(steps["x"]) == sorted(steps["x"])
     assert list(steps["y"]) == sorted(steps["y"], reverse=rising < 0)
@@ -90,43 +93,41 @@ def test_the_front_is_a_staircase(x: str, y: str, shape: str, rising: int) -> No
 def test_pins_that_are_gone_are_not_drawn() -> None:
     assert "Pinned" not in drawn(
         charts.tradeoff(
-            board(), "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]
+            planned(), "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]
         )
     )
 
 
 def test_many_points_are_thinned_but_the_front_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "MAX_POINTS", 5)
-    traces = drawn(charts.tradeoff(board(), "tpot", "per_gpu"))
+    traces = drawn(charts.tradeoff(planned(), "tpot", "per_gpu"))
     some = next(name for name in traces if name.startswith("Fits ("))
     assert len(traces[some]["x"]) <= 5
-    assert len(traces["Best tradeoffs"]["x"]) == board().front("tpot", "per_gpu").sum()
+    assert len(traces["Best tradeoffs"]["x"]) == planned().front("tpot", "per_gpu").sum()
 
 
 def test_many_points_are_thinned_around_the_front() -> None:
-    found = board(
+    splits = planned(
         ("hardware.nodes", 16),
         ("options.kv_dtypes", ("auto", "fp8")),
         ("options.engines", ("vllm", "sglang", "tensorrt-llm")),
     )
-    traces = drawn(charts.tradeoff(found, "tpot", "per_gpu"))
-    assert len(found.order) > front.MAX_POINTS
+    traces = drawn(charts.tradeoff(splits, "tpot", "per_gpu"))
+    assert len(splits.order) > front.MAX_POINTS
     assert all(len(trace["x"]) <= front.MAX_POINTS for trace in traces.values())
     assert keys(traces["Best tradeoffs"]) == {
-        found.key(int(row)) for row in np.flatnonzero(found.front("tpot", "per_gpu"))
+        splits.key(int(row)) for row in np.flatnonzero(splits.front("tpot", "per_gpu"))
     }
 
 
-@pytest.mark.parametrize("make", [board, training])
+@pytest.mark.parametrize("make", [planned, training])
 def test_no_chart_needs_webgl(make: Any) -> None:
-    """Without a GPU it takes seconds of processor time, and the report's policy forbids the
-    programs that it compiles.
-    """
-    found = make()
+    """Without a GPU it takes seconds, and the report's policy forbids what it compiles."""
+    splits = make()
     figures = [
-        charts.tradeoff(found, *found.axes),
-        charts.parallel(found, found.listed[:3]),
-        charts.heatmap(found, found.listed[2]),
+        charts.tradeoff(splits, *splits.axes),
+        charts.parallel(splits, splits.listed[:3]),
+        charts.heatmap(splits, splits.listed[2]),
     ]
     assert not [
         trace.type
@@ -137,59 +138,61 @@ def test_no_chart_needs_webgl(make: Any) -> None:
 
 
 def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
-    found = board(("hardware.per_node", 1))
-    assert not len(found.order)
-    rows = tables.memory_rows(found, [])
-    assert rows == [found.nearest_row()]
-    layout = charts.memory_bars(found, rows).layout
-    capacity = found.capacity_bytes(0) / GIB
+    splits = planned(("hardware.per_node", 1))
+    assert not len(splits.order)
+    rows = tables.memory_rows(splits, [])
+    assert rows == [splits.nearest_row()]
+    layout = charts.memory_bars(splits, rows).layout
+    capacity = splits.capacity_bytes(0) / GIB
     assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx(
-        [found.usable_bytes(0) / GIB, capacity]
+        [splits.usable_bytes(0) / GIB, capacity]
     )
-    assert layout["xaxis"]["range"][1] > found.values("memory")[0] > capacity
-    text = charts.memory_bars(found, rows).data[-1]["text"][0]
-    assert text.endswith(f"{found.short_bytes(0) / GIB:,.1f} short")
-    assert f"{found.short_bytes(0) / GIB:,.1f} GiB too much" in found.reasons(0)[0]
+    assert layout["xaxis"]["range"][1] > splits.values("memory")[0] > capacity
+    text = charts.memory_bars(splits, rows).data[-1]["text"][0]
+    assert text.endswith(f"{splits.short_bytes(0) / GIB:,.1f} short")
+    assert f"{splits.short_bytes(0) / GIB:,.1f} GiB too much" in splits.reasons(0)[0]
 
 
-@pytest.mark.parametrize("make", [board, training])
+@pytest.mark.parametrize("make", [planned, training])
 def test_memory_parts_add_to_the_total(make: Any) -> None:
-    found = make()
-    rows = tables.memory_rows(found, [found.key(found.best_row)])
-    bars = [trace for trace in charts.memory_bars(found, rows).data if trace["type"] == "bar"]
-    assert np.sum([bar["x"] for bar in bars], axis=0) == pytest.approx(found.values("memory")[rows])
+    splits = make()
+    rows = tables.memory_rows(splits, [splits.key(splits.best_row)])
+    bars = [trace for trace in charts.memory_bars(splits, rows).data if trace["type"] == "bar"]
+    assert np.sum([bar["x"] for bar in bars], axis=0) == pytest.approx(
+        splits.values("memory")[rows]
+    )
     assert len(
         {(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars}
     ) == len(bars)
 
 
 def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
-    found = board()
-    rows = tables.memory_rows(found, ["vllm.bf16.bf16.tp4.pp1.dp2.ep1"], best=2, refused=1)
-    assert found.key(rows[0]) == "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
-    assert found.best_row in rows
-    assert not found.feasible[rows[-1]]
+    splits = planned()
+    rows = tables.memory_rows(splits, ["vllm.bf16.bf16.tp4.pp1.dp2.ep1"], best=2, refused=1)
+    assert splits.key(rows[0]) == "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
+    assert splits.best_row in rows
+    assert not splits.feasible[rows[-1]]
 
 
 def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
-    found = training()
-    row = next(int(row) for row in found.order if found.degree("pp")[row] == 4)
+    splits = training()
+    row = next(int(row) for row in splits.order if splits.degree("pp")[row] == 4)
     stages = [
         {name.removesuffix("_bytes"): value for name, value in stage.items()}
-        for stage in found.estimate(row).to_json()["memory"]["stages"]
+        for stage in splits.estimate(row)["memory"]["stages"]
     ]
     figure = charts.stage_bars(
-        stages, found.parts, found.usable_bytes(row), found.capacity_bytes(row)
+        stages, splits.parts, splits.usable_bytes(row), splits.capacity_bytes(row)
     )
     totals = np.sum([trace["y"] for trace in figure.data], axis=0)
-    assert max(totals) == pytest.approx(found.values("memory")[row])
+    assert max(totals) == pytest.approx(splits.values("memory")[row])
     assert [shape["y0"] for shape in figure.layout.shapes] == pytest.approx(
-        [found.usable_bytes(row) / GIB, found.capacity_bytes(row) / GIB]
+        [splits.usable_bytes(row) / GIB, splits.capacity_bytes(row) / GIB]
     )
 
 
 def test_a_waterfall_ends_at_the_whole_time() -> None:
-    parts = board().estimate(board().best_row).breakdown_s.decode
+    parts = planned().estimate(planned().best_row)["breakdown_s"]["decode"]
     bars = charts.waterfall(parts, labels.CAUSES).data[0]
     assert list(bars["x"])[:-1] == sorted(
         (seconds * 1e3 for seconds in parts.values()), reverse=True
@@ -199,11 +202,11 @@ def test_a_waterfall_ends_at_the_whole_time() -> None:
 
 
 def test_causes_are_stacked_to_the_whole_time() -> None:
-    found = board()
-    assert isinstance(found, ServingPlan)
-    causes = found.explained(found.best_row).causes_s.decode
+    splits = planned()
+    assert isinstance(splits, ServingPlan)
+    causes = splits.explained(splits.best_row)["causes_s"]["decode"]
     bars = charts.causes_bars([("best", causes)]).data
-    assert sum(bar["x"][0] for bar in bars) == pytest.approx(found.values("tpot")[found.best_row])
+    assert sum(bar["x"][0] for bar in bars) == pytest.approx(splits.values("tpot")[splits.best_row])
     assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)
 
 
@@ -215,9 +218,9 @@ def test_a_pipeline_has_a_bar_for_every_pass() -> None:
 
 
 def test_load_curves_mark_the_request_and_the_limit() -> None:
-    found = board()
-    assert isinstance(found, ServingPlan)
-    curve = curves.load_curve(found, found.best_row)
+    splits = planned()
+    assert isinstance(splits, ServingPlan)
+    curve = curves.load_curve(splits, splits.best_row)
     figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     sizes = figure.data[0]["marker"]["size"]
@@ -231,92 +234,122 @@ def test_half_as_busy_costs_twice_as_much() -> None:
 
 
 def test_scaling_is_drawn_beside_proportion() -> None:
-    found = training()
-    assert isinstance(found, TrainingPlan)
-    scaled = curves.scaling(found)
-    ideal, best = charts.scaling_curve(scaled, [found.label(row) for row in scaled.rows]).data
+    splits = training()
+    assert isinstance(splits, TrainingPlan)
+    scaled = curves.scaling(splits)
+    ideal, best = charts.scaling_curve(scaled, [splits.label(row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
     assert best["text"][0] == "100%"
 
 
 def test_a_tornado_starts_at_the_figure() -> None:
-    found = board()
-    assert isinstance(found, ServingPlan)
-    base, swings = tornado.tornado(found, found.best_row, "tpot")
-    less, more = charts.swings(base, swings, found.measures["tpot"]).data
+    splits = planned()
+    assert isinstance(splits, ServingPlan)
+    base, swings = tornado.tornado(splits, splits.best_row, "tpot")
+    less, more = charts.swings(base, swings, splits.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}
     assert less["x"][0] + base * 1e3 == pytest.approx(swings[0].less * 1e3)
 
 
-@pytest.mark.parametrize("make", [board, training])
+@pytest.mark.parametrize("make", [planned, training])
 def test_the_heatmap_has_the_best_of_each_cell_and_crosses(make: Any) -> None:
-    found = make()
-    figure = charts.heatmap(found, "per_gpu")
+    splits = make()
+    figure = charts.heatmap(splits, "per_gpu")
     cells, crosses = figure.data
     assert max(
         value for line in cells["z"] for value in line if value is not None
-    ) == pytest.approx(found.values("per_gpu")[found.feasible].max())
+    ) == pytest.approx(splits.values("per_gpu")[splits.feasible].max())
     empty = sum(value is None for line in cells["z"] for value in line)
     assert len(crosses.text) == empty
     assert all(said for line in cells["customdata"] for said in line)
 
 
-@pytest.mark.parametrize("make", [board, training])
+@pytest.mark.parametrize("make", [planned, training])
 def test_parallel_axes_hold_degrees_and_measures(make: Any) -> None:
-    found = make()
-    figure = charts.parallel(found, ("per_gpu", "memory"))
+    splits = make()
+    figure = charts.parallel(splits, ("per_gpu", "memory"))
     titles = list(figure.layout.xaxis.ticktext)
-    assert titles[-2:] == [found.measures[name].head for name in ("per_gpu", "memory")]
+    assert titles[-2:] == [splits.measures[name].head for name in ("per_gpu", "memory")]
     assert set(titles[:-2]) == {
         name
         for name in ("tp", "pp", "dp", "ep", "cp")
-        if len(np.unique(found.degree(name)[found.order])) > 1
+        if len(np.unique(splits.degree(name)[splits.order])) > 1
     }
     places = np.concatenate([trace.y.reshape(-1, len(titles) + 1) for trace in figure.data[:-1]])
-    assert len(places) == min(len(found.order), lines.LINES)
+    assert len(places) == min(len(splits.order), lines.LINES)
     assert ((places[:, :-1] >= 0) & (places[:, :-1] <= 1)).all()
     assert np.isnan(places[:, -1]).all()  # a gap between two lines
 
 
 def test_the_best_split_is_the_strongest_line() -> None:
-    found = board()
-    strongest = charts.parallel(found, ("tpot", "memory")).data[lines.SHADES - 1]
-    best = int(found.order[np.argmin(found.raw("tpot")[found.order])])
-    assert any(found.label(best) in said for said in strongest.text)
+    splits = planned()
+    strongest = charts.parallel(splits, ("tpot", "memory")).data[lines.SHADES - 1]
+    best = int(splits.order[np.argmin(splits.raw("tpot")[splits.order])])
+    assert any(splits.label(best) in said for said in strongest.text)
     assert strongest.line.color == charts.palette(dark=False).series[0]
     assert all(
         trace.line.width < strongest.line.width
-        for trace in charts.parallel(found, ("tpot", "memory")).data[: lines.SHADES - 1]
+        for trace in charts.parallel(splits, ("tpot", "memory")).data[: lines.SHADES - 1]
     )
 
 
 def test_boxes_keep_what_passes_through_all_marked_axes() -> None:
-    found, names = board(), ("per_gpu", "memory")
-    titles = list(charts.parallel(found, names).layout.xaxis.ticktext)
+    splits, names = planned(), ("per_gpu", "memory")
+    titles = list(charts.parallel(splits, names).layout.xaxis.ticktext)
     at = titles.index("tp")
-    levels = np.unique(found.degree("tp")[found.order])
+    levels = np.unique(splits.degree("tp")[splits.order])
 
     def box(axis: int, low: float, high: float) -> dict[str, list[float]]:
         return {"x": [axis + 0.2, axis - 0.2], "y": [high, low]}
 
-    most = charts.passing(found, names, [box(at, 0.95, 1.05)])
-    assert most
-    assert {int(found.degree("tp")[row]) for row in most} == {int(levels[-1])}
-    ends = charts.passing(found, names, [box(at, 0.95, 1.05), box(at, -0.05, 0.05)])
-    assert {int(found.degree("tp")[row]) for row in ends} == {int(levels[0]), int(levels[-1])}
-    lean = charts.passing(found, names, [box(at, 0.95, 1.05), box(len(titles) - 1, -0.05, 0.5)])
-    values = found.raw("memory")[found.order]
+    largest = charts.passing(splits, names, [box(at, 0.95, 1.05)])
+    assert largest
+    assert {int(splits.degree("tp")[row]) for row in largest} == {int(levels[-1])}
+    ends = charts.passing(splits, names, [box(at, 0.95, 1.05), box(at, -0.05, 0.05)])
+    assert {int(splits.degree("tp")[row]) for row in ends} == {int(levels[0]), int(levels[-1])}
+    lean = charts.passing(splits, names, [box(at, 0.95, 1.05), box(len(titles) - 1, -0.05, 0.5)])
+    values = splits.raw("memory")[splits.order]
     assert lean == [
-        row for row in most if found.raw("memory")[row] <= values.min() + 0.5 * np.ptp(values)
+        row for row in largest if splits.raw("memory")[row] <= values.min() + 0.5 * np.ptp(values)
     ]
-    assert charts.passing(found, names, [{"x": [0.4, 0.6], "y": [0, 1]}]) == [
-        int(row) for row in found.order
+    assert charts.passing(splits, names, [{"x": [0.4, 0.6], "y": [0, 1]}]) == [
+        int(row) for row in splits.order
     ]  # between two axes
 
 
 def test_dark_and_light_differ() -> None:
     assert charts.palette(dark=True) != charts.palette(dark=False)
-    assert charts.tradeoff(board(), "tpot", "per_gpu", dark=True) != charts.tradeoff(
-        board(), "tpot", "per_gpu"
+    assert charts.tradeoff(planned(), "tpot", "per_gpu", dark=True) != charts.tradeoff(
+        planned(), "tpot", "per_gpu"
     )
     assert charts.parts_bars({"mlp": 10, "head": 20}).data[0]["y"][0] == "Language-model head"
+
+
+def test_a_view_is_registered_once_and_belongs_to_its_kinds(registered_chart: View) -> None:
+    assert registered_chart in views.views_of(planned())
+    assert registered_chart in views.views_of(training())
+    with pytest.raises(ValueError, match="devices"):
+        views.view("devices", "Again")(registered_chart.draw)
+
+
+def test_where_nothing_fits_only_views_that_need_no_split_are_offered() -> None:
+    offered = {view.name for view in views.views_of(planned(("hardware.per_node", 1)))}
+    assert offered == {"memory", "arithmetic"}
+
+
+@pytest.mark.parametrize("make", [planned, training])
+def test_keys_of_charts_are_unique(make: Any) -> None:
+    splits = make()
+    row = next(int(row) for row in splits.order if splits.degree("pp")[row] > 1)
+    keys = []
+    for view in views.views_of(splits):
+        focus = views.Focus(splits, row, measure=view.first_measure(splits))
+        keys += [item.key for item in view.draw(focus) if isinstance(item, views.Chart)]
+    assert len(keys) == len(set(keys)) >= 6
+
+
+def test_where_no_price_is_known_the_cost_view_is_a_note() -> None:
+    cpu = {"hardware.device": "cpu", "hardware.per_node": 1, "model": "Qwen/Qwen3-0.6B"}
+    splits = plan(change(DEFAULT, cpu))
+    (note,) = views.VIEWS["cost"].draw(views.Focus(splits, splits.best_row))
+    assert isinstance(note, views.Note)

@@ -27,12 +27,12 @@ def recipe(name: str) -> Recipe:
 
 
 def test_every_option_has_its_flag_value_and_layer() -> None:
-    made = recipe_of()
-    rows = {row.name: row for row in overview.origins(made)}
-    assert rows["--tensor-parallel-size"].value == str(made.candidate["tp"])
+    built = recipe_of()
+    rows = {row.name: row for row in overview.origins(built)}
+    assert rows["--tensor-parallel-size"].value == str(built.candidate["tp"])
     assert rows["--tensor-parallel-size"].layer == "objective"
-    assert len(rows) == len(made.candidate) + len(made.engine.options) + len(made.environment)
-    assert set(overview.SAID) == set(LAYERS)
+    assert len(rows) == len(built.candidate) + len(built.engine.options) + len(built.environment)
+    assert set(overview.LAYER_TEXTS) == set(LAYERS)
 
 
 def test_what_a_person_stated_comes_first() -> None:
@@ -44,26 +44,29 @@ def test_what_a_person_stated_comes_first() -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
-    made = recipe(name)
+    built = recipe(name)
     parts = [
         value
-        for label, value in overview.memory(made).items()
-        if label not in ("Total", "Cache would hold", "Prefill pool")
+        for label, value in overview.memory(built).items()
+        if label not in ("Total", "Cache capacity", "Prefill pool")
     ]
-    total = made.estimate["memory"]["total_bytes"]
+    total = built.estimate["memory"]["total_bytes"]
     assert sum(float(part.split()[0]) for part in parts) == pytest.approx(
         total / 2**30, abs=0.05 * len(parts)
     )
-    assert overview.memory(made)["Total"].startswith(gib(total))
-    assert all(row.basis and row.value for row in overview.expected(made))
+    assert overview.memory(built)["Total"].startswith(gib(total))
+    assert all(row.basis and row.value for row in overview.expected(built))
 
 
 def test_pools_are_said() -> None:
-    made = recipe("pools")
-    assert overview.facts(made)["Split"] == "tp 4, prefill on tp 4"
-    assert "Prefill pool" in overview.memory(made)
-    more = made.candidate | {"replicas": 2, "prefill": made.candidate["prefill"] | {"replicas": 3}}
-    assert labels.split_name(more) == "2 × (tp 4), prefill on 3 × tp 4"
+    built = recipe("pools")
+    assert overview.facts(built)["Split"] == "tp 4, prompts on tp 4"
+    assert "Prefill pool" in overview.memory(built)
+    more = built.candidate | {
+        "replicas": 2,
+        "prefill": built.candidate["prefill"] | {"replicas": 3},
+    }
+    assert labels.split_name(more) == "2 × (tp 4), prompts on 3 × tp 4"
     assert overview.stated(CandidateRequest(tp=2)) == "tp 2"
     assert overview.stated(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
 
@@ -74,33 +77,33 @@ def test_fallbacks_say_what_changes() -> None:
     assert {"Next best", "Fewer devices", "Other devices"} <= set(kinds)
     assert all(row["Figures"] for row in rows)
     assert "weights in fp8" in {row["Change"] for row in rows if row["Instead"] == "Other formats"}
-    assert "tokens" in next(row["Change"] for row in rows if row["Instead"] == "Shorter")
+    assert "tokens" in next(row["Change"] for row in rows if row["Instead"] == "Shorter context")
 
 
 def test_the_same_split_elsewhere_is_estimated_or_refused_with_reasons() -> None:
-    made = recipe_of()
-    found = {each.name: each for each in other_engines(recipe_request(made), made.candidate)}
-    assert "vllm" not in found
-    assert found["sglang"].reasons == ()
-    assert found["sglang"].figures[0].value
-    assert any("tensor parallel" in reason for reason in found["transformers"].reasons)
-    assert list(found.values()) == sorted(found.values(), key=lambda each: bool(each.reasons))
+    built = recipe_of()
+    engines = {other.name: other for other in other_engines(recipe_request(built), built.candidate)}
+    assert "vllm" not in engines
+    assert engines["sglang"].reasons == ()
+    assert engines["sglang"].figures[0].value
+    assert any("tensor parallel" in reason for reason in engines["transformers"].reasons)
+    assert list(engines.values()) == sorted(engines.values(), key=lambda other: bool(other.reasons))
 
 
 def test_taking_another_engine_keeps_the_split() -> None:
     request = make_request()
-    made = recipe_for_request(request)
+    built = recipe_for_request(request)
     (sglang,) = [
-        each
-        for each in other_engines(recipe_request(made), made.candidate)
-        if each.name == "sglang"
+        other
+        for other in other_engines(recipe_request(built), built.candidate)
+        if other.name == "sglang"
     ]
     changed = change(request, sglang.changes)
     assert changed.options.engines == ("vllm", "sglang")
     other = make_recipe(changed)
     assert other.engine.name == "sglang"
     assert [other.candidate[name] for name in ("tp", "pp", "dp", "ep")] == [
-        made.candidate[name] for name in ("tp", "pp", "dp", "ep")
+        built.candidate[name] for name in ("tp", "pp", "dp", "ep")
     ]
     assert other.estimate["serving"]["tpot_s"] > 0
 
@@ -110,24 +113,24 @@ def test_a_training_split_is_tried_on_every_framework() -> None:
         from_query({"workload.kind": "training", "workload.tokens": "1e9"})[0],
         {"workload.sequence_length": 1024},
     )
-    made = recipe_for_request(request)
-    found = other_engines(recipe_request(made), made.candidate)
-    assert {each.name for each in found} >= {"torch", "deepspeed", "accelerate", "megatron"}
-    assert made.engine.name not in {each.name for each in found}
-    assert all(bool(each.reasons) != bool(each.figures) for each in found)
-    for each in (each for each in found if not each.reasons):
-        assert make_recipe(change(request, each.changes)).engine.name == each.name
+    built = recipe_for_request(request)
+    engines = other_engines(recipe_request(built), built.candidate)
+    assert {other.name for other in engines} >= {"torch", "deepspeed", "accelerate", "megatron"}
+    assert built.engine.name not in {other.name for other in engines}
+    assert all(bool(other.reasons) != bool(other.figures) for other in engines)
+    for other in (other for other in engines if not other.reasons):
+        assert make_recipe(change(request, other.changes)).engine.name == other.name
 
 
 def test_files_are_listed_searched_and_cut() -> None:
     files = bundle_for_request(make_request()).files
     every = browse.listing(files)
-    assert [each.path for each in every[:2]] == ["README.md", "recipe.yaml"]
-    assert {each.path for each in every} == set(files)
+    assert [other.path for other in every[:2]] == ["README.md", "recipe.yaml"]
+    assert {other.path for other in every} == set(files)
     assert every[0].size == len(files["README.md"])
-    found = [each.path for each in browse.listing(files, "SBATCH slurm")]
-    assert "targets/slurm/job.sbatch" in found
-    assert len(found) < len(files)
+    engines = [other.path for other in browse.listing(files, "SBATCH slurm")]
+    assert "targets/slurm/job.sbatch" in engines
+    assert len(engines) < len(files)
     assert browse.listing(files, "recipe zebrawood") == []
     assert browse.preview(b"\xff" + b"a" * 70_000) == (
         "\ufffd" + "a" * (browse.PREVIEWED - 1),

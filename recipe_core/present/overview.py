@@ -1,4 +1,4 @@
-"""A recipe as tables: what it is, what to expect of it, what set each of its options, where else it could run."""
+"""A recipe as tables: decision, expected figures, provenance of its options, fallbacks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.schema import CandidateRequest
 from recipe_core.search.measures import days, percent
 
-SAID: Mapping[Layer, str] = {
-    "base": "what the engine or its launch needs",
-    "model": "the checkpoint's own",
-    "architecture": "the device's architecture or runtime asks for it",
-    "device": "the engine's own limit for a device of this size, or its network",
-    "objective": "chosen among all splits for what you optimise",
+LAYER_TEXTS: Mapping[Layer, str] = {
+    "base": "required by the engine or its launch",
+    "model": "from the checkpoint",
+    "architecture": "required by the device's architecture or runtime",
+    "device": "the engine's limit for a device of this size, or its network",
+    "objective": "best of all splits for what you optimise",
     "user": "stated in your request",
 }
 """What a layer means, to a reader."""
@@ -29,7 +29,7 @@ _FALLBACKS = {
     "other-split": "Next best",
     "fewer-gpus": "Fewer devices",
     "other-precision": "Other formats",
-    "lower-context": "Shorter",
+    "lower-context": "Shorter context",
     "other-device": "Other devices",
 }
 _MEMORY = {
@@ -39,12 +39,12 @@ _MEMORY = {
     "runtime": "Runtime",
     **TRAINING_MEMORY,
 }
-_FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "products"}
+_FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A field of the split, an option or a variable of the engine: its value, and the layer that set it."""
+    """A field of the split, an option or a variable: its value, and the layer that set it."""
 
     kind: str
     name: str
@@ -54,26 +54,23 @@ class Origin:
     @property
     def why(self) -> str:
         """The layer in words."""
-        return SAID[self.layer]
+        return LAYER_TEXTS[self.layer]
 
 
 def stated(candidate: CandidateRequest | None) -> str:
-    """What a request says of its split: ``tp 4, prefill on tp 2``; a part of one leaves the rest open."""
-    said = candidate.model_dump(exclude_none=True) if candidate else {}
-    whole = {"tp", "pp", "dp"} <= set(said)
-    return (
-        split_name({"ep": 1} | said)
-        if whole
-        else ", ".join(
-            f"{name} {value}"
-            for name, value in said.items()
-            if name not in ("prefill", "speculative")
-        )
+    """What a request states of its split: ``tp 4 · dp 2``; a part of one leaves the rest open."""
+    fields = candidate.model_dump(exclude_none=True) if candidate else {}
+    if {"tp", "pp", "dp"} <= set(fields):
+        return split_name({"ep": 1, **fields})
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in fields.items()
+        if name not in ("prefill", "speculative")
     )
 
 
 def facts(recipe: Recipe) -> dict[str, str]:
-    """What was decided, one line each."""
+    """What the recipe decides, one line each."""
     c, d, lock = recipe.candidate, recipe.device, recipe.lock
     nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
     weights = c.get("precision") or f"{c['weight_dtype']} weights, {c['kv_dtype']} cache"
@@ -86,13 +83,15 @@ def facts(recipe: Recipe) -> dict[str, str]:
     }
     out |= {"Longest request": f"{recipe.max_context:,} tokens"} if recipe.max_context else {}
     if drafts := c.get("speculative"):
-        out["Drafts"] = f"{drafts['tokens']} tokens a step by {drafts['method']}"
+        out["Speculative decoding"] = (
+            f"{drafts['tokens']} draft tokens per step, {drafts['method']}"
+        )
     out |= {"Container": lock.image.reference} if lock and lock.image else {}
     return out
 
 
 def expected(recipe: Recipe) -> list[TextRow]:
-    """Figures with bands and basis, then money and power."""
+    """Figures with ranges and basis, then money and power."""
     estimate = recipe.estimate
     rows = text_rows(recipe.kind, estimate)
     return [*rows, *(_serving(estimate) if recipe.kind == "serving" else _training(estimate))]
@@ -128,7 +127,7 @@ def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
 def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     run, cost = estimate.get("run") or {}, estimate["cost"]
     yield _row(
-        estimate, "Share of the device's peak (MFU)", percent(estimate["training"]["mfu"]), "mfu"
+        estimate, "Model FLOPs utilisation (MFU)", percent(estimate["training"]["mfu"]), "mfu"
     )
     if run.get("wall_s"):
         yield _row(
@@ -145,19 +144,19 @@ def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
 
 
 def banded(row: TextRow) -> str:
-    """Where measured runs are expected; empty where that is not known."""
+    """The range that measured runs are expected in; empty where unknown."""
     return f"{row.low} – {row.high}" if row.low else ""
 
 
 def memory(recipe: Recipe) -> dict[str, str]:
-    """Parts of the fullest device's memory, their total, and what would fit besides."""
+    """Parts of the fullest device's memory, their total, and what the cache holds."""
     m = recipe.estimate["memory"]
     rows = {
         label: gib(m[f"{part}_bytes"]) for part, label in _MEMORY.items() if m.get(f"{part}_bytes")
     }
     rows["Total"] = f"{gib(m['total_bytes'])} of {gib(m['usable_bytes'])} usable"
     if m.get("kv_cache_tokens"):
-        rows["Cache would hold"] = (
+        rows["Cache capacity"] = (
             f"{m['kv_cache_tokens']:,} tokens, {m['max_concurrency']:,} requests"
         )
     if prefill := m.get("prefill"):
@@ -168,10 +167,10 @@ def memory(recipe: Recipe) -> dict[str, str]:
 
 
 def origins(recipe: Recipe) -> list[Origin]:
-    """What set each field of the split, each option and each variable; what a person or the search chose comes first."""
+    """What set each field, option and variable; what a person or the search chose comes first."""
     spec = engine(recipe.engine.name) if recipe.engine.name in engine_names() else None
     flags = {option.name: option.flag for option in spec.options.by_name.values()} if spec else {}
-    found = {
+    values_of = {
         "split": {name: (name, value) for name, value in recipe.candidate.items()},
         "option": {
             name: (flags.get(name, f"--{name}"), value)
@@ -182,7 +181,7 @@ def origins(recipe: Recipe) -> list[Origin]:
     part = {"split": "candidate", "option": "options", "variable": "environment"}
     rows = [
         Origin(kind, shown, _value(value), layer)
-        for kind, values in found.items()
+        for kind, values in values_of.items()
         for name, (shown, value) in values.items()
         if (layer := recipe.provenance.get(f"{part[kind]}.{name}"))
     ]
@@ -194,23 +193,23 @@ def _value(value: Any) -> str:
 
 
 def fallback_rows(recipe: Recipe) -> list[dict[str, str]]:
-    """Where the recipe cannot run: what to use instead, what that changes, and what it would do."""
+    """Where the recipe cannot run: what to use instead, what that changes, and its figures."""
     return [
         {
-            "Instead": _FALLBACKS[each.kind],
-            "Devices": f"{each.gpus} × {each.device}",
-            "Split": split_name(each.candidate),
-            "Change": "; ".join(_changes(recipe, each)),
-            "Figures": ", ".join(_figures(each.figures)),
+            "Instead": _FALLBACKS[fallback.kind],
+            "Devices": f"{fallback.gpus} × {fallback.device}",
+            "Split": split_name(fallback.candidate),
+            "Change": "; ".join(_changes(recipe, fallback)),
+            "Figures": ", ".join(_figures(fallback.figures)),
         }
-        for each in recipe.fallbacks
+        for fallback in recipe.fallbacks
     ]
 
 
 def _changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
-    for name, what in _FORMATS.items():
+    for name, part in _FORMATS.items():
         if (value := fallback.candidate.get(name)) != recipe.candidate.get(name):
-            yield f"{what} in {value}"
+            yield f"{part} in {value}"
     plain = {name: value for name, value in fallback.changes.items() if not isinstance(value, dict)}
     if plain:
         yield change_label(plain)
@@ -221,10 +220,10 @@ _SHOWN: Mapping[str, Callable[[float], str]] = {
     "tpot_s": lambda value: f"{duration(value)} per token",
     "usd_per_million_output_tokens": lambda value: f"{usd(value)} per million tokens",
     "tokens_per_s": rate,
-    "step_s": lambda value: f"{duration(value)} a step",
+    "step_s": lambda value: f"{duration(value)} per step",
     "usd_per_million_tokens": lambda value: f"{usd(value)} per million tokens",
 }
-"""Figures of fallbacks, as one says them."""
+"""Figures of fallbacks, with units."""
 
 
 def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:

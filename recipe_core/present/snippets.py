@@ -1,4 +1,4 @@
-"""The same question through the other doors: a command line, curl, a Python program, an agent. Each gives the page's bundle."""
+"""A request as a command line, curl, a Python program, an agent's call: each gives its bundle."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def stated(parameters: Parameters) -> dict[str, Any]:
 
 
 def body(request: PlanRequest, parameters: Parameters) -> dict[str, Any]:
-    """What the API's /build and /recipe take: the request, with its place where that says anything."""
-    place = stated(parameters)
-    return {"request": request.to_json(), "parameters": place} if place else request.to_json()
+    """What the API's /build and /recipe take: the request, with parameters beyond the defaults."""
+    values = stated(parameters)
+    return {"request": request.to_json(), "parameters": values} if values else request.to_json()
 
 
 def curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
@@ -60,7 +60,7 @@ def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -
 
 
 def agent(base: str) -> str:
-    """What a client of the Model Context Protocol is configured with: this server, and a program of its own (without a server)."""
+    """The configuration of an MCP client: this server, and a local program without a server."""
     servers = {
         "recipe-builder": {"type": "http", "url": f"{base}/mcp"},
         "recipe-builder-local": {"command": "recipe", "args": ["mcp"]},

@@ -1,4 +1,4 @@
-"""A board as tables for a page: splits that fit, refused ones, and the rows whose memory is worth drawing."""
+"""A plan as tables for a page: splits that fit, refused ones, rows to compare by memory."""
 
 from __future__ import annotations
 
@@ -15,54 +15,59 @@ SHOWN_ROWS = 300
 """Splits that a table lists."""
 
 
-def splits_frame(board: Plan, rows: Sequence[int]) -> pd.DataFrame:
-    """Rows of a plan with every measure in its unit, rounded to three significant digits; ``key`` names the split."""
+def splits_frame(plan: Plan, rows: Sequence[int]) -> pd.DataFrame:
+    """Rows of a plan: key, name, and every measure in its unit to three significant digits."""
     index = np.asarray(rows, dtype=int)
-    measures = {name: rounded(board.values(name, index)) for name in board.measures}
-    named = {"key": [board.key(row) for row in rows], "split": [board.label(row) for row in rows]}
-    return pd.DataFrame(
-        named | measures | {"front": np.where(board.front(*board.axes)[index], "◆", "")}
-    )
+    measures = {name: rounded(plan.values(name, index)) for name in plan.measures}
+    names = {"key": [plan.key(row) for row in rows], "split": [plan.label(row) for row in rows]}
+    front = np.where(plan.front(*plan.axes)[index], "◆", "")
+    return pd.DataFrame({**names, **measures, "front": front})
 
 
-def refused_frame(board: Plan, at_most: int = 500) -> pd.DataFrame:
+def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
     """Refused splits with the kinds of their problems and the sentences, simplest problem first."""
-    rows = [int(row) for row in board.refused_rows()[:at_most]]
+    rows = [int(row) for row in plan.refused_rows()[:at_most]]
     return pd.DataFrame(
         {
-            "key": [board.key(row) for row in rows],
-            "split": [board.label(row) for row in rows],
-            "why": ["; ".join(said) for said in board.sentences(rows)],
-            "kind": [board.title(board.codes(row)) for row in rows],
+            "key": [plan.key(row) for row in rows],
+            "split": [plan.label(row) for row in rows],
+            "why": ["; ".join(reasons) for reasons in plan.sentences(rows)],
+            "kind": [plan.title(plan.codes(row)) for row in rows],
         }
     )
 
 
-def refusal_counts(board: Plan) -> dict[str, int]:
-    """How many splits each kind of problem refuses, most first; a split with two problems counts in both."""
-    counts = Counter({code: int(broken.sum()) for code, broken in board.rules().items()})
-    return {board.titles.get(code, code): n for code, n in counts.most_common() if n}
+def refusal_counts(plan: Plan) -> dict[str, int]:
+    """How many splits each rule refuses, most first; a split that breaks two counts in both."""
+    counts = Counter({code: int(broken.sum()) for code, broken in plan.rules().items()})
+    return {plan.titles.get(code, code): n for code, n in counts.most_common() if n}
 
 
-def memory_rows(board: Plan, pins: Sequence[str], best: int = 4, refused: int = 3) -> list[int]:
-    """Rows worth comparing by memory: pinned, best, and those refused for memory alone (or the nearest) that lack the least."""
-    pinned = [row for key in pins if (row := board.find(key)) is not None]
-    rules = board.rules()
-    others = np.sum([broken for code, broken in rules.items() if code != "memory"], axis=0)
-    short = (
-        np.flatnonzero(rules["memory"] & (others == 0))
-        if "memory" in rules
-        else np.zeros(0, dtype=np.int64)
-    )
-    if not len(short):
-        short = np.array([row for row in (board.nearest_row(),) if row is not None], dtype=np.int64)
-    needed = np.sum(list(board.memory(list(short)).values()), axis=0) if len(short) else np.zeros(0)
-    worst_first = short[np.lexsort((board.raw("gpus")[short], np.nan_to_num(needed, nan=np.inf)))][
-        ::-1
-    ]
-    cuts_of = np.stack([board.degree(name)[worst_first] for name in ("tp", "pp", "ep")], axis=1)
-    cuts = {
-        tuple(cut): int(row) for cut, row in zip(cuts_of.tolist(), worst_first, strict=True)
-    }  # replicas look the same
-    lacking = list(reversed(cuts.values()))[:refused]
-    return list(dict.fromkeys([*pinned, *(int(row) for row in board.order[:best]), *lacking]))
+def memory_rows(plan: Plan, pins: Sequence[str], best: int = 4, refused: int = 3) -> list[int]:
+    """Rows to compare by memory: pinned, best, and the ``refused`` that lack the least memory."""
+    pinned = [row for key in pins if (row := plan.find(key)) is not None]
+    ranked = [int(row) for row in plan.order[:best]]
+    return list(dict.fromkeys([*pinned, *ranked, *_least_lacking(plan)[:refused]]))
+
+
+def _least_lacking(plan: Plan) -> list[int]:
+    """Rows that only memory refuses, the least lacking first; the nearest row where there is none.
+
+    Rows that differ only in replicas lack the same: one of them counts.
+    """
+    rules = plan.rules()
+    other_rules = [broken for code, broken in rules.items() if code != "memory"]
+    rows = np.zeros(0, dtype=np.int64)
+    if "memory" in rules:
+        rows = np.flatnonzero(rules["memory"] & ~np.any(other_rules, axis=0))
+    if not len(rows):
+        nearest = plan.nearest_row()
+        return [] if nearest is None else [nearest]
+    # the column, not the sum of parts: parts of thousands of rows take a minute to estimate
+    needed = np.nan_to_num(plan.raw("memory")[rows], nan=np.inf)
+    by_need = rows[np.lexsort((plan.raw("gpus")[rows], needed))]
+    degrees = np.stack([plan.degree(name)[by_need] for name in ("tp", "pp", "ep")], axis=1)
+    out: dict[tuple[int, ...], int] = {}
+    for cut, row in zip(degrees.tolist(), by_need.tolist(), strict=True):
+        out.setdefault(tuple(cut), row)
+    return list(out.values())

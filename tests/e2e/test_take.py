@@ -1,4 +1,4 @@
-"""The last step in a real Chromium: a deep link, a place filled in, a bundle that is accepted, a report that opens alone."""
+"""The last step in a real Chromium: a link, settings, a bundle, a report that opens offline."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.e2e.wizard import (
 pytestmark = pytest.mark.browser
 
 TABS = (
-    "Start it",
+    "Deploy",
     "Files",
-    "Why each option",
+    "Option provenance",
     "Other engines",
-    "Where it cannot run",
-    "Other doors",
+    "Fallbacks",
+    "API and CLI",
 )
 EVERY_FIGURE_DRAWN = """
 [...document.querySelectorAll('figure')].every(f => f.querySelector('.js-plotly-plot .main-svg'))
@@ -60,9 +60,9 @@ def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
     page: Any, address: str, tmp_path: Path
 ) -> None:
     opened(page, address, f"{LLAMA_70B}&hardware.device=mi300x")
-    unfold(page, "Your place")
+    unfold(page, "Deployment settings")
     fill(page, "Namespace", "team-llm")
-    page.get_by_text("Filled in: namespace team-llm.").wait_for()
+    page.get_by_text("Set: namespace team-llm.").wait_for()
     fill(page, "Port", "9123")
     page.get_by_text("--port 9123").first.wait_for()
     page.get_by_role("radio", name="Kubernetes", exact=True).click()
@@ -113,11 +113,11 @@ def test_a_file_is_found_and_read_from_the_keyboard(page: Any, address: str) -> 
 def test_another_engine_is_one_click(page: Any, address: str) -> None:
     opened(page, address, LLAMA_70B)
     open_tab(page, "Other engines", PAGES["recipe"])
-    page.get_by_role("button", name="Use SGLang").click()
+    page.get_by_role("button", name="Switch to SGLang").click()
     wait_for_query(page, "candidate.engine", "sglang")
     settled(page, PAGES["recipe"])
     assert query(page)["options.engines"] == "vllm,sglang"
-    open_tab(page, "Start it", PAGES["recipe"])
+    open_tab(page, "Deploy", PAGES["recipe"])
     page.get_by_text("sglang serve").first.wait_for()
 
 
@@ -136,10 +136,10 @@ def test_no_tab_has_a_serious_violation(
     found = {}
     for tab in TABS:
         open_tab(page, tab, PAGES["recipe"])
-        if tab == "Start it":
-            unfold(page, "Your place")
+        if tab == "Deploy":
+            unfold(page, "Deployment settings")
             page.get_by_role("radio", name="Compose").click()
-            page.get_by_text("is not offered").wait_for()
+            page.get_by_text("is not available").wait_for()
             settled(page, PAGES["recipe"])
         found[tab] = violations(page)
     assert not any(found.values()), found

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from recipe_core.present.charts.views import VIEWS
 from tests.e2e.patience import PATIENCE
 from tests.e2e.wizard import (
     LLAMA_70B,
@@ -187,7 +188,7 @@ def test_the_tray_holds_four_and_the_oldest_pin_makes_room(page: Any, address: s
     page.goto(f"{address}/compare?{LLAMA_70B}&pins={','.join(pins)}")
     settled(page, QUESTIONS["compare"])
     expect(page.get_by_role("button", name="Remove")).to_have_count(4)
-    page.get_by_role("button", name="Take it").nth(1).click()
+    page.get_by_role("button", name="Use this split").nth(1).click()
     settled(page, QUESTIONS["recipe"])
     assert query(page)["candidate.tp"] == "4"
     assert query(page)["candidate.dp"] == "2"
@@ -196,16 +197,8 @@ def test_the_tray_holds_four_and_the_oldest_pin_makes_room(page: Any, address: s
 def test_every_view_of_a_split_draws(page: Any, address: str) -> None:
     page.goto(f"{address}/compare?{LLAMA_70B}&pins={TP8},{TP4}")
     settled(page, QUESTIONS["compare"])
-    for name in (
-        "Time",
-        "Load",
-        "Cost",
-        "Sensitivity",
-        "Degrees",
-        "Arithmetic",
-        "Why not?",
-        "Memory",
-    ):
+    titles = [view.title for view in VIEWS.values() if "serving" in view.kinds]
+    for name in [*titles[1:], "Why not?", titles[0]]:  # the first is open already
         panel = open_tab(page, name, QUESTIONS["compare"])
         panel.locator(".js-plotly-plot, table, [data-testid=stDataFrame]").first.wait_for()
 
@@ -236,13 +229,13 @@ def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(
     limits = "objective.limits.tpot_ms=400&objective.limits.percentile=95"
     slow = f"model=Qwen%2FQwen3-30B-A3B&hardware.nodes=8&workload.concurrency=2048&{limits}"
     page.goto(f"{address}/objective?{slow}")
-    page.get_by_text("splits are simulated").wait_for()
-    page.get_by_role("button", name="Judge by means instead").click()
+    page.get_by_text("Simulating requests").wait_for()
+    page.get_by_role("button", name="Use means instead").click()
     wait_for_query(page, "objective.limits.percentile", None)
     settled(page, QUESTIONS["objective"])
     assert query(page)["objective.limits.tpot_ms"] == "400"
     page.get_by_text("splits fit").first.wait_for()
-    expect(page.get_by_text("splits are simulated")).to_have_count(0)
+    expect(page.get_by_text("Simulating requests")).to_have_count(0)
 
 
 def test_a_command_is_checked(page: Any, address: str) -> None:
@@ -253,7 +246,7 @@ def test_a_command_is_checked(page: Any, address: str) -> None:
     )
     page.get_by_role("button", name="Check").click()
     page.get_by_text("devices are idle").wait_for()
-    page.get_by_role("heading", name="A better one").wait_for()
+    page.get_by_role("heading", name="A better split").wait_for()
     page.get_by_role("button", name="Compare all splits").click()
     settled(page, PAGES["compare"])
     assert query(page)["model"] == "Qwen/Qwen3-32B"
@@ -279,7 +272,7 @@ def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(
 ) -> None:
     page.goto(f"{address}/hardware")
     settled(page, PAGES["hardware"])
-    unfold(page, "A device of your own")
+    unfold(page, "Device not listed")
     with page.expect_download() as download:
         page.get_by_role("button", name="Start from").click()
     text = download.value.path().read_text()

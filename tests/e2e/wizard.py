@@ -14,7 +14,7 @@ QUESTIONS = {
     "hardware": "Where will it run?",
     "objective": "What matters?",
     "compare": "Which split?",
-    "recipe": "Take it",
+    "recipe": "Use this split",
 }
 NO_PLAYWRIGHT = "playwright is not installed: the browser tests did not run"
 PAGES = QUESTIONS | {"check": "Does my command work?"}
@@ -45,7 +45,7 @@ def settled(page: Any, question: str) -> None:
 
 
 def unfold(page: Any, title: str) -> None:
-    """Open a folded part, and wait until what lies below has moved: a click meanwhile would miss."""
+    """Open a folded part, and wait until the page below has moved: a click meanwhile misses."""
     part = page.locator("details").filter(has=page.locator("summary").filter(has_text=title))
     part.locator("summary").click()
     moved = f"part => {{ {STILL} return part.open && still() }}"

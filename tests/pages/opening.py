@@ -15,7 +15,7 @@ PAGES = {
     "hardware.py": "Where will it run?",
     "objective.py": "What matters?",
     "compare.py": "Which split?",
-    "recipe.py": "Take it",
+    "recipe.py": "Use this split",
 }
 TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
@@ -31,13 +31,13 @@ def opened(page: str = "model.py", **query: str) -> AppTest:
     return app
 
 
-def said(app: AppTest) -> str:
+def words(app: AppTest) -> str:
     """Everything the page says in words."""
     kinds = (app.title, app.markdown, app.caption, app.success, app.warning, app.error, app.info)
     return "\n".join(str(element.value).replace("\\", "") for kind in kinds for element in kind)
 
 
-def view(app: AppTest, name: str) -> AppTest:
+def open_view(app: AppTest, name: str) -> AppTest:
     """Open a tab of the comparison; the others are not computed."""
     app.session_state["views"] = name
     app.run()
@@ -46,8 +46,8 @@ def view(app: AppTest, name: str) -> AppTest:
 
 
 def figure(app: AppTest, key: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(app.get_by_key(key).proto.spec)
-    return found
+    spec: dict[str, Any] = json.loads(app.get_by_key(key).proto.spec)
+    return spec
 
 
 def query_of(app: AppTest) -> dict[str, str]:

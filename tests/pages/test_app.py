@@ -46,46 +46,52 @@ def test_folders_are_read_only_where_the_starter_says_so(
 
 
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
-    script = "print(sorted({'numpy', 'pandas', 'fastapi', 'mcp', 'recipe_core.doors.api', 'recipe_core.search.plans'} & set(sys.modules)))"
-    assert run(script).stdout.strip() == "[]"
+    later = {
+        "numpy",
+        "pandas",
+        "fastapi",
+        "mcp",
+        "recipe_core.doors.api",
+        "recipe_core.search.plans",
+    }
+    assert run(f"print(sorted({later!r} & set(sys.modules)))").stdout.strip() == "[]"
 
 
 def test_no_page_imports_what_was_not_loaded_before_it() -> None:
     """Pages run in threads: what two of them imported at once could come out half-made."""
-    found = {
+    imports = {
         ast.unparse(node)
         for path in root("pages").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom) and "recipe_core" in ast.unparse(node)
     }
-    assert len(found) > 50
-    said = run(f"""
+    assert len(imports) > 50
+    answer = run(f"""
 from recipe_core.doors.serve import load_pages
 load_pages()
 before = set(sys.modules)
-exec({chr(10).join(sorted(found))!r})
+exec({chr(10).join(sorted(imports))!r})
 print(sorted(name for name in set(sys.modules) - before if name.startswith("recipe_core")))
 """)
-    assert said.stdout.strip() == "[]", said.stderr
+    assert answer.stdout.strip() == "[]", answer.stderr
 
 
 def test_one_thread_imports_at_a_time() -> None:
-    answer = run("""
+    names = ["recipe_core.doors.api", "recipe_core.doors.mcp", "recipe_core.search.plans"]
+    answer = run(f"""
 import threading
-def there():
-    return sorted({'recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.plans'} & set(sys.modules))
-threads = [threading.Thread(target=target) for target in (module.load_pages, module.make_api, module.make_mcp)]
+def imported():
+    return sorted(set({names}) & set(sys.modules))
+targets = (module.load_pages, module.make_api, module.make_mcp)
+threads = [threading.Thread(target=target) for target in targets]
 with module.importing:
     [thread.start() for thread in threads]
     [thread.join(0.5) for thread in threads]
-    print(there())
+    print(imported())
 [thread.join() for thread in threads]
-print(there())
+print(imported())
 """)
-    assert answer.stdout.splitlines() == [
-        "[]",
-        "['recipe_core.doors.api', 'recipe_core.doors.mcp', 'recipe_core.search.plans']",
-    ], answer.stderr
+    assert answer.stdout.splitlines() == ["[]", str(names)], answer.stderr
 
 
 def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed() -> None:

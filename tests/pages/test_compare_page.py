@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, opened, query_of, said, view
+from recipe_core.present.charts.views import VIEWS, View
+from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, open_view, opened, query_of, words
 
-SERVING_VIEWS = {
-    "Memory": ["memory"],
-    "Time": ["waterfall-decode", "waterfall-prefill", "causes"],
-    "Load": ["load"],
-    "Cost": ["use"],
-    "Sensitivity": ["tornado"],
-    "Degrees": ["heatmap", "parallel"],
-    "Arithmetic": [],
-    "Why not?": [],
-}
-TRAINING_VIEWS = {
-    "Memory": ["memory", "stages"],
-    "Time": ["waterfall-step"],
-    "Pipeline": ["pipeline"],
-    "Scaling": ["scaling"],
-    "Degrees": ["heatmap", "parallel"],
-    "Arithmetic": [],
-    "Why not?": [],
-}
 PIPELINED = {
     "workload.kind": "training",
     "workload.tokens": "1e10",
@@ -41,7 +25,7 @@ def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
     assert (
         len(figure(app, "memory")["layout"]["shapes"]) == 2
     )  # usable and capacity, drawn especially now
-    app.button(key="remedy-0").click().run()
+    app.button(key="change-0").click().run()
     assert app.success
     assert not app.error
 
@@ -49,7 +33,7 @@ def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
 def test_a_limit_that_refuses_all_can_be_loosened_by_a_click() -> None:
     app = opened("compare.py", **{"objective.limits.tpot_ms": "0.5"})
     assert "exceeds the limit" in app.error[0].value
-    app.button(key="remedy-0").click().run()
+    app.button(key="change-0").click().run()
     assert app.success
 
 
@@ -58,18 +42,18 @@ def test_two_limits_that_refuse_all_are_loosened_together() -> None:
         "compare.py", **{"objective.limits.tpot_ms": "0.5", "objective.limits.ttft_ms": "5"}
     )
     assert "Over a limit" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
-    app.button(key="remedy-0").click().run()
+    app.button(key="change-0").click().run()
     assert app.success
 
 
 def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
-    asked = {"model": LLAMA_70B, "options.disaggregated": "true"}
-    table = opened("compare.py", **asked).dataframe[0].value
+    query = {"model": LLAMA_70B, "options.disaggregated": "true"}
+    table = opened("compare.py", **query).dataframe[0].value
     key = next(key for key in table["key"] if ".pre" in key)
-    app = opened("compare.py", pins=key, **asked)
+    app = opened("compare.py", pins=key, **query)
     assert "Pinned" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
-    assert "prefill on" in said(app)
-    app.button(key=f"take-{key}").click().run()
+    assert "prefill on" in words(app)
+    app.button(key=f"use-{key}").click().run()
     assert query_of(app)["candidate.prefill.tp"] == key.split(".pre")[1].split(".")[1].removeprefix(
         "tp"
     )
@@ -89,7 +73,7 @@ def test_pins_of_a_link_are_drawn_ticked_and_removable() -> None:
 
 def test_a_pinned_split_is_taken_by_a_click() -> None:
     app = opened("compare.py", pins=TP8)
-    app.button(key=f"take-{TP8}").click().run()
+    app.button(key=f"use-{TP8}").click().run()
     assert app.title[0].value == PAGES["recipe.py"]
     assert query_of(app)["candidate.tp"] == "8"
     assert app.selectbox(key="_split").value == TP8
@@ -97,43 +81,58 @@ def test_a_pinned_split_is_taken_by_a_click() -> None:
 
 def test_a_pin_that_is_gone_is_said_not_dropped() -> None:
     app = opened("compare.py", pins=TP8, **{"hardware.per_node": "4"})
-    assert "is not a split of this plan any more" in said(app)
+    assert "is no longer a split of this plan" in words(app)
     assert query_of(app)["pins"] == TP8
 
 
 def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() -> None:
     app = opened("compare.py", model=LLAMA_70B)
     ranked = app.dataframe[0].value
-    view(app, "Why not?")
+    open_view(app, "Why not?")
     refused = app.dataframe[1].value
     assert f"{len(ranked)} of {len(ranked) + len(refused)} splits fit" in app.success[0].value
     assert (refused["why"].str.len() > 10).all()
 
 
-@pytest.mark.parametrize("name", SERVING_VIEWS)
-def test_every_view_of_a_serving_split_draws(name: str) -> None:
-    app = view(
-        opened("compare.py", model=LLAMA_70B, pins=f"{TP8},vllm.bf16.bf16.tp4.pp1.dp2.ep1"), name
-    )
-    for key in SERVING_VIEWS[name]:
-        assert figure(app, key)["data"]
-    if name == "Arithmetic":
-        assert "weights + cache + activations + runtime" in app.table[0].value.to_string()
+def drawn(app: AppTest, view: View) -> list[str]:
+    """Open a view, and give what it draws: chart keys, and titles of tables and notes."""
+    open_view(app, view.title)
+    charts = [chart.proto.id for chart in app.get("plotly_chart")]
+    return [name for name in charts if "frontier" not in name] + [
+        table.proto.alt for table in app.table
+    ]
 
 
-@pytest.mark.parametrize("name", TRAINING_VIEWS)
-def test_every_view_of_a_training_split_draws(name: str) -> None:
+def of_kind(kind: str) -> list[Any]:
+    return [pytest.param(view, id=view.name) for view in VIEWS.values() if kind in view.kinds]
+
+
+@pytest.mark.parametrize("view", of_kind("serving"))
+def test_every_registered_view_of_a_serving_split_draws(view: View) -> None:
+    pins = f"{TP8},vllm.bf16.bf16.tp4.pp1.dp2.ep1"
+    assert drawn(opened("compare.py", model=LLAMA_70B, pins=pins), view)
+
+
+@pytest.mark.parametrize("view", of_kind("training"))
+def test_every_registered_view_of_a_training_split_draws(view: View) -> None:
     app = opened("compare.py", **PIPELINED)
     key = next(key for key in app.dataframe[0].value["key"] if ".pp1." not in key)
     app = opened("compare.py", pins=key, **PIPELINED)
     app.selectbox(key="focus").select(key)
-    view(app, name)
-    for key in TRAINING_VIEWS[name]:
-        assert figure(app, key)["data"]
+    assert drawn(app, view)
+
+
+@pytest.mark.parametrize("query", [{"model": LLAMA_70B}, PIPELINED], ids=["serving", "training"])
+def test_a_registered_chart_is_a_view_of_the_page(
+    registered_chart: View, query: dict[str, str]
+) -> None:
+    app = open_view(opened("compare.py", **query), registered_chart.title)
+    assert figure(app, "devices")["data"][0]["y"]
+    assert "Devices of a split" in words(app)
 
 
 def test_a_view_of_a_pinned_split_is_chosen() -> None:
-    app = view(
+    app = open_view(
         opened("compare.py", model=LLAMA_70B, pins="vllm.bf16.bf16.tp4.pp1.dp2.ep1"), "Arithmetic"
     )
     best = app.table[0].value.to_string()
@@ -154,19 +153,19 @@ def test_a_split_that_cannot_be_started_says_why() -> None:
     app = opened("compare.py", pins=refused, **run)
     app.selectbox(key="focus").set_value(refused).run()
     assert not app.code
-    assert "ZeRO-2 or 3" in said(app)
+    assert "ZeRO-2 or 3" in words(app)
 
 
 def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
-    app = view(
+    app = open_view(
         opened("compare.py", **{"workload.kind": "training", "hardware.nodes": "2"}), "Pipeline"
     )
-    assert "The best that has one: " in said(app)
+    assert "The best split with one: " in words(app)
     assert figure(app, "pipeline")["data"]
 
 
 def test_where_no_price_is_known_the_cost_view_says_so() -> None:
-    app = view(
+    app = open_view(
         opened(
             "compare.py",
             model="Qwen/Qwen3-0.6B",
@@ -174,12 +173,12 @@ def test_where_no_price_is_known_the_cost_view_says_so() -> None:
         ),
         "Cost",
     )
-    assert "No price of these devices is known" in said(app)
+    assert "No price is known for these devices" in words(app)
 
 
 def test_the_axes_of_the_tradeoff_are_chosen() -> None:
     app = opened("compare.py")
-    app.selectbox(key="axis-across-serving").select("interactivity").run()
+    app.selectbox(key="axis-horizontal-serving").select("interactivity").run()
     assert (
         figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
         == "Tokens/s that one user sees (tok/s)"
@@ -195,12 +194,12 @@ def test_the_columns_of_the_table_are_chosen() -> None:
 
 
 def test_what_would_let_a_refused_split_run_is_one_click() -> None:
-    app = view(
+    app = open_view(
         opened("compare.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"}), "Why not?"
     )
     keys = app.dataframe[1].value["key"].tolist()
     why = app.dataframe[1].value["why"].tolist()
-    row = next(n for n, said_ in enumerate(why) if said_.startswith("time per output token"))
+    row = next(n for n, reason in enumerate(why) if reason.startswith("time per output token"))
     app.session_state["refused-splits"] = {"selection": {"rows": [row], "columns": [], "cells": []}}
     app.run()
     app.button(key="fix-0").click().run()

@@ -7,14 +7,14 @@ import json
 import pytest
 
 from recipe_core.doors.serve import FOLDERS
-from tests.pages.opening import opened, query_of, said
+from tests.pages.opening import opened, query_of, words
 
 
 def test_a_vendor_brings_its_device_and_drops_the_old_offer() -> None:
     app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm"})
     app.get_by_key("_vendor").set_value("amd").run()
     assert query_of(app) == {"v": "1", "hardware.device": "mi300x"}
-    assert "8 × mi300x" in said(app)
+    assert "8 × mi300x" in words(app)
 
 
 def test_a_price_of_ones_own() -> None:
@@ -25,15 +25,15 @@ def test_a_price_of_ones_own() -> None:
 
 
 def test_a_device_says_what_its_estimates_rest_on() -> None:
-    assert "timings taken on this device were fitted" in said(opened("hardware.py"))
-    assert "usual efficiencies" in said(opened("hardware.py", **{"hardware.device": "rtx-5090"}))
+    assert "timings taken on this device were fitted" in words(opened("hardware.py"))
+    assert "usual efficiencies" in words(opened("hardware.py", **{"hardware.device": "rtx-5090"}))
 
 
 def test_a_cluster_is_put_beside_and_taken_away() -> None:
     app = opened("hardware.py")
     app.selectbox(key="_add").select("mi300x").run()
     assert "mi300x" in query_of(app)["options.hardware"]
-    assert "8 × h100-sxm or 8 × mi300x" in said(app)
+    assert "8 × h100-sxm or 8 × mi300x" in words(app)
     app.number_input(key="_other_0_nodes").set_value(2).run()
     assert '"nodes":2' in query_of(app)["options.hardware"]
     app.button(key="drop-0").click().run()
@@ -47,7 +47,7 @@ def test_own_hardware_makes_a_price() -> None:
     app.number_input(key="_own_capex_usd").set_value(60_000.0).run()
     after = float(query_of(app)["hardware.usd_per_device_hour"])
     assert after > 1.8 * before
-    assert "written off" in said(app)
+    assert "depreciation" in words(app)
     app.number_input(key="_own_years").set_value(0.0).run()
     assert "greater than 0" in app.error[0].value
     assert app.number_input(key="_own_years").value == 4.0
@@ -57,11 +57,11 @@ def test_own_hardware_makes_a_price() -> None:
 
 def test_this_machine_is_described_only_to_those_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDERS, raising=False)
-    assert "does not describe its own" in said(opened("hardware.py"))
+    assert "does not describe its own" in words(opened("hardware.py"))
     monkeypatch.setenv(FOLDERS, "1")
     app = opened("hardware.py")
     app.button(key="detect").click().run()
-    assert "found by" in said(app)
+    assert "identified by" in words(app)
 
 
 def test_links_between_devices_are_chosen() -> None:
@@ -89,27 +89,27 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     ).run()
     assert not app.exception
     assert app.get_by_key("_hardware.device").value == "my-h100"
-    words = said(app)
-    assert "4 × my-h100" in words
-    assert "Your profile has fitted or measured" in words
+    text = words(app)
+    assert "4 × my-h100" in text
+    assert "Your profile has fitted or measured" in text
     assert "59.6 GiB" in [metric.value for metric in app.metric]
     link = query_of(app)
     assert "hardware.offer" not in link
     assert json.loads(link["hardware.device"])["based_on"] == "h100-sxm"
     again = opened("compare.py", **link)
-    assert "4 × my-h100" in said(again)
+    assert "4 × my-h100" in words(again)
     assert again.success
     for page in ("model.py", "objective.py", "recipe.py"):
-        assert "4 × my-h100" in said(opened(page, **link)), page
+        assert "4 × my-h100" in words(opened(page, **link)), page
     assert "NVIDIA H100 SXM5 80 GB, customised" in opened("check.py", **link).selectbox[0].options
 
 
 def test_a_listed_device_takes_the_place_of_ones_own() -> None:
     app = opened("hardware.py")
     app.text_area(key="paste-profile").set_value(OURS).run()
-    assert "8 × my-h100" in said(app)
+    assert "8 × my-h100" in words(app)
     app.number_input(key="_hardware.nodes").set_value(2).run()
-    assert "16 × my-h100 in 2 nodes" in said(app)
+    assert "16 × my-h100 in 2 nodes" in words(app)
     app.get_by_key("_hardware.device").set_value("h200-sxm").run()
     assert query_of(app) == {"v": "1", "hardware.device": "h200-sxm", "hardware.nodes": "2"}
     assert "my-h100" not in app.get_by_key("_hardware.device").options
@@ -134,7 +134,7 @@ def test_a_bad_profile_is_refused_and_the_device_stays(data: bytes, words: str) 
 
 def test_a_link_names_no_path() -> None:
     app = opened(**{"hardware.device": "/etc/mine.yaml"})
-    assert "none is read" in said(app)
+    assert "none is read" in words(app)
     assert query_of(app) == {"v": "1"}
 
 
@@ -142,7 +142,7 @@ def test_a_commitment_brings_its_cheapest_offer() -> None:
     app = opened("hardware.py")
     app.get_by_key("_commitment").set_value("spot").run()
     assert query_of(app)["hardware.commitment"] == "spot"
-    assert "takes the devices back" in said(app)
+    assert "takes the devices back" in words(app)
     assert "spot" in app.table[0].value.to_string()
     app.selectbox(key="_price").select("gcp-h100-sxm-spot").run()
     assert query_of(app) == {"v": "1", "hardware.offer": "gcp-h100-sxm-spot"}

@@ -7,7 +7,7 @@ import json
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, opened, query_of, said
+from tests.pages.opening import LLAMA_70B, PAGES, TP8, opened, query_of, words
 
 TWO_NODES = {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.nodes": "2"}
 TRAINING = {"workload.kind": "training", "workload.tokens": "1e9"}
@@ -19,19 +19,12 @@ POOLS = {
     "candidate.dp": "1",
 }
 POOLS |= {"candidate.prefill.tp": "4"}
-TABS = [
-    "Start it",
-    "Files",
-    "Why each option",
-    "Other engines",
-    "Where it cannot run",
-    "Other doors",
-]
+TABS = ["Deploy", "Files", "Option provenance", "Other engines", "Fallbacks", "API and CLI"]
 
 
 def shown(app: AppTest, tab: str) -> AppTest:
     """Open a tab; the others are not drawn."""
-    app.session_state["handout"] = tab
+    app.session_state["tabs"] = tab
     app.run()
     assert not app.exception, [error.value for error in app.exception]
     return app
@@ -48,9 +41,9 @@ def test_the_recipe_can_be_another_split() -> None:
     app.selectbox(key="_split").select(TP8).run()
     assert query_of(app)["candidate.tp"] == "8"
     assert "--tensor-parallel-size 8" in codes(app)
-    doors = codes(shown(app, "Other doors"))
-    assert "tp: 8" in doors
-    assert '"method": "tools/call"' in doors
+    snippets = codes(shown(app, "API and CLI"))
+    assert "tp: 8" in snippets
+    assert '"method": "tools/call"' in snippets
 
 
 def test_a_chosen_split_that_no_longer_fits_is_said() -> None:
@@ -68,7 +61,7 @@ def test_a_chosen_split_that_no_longer_fits_is_said() -> None:
         **{f"candidate.{name}": value for name, value in chosen.items()},
         **{"hardware.per_node": "4"},
     )
-    assert "does not fit any more" in app.warning[0].value
+    assert "no longer fits" in app.warning[0].value
     assert app.get_by_key("download")
 
 
@@ -99,9 +92,9 @@ def test_every_tab_of_every_kind_of_recipe_draws(query: dict[str, str], tab: str
 
 def test_figures_have_bands_and_a_basis() -> None:
     app = opened("recipe.py")
-    (expected,) = [table.value for table in app.table if "Likely between" in table.value.columns]
+    (expected,) = [table.value for table in app.table if "Likely range" in table.value.columns]
     assert all(expected["Basis"])
-    assert sum(bool(band) for band in expected["Likely between"]) >= 5
+    assert sum(bool(band) for band in expected["Likely range"]) >= 5
 
 
 def test_every_node_has_its_commands() -> None:
@@ -121,12 +114,12 @@ def test_a_filled_in_place_changes_commands_targets_files_and_doors() -> None:
     assert "--port 9000" in codes(app)
     app.pills(key="target").set_value("kubernetes").run()
     assert "namespace: llm" in codes(app)
-    assert "'namespace': 'llm'" in codes(shown(app, "Other doors"))
+    assert "'namespace': 'llm'" in codes(shown(app, "API and CLI"))
     assert "--set port=9000" in codes(app)
     app.session_state["file"] = "launch.json"
     assert json.loads(shown(app, "Files").code[0].value)["parameters"]["port"] == 9000
     assert not {name for name in query_of(app) if "llm" in name or "port" in name}
-    shown(app, "Start it").button(key="clear-place").click().run()
+    shown(app, "Deploy").button(key="clear-place").click().run()
     assert "namespace: default" in codes(app)
 
 
@@ -159,12 +152,12 @@ def test_files_are_found_by_what_they_hold() -> None:
     app.radio(key="_file").set_value("launch.py").run()
     assert app.code[0].value.startswith("#!/usr/bin/env python3")
     app.text_input(key="find").input("recipe zebrawood").run()
-    assert "No file holds" in said(app)
+    assert "No file matches" in words(app)
 
 
 def test_every_option_says_who_set_it() -> None:
     rows = (
-        shown(opened("recipe.py", **{"hardware.device": "mi300x"}), "Why each option")
+        shown(opened("recipe.py", **{"hardware.device": "mi300x"}), "Option provenance")
         .dataframe[0]
         .value
     )
@@ -178,7 +171,7 @@ def test_another_engine_takes_the_same_split() -> None:
     assert "(this recipe)" in app.table[-2].value["Engine"].iloc[0].replace("\\", "")
     app.button(key="use-sglang").click().run()
     assert query_of(app)["candidate.engine"] == "sglang"
-    assert "sglang" in codes(shown(app, "Start it"))
+    assert "sglang" in codes(shown(app, "Deploy"))
     assert not app.warning
 
 
@@ -195,7 +188,7 @@ def test_a_training_split_is_taken_and_packed() -> None:
     app = opened("compare.py", **TRAINING)
     key = app.dataframe[0].value["key"][1]
     app = opened("compare.py", pins=key, **TRAINING)
-    app.button(key=f"take-{key}").click().run()
+    app.button(key=f"use-{key}").click().run()
     assert app.title[0].value == PAGES["recipe.py"]
     assert app.selectbox(key="_split").value == key
     assert app.get_by_key("download")
@@ -216,7 +209,7 @@ def test_the_best_of_a_chosen_framework_stays_with_it() -> None:
 
 
 def test_the_other_doors_say_the_same() -> None:
-    text = codes(shown(opened("recipe.py"), "Other doors"))
+    text = codes(shown(opened("recipe.py"), "API and CLI"))
     assert "/api/v1/build" in text
     assert "urllib.request" in text
     assert "recipe build request.yaml" in text

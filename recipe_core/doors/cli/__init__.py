@@ -5,7 +5,7 @@ runs, so that ``recipe --help`` is quick.
 """
 
 # isort: skip  # the order of `recipe --help`
-from recipe_core.doors.cli import catalog, planning, checking, recipes, launching
+from recipe_core.doors.cli import catalog, checking, launching, planning, recipes
 from recipe_core.doors.cli.app import app, main
 
 __all__ = ["app", "catalog", "checking", "launching", "main", "planning", "recipes"]

@@ -2,8 +2,10 @@
 
 Colours are set on every trace, so a figure looks the same under any template; text and grid are
 left to the page's theme. A second channel (symbol, pattern, dash) always says what the colour says.
+Importing the package registers the views of one split (``views``, ``closer_look``).
 """
 
+from recipe_core.present.charts import closer_look
 from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.present.charts.degrees import heatmap
 from recipe_core.present.charts.front import tradeoff
@@ -15,6 +17,7 @@ from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
 
 __all__ = [
     "causes_bars",
+    "closer_look",
     "heatmap",
     "load_curves",
     "memory_bars",

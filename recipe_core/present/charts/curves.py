@@ -1,4 +1,4 @@
-"""Curves of a few splits: over the load, over how busy devices are, over how many there are; and what a figure depends on."""
+"""Curves of a few splits over load, utilisation and device count; the sensitivity of a figure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ USE = np.linspace(0.05, 1.0, 39)
 def load_curves(
     curves: Mapping[str, LoadCurve],
     load: float,
-    what: str,
+    load_unit: str,
     limit_ms: float | None = None,
     *,
     unit: str = "GPU",
     dark: bool = False,
 ) -> go.Figure:
-    """Time per token against output per device as the load grows, a curve a split; the band is what the limit allows.
+    """Time per token against output per device as the load grows, one curve per split.
 
-    ``load`` is the request's and gets a large mark; ``what`` says what a load counts.
+    ``load`` is the request's and gets a large marker; ``load_unit`` follows a load's number. The
+    shaded band is within ``limit_ms``. ``unit``: what one device is called.
     """
     colours = palette(dark)
     figure = go.Figure()
@@ -51,7 +52,8 @@ def load_curves(
         )
     for n, (name, curve) in enumerate(curves.items()):
         runs = np.flatnonzero(curve.runs & np.isfinite(curve.tpot_s))
-        here = int(runs[np.argmin(np.abs(np.log(curve.load[runs] / load)))]) if len(runs) else -1
+        nearest = np.argmin(np.abs(np.log(curve.load[runs] / load))) if len(runs) else 0
+        current = int(runs[nearest]) if len(runs) else -1
         figure.add_scatter(
             x=curve.tpot_s[runs] * 1e3,
             y=curve.per_gpu[runs],
@@ -60,7 +62,7 @@ def load_curves(
             line=stroke(colours, n),
             marker={
                 "symbol": SYMBOLS[n % len(SYMBOLS)],
-                "size": [15 if k == here else 8 for k in runs],
+                "size": [15 if k == current else 8 for k in runs],
                 "color": colours.series[n % 5],
             },
             text=[
@@ -73,7 +75,7 @@ def load_curves(
             textfont={"color": colours.muted, "size": 11},
             customdata=[
                 [
-                    f"{significant(float(curve.load[k]))} {what}",
+                    f"{significant(float(curve.load[k]))} {load_unit}",
                     rate(float(curve.output_tokens_per_s[k])),
                     duration(float(curve.tpot_s[k])),
                     duration(float(curve.ttft_s[k])),
@@ -92,64 +94,62 @@ def load_curves(
     return figure
 
 
-def use_curves(found: Mapping[str, tuple[float, float]], *, dark: bool = False) -> go.Figure:
-    """Cost per million output tokens over the share of paid hours in which a deployment is busy.
+def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) -> go.Figure:
+    """Cost per million output tokens over utilisation: the share of paid hours in use.
 
-    ``found``: dollars per hour and tokens per second at full load, by the split's name.
+    ``rates``: dollars per hour and tokens per second at full load, by the split's name.
     """
     colours = palette(dark)
     figure = go.Figure()
     highest = 0.0
-    for n, (name, (usd_per_hour, tokens_per_s)) in enumerate(found.items()):
+    for n, (name, (usd_per_hour, tokens_per_s)) in enumerate(rates.items()):
         price = usd_per_million_by_use(usd_per_hour, tokens_per_s, USE)
         highest = max(highest, float(price[-1]))
-        said = [[f"{use:.0%}", usd(float(value))] for use, value in zip(USE, price, strict=True)]
-        hover = f"<b>{name}</b><br>Busy %{{customdata[0]}}: %{{customdata[1]}} per million tokens<extra></extra>"
+        texts = [[f"{use:.0%}", usd(float(value))] for use, value in zip(USE, price, strict=True)]
+        hover = "%{customdata[0]} utilisation: %{customdata[1]} per million tokens<extra></extra>"
         figure.add_scatter(
             x=USE * 100,
             y=price,
             mode="lines",
             name=name,
             line=stroke(colours, n),
-            customdata=said,
-            hovertemplate=hover,
+            customdata=texts,
+            hovertemplate=f"<b>{name}</b><br>{hover}",
         )
     figure.update_layout(height=380, hovermode="closest", showlegend=True, **FRAME)
-    figure.update_xaxes(
-        title="Share of paid hours in which it is busy (%)", range=[0, 102], zeroline=False
-    )
+    figure.update_xaxes(title="Utilisation (% of paid hours)", range=[0, 102], zeroline=False)
     figure.update_yaxes(
         title="$ per million output tokens", range=[0, highest * 6 or 1], zeroline=False
     )
     return figure
 
 
-def scaling_curve(found: Scaling, labels: Sequence[str], *, dark: bool = False) -> go.Figure:
-    """Tokens per second of the best split on each number of devices, and as it were if they grew with the devices."""
+def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -> go.Figure:
+    """Tokens per second of the best split at each device count, against linear scaling."""
     colours = palette(dark)
     figure = go.Figure()
     figure.add_scatter(
-        x=found.gpus,
-        y=found.ideal_tokens_per_s,
+        x=best.gpus,
+        y=best.ideal_tokens_per_s,
         mode="lines",
-        name="In proportion",
+        name="Linear",
         line={"dash": "dot", "color": colours.muted},
         hoverinfo="skip",
     )
-    share = found.tokens_per_s / np.maximum(found.ideal_tokens_per_s, 1e-12)
+    share = best.tokens_per_s / np.maximum(best.ideal_tokens_per_s, 1e-12)
     figure.add_scatter(
-        x=found.gpus,
-        y=found.tokens_per_s,
+        x=best.gpus,
+        y=best.tokens_per_s,
         mode="lines+markers+text",
         name="Best split",
         line=stroke(colours, 0),
         marker={"size": 10, "color": colours.series[0]},
-        text=[f"{each:.0%}" for each in share],
+        text=[f"{ratio:.0%}" for ratio in share],
         textposition="top left",
         textfont={"color": colours.ink},
         customdata=[
             [label, rate(float(tokens))]
-            for label, tokens in zip(labels, found.tokens_per_s, strict=True)
+            for label, tokens in zip(labels, best.tokens_per_s, strict=True)
         ],
         hovertemplate="%{x} devices: %{customdata[1]}<br>%{customdata[0]}<extra></extra>",
         cliponaxis=False,
@@ -158,27 +158,27 @@ def scaling_curve(found: Scaling, labels: Sequence[str], *, dark: bool = False) 
     figure.update_xaxes(
         title="Devices",
         type="log",
-        tickvals=list(found.gpus),
-        ticktext=[f"{n:,.0f}" for n in found.gpus],
+        tickvals=list(best.gpus),
+        ticktext=[f"{n:,.0f}" for n in best.gpus],
         zeroline=False,
     )
     ticks = {
-        "tickvals": list(found.tokens_per_s),
-        "ticktext": [f"{significant(float(tokens))}" for tokens in found.tokens_per_s],
+        "tickvals": list(best.tokens_per_s),
+        "ticktext": [f"{significant(float(tokens))}" for tokens in best.tokens_per_s],
     }
     figure.update_yaxes(title="Tokens/s", type="log", zeroline=False, **ticks)
     return figure
 
 
 def swings(
-    base: float, found: Sequence[Swing], measure: Measure, *, dark: bool = False
+    base: float, moves: Sequence[Swing], measure: Measure, *, dark: bool = False
 ) -> go.Figure:
-    """A tornado: how far a figure goes when each assumption is moved alone, the widest first."""
+    """A tornado: how far a figure moves when each assumption is changed alone, widest first."""
     colours = palette(dark)
     figure = go.Figure()
-    names = [f"{swing.name} ±{swing.share:.0%}" for swing in found]
+    names = [f"{swing.name} ±{swing.share:.0%}" for swing in moves]
     for n, (title, values) in enumerate(
-        (("Less", [swing.less for swing in found]), ("More", [swing.more for swing in found]))
+        (("Less", [swing.less for swing in moves]), ("More", [swing.more for swing in moves]))
     ):
         shown = [value if np.isfinite(value) else base for value in values]
         figure.add_bar(
@@ -189,7 +189,7 @@ def swings(
             name=title,
             marker=filled(colours, n),
             customdata=[
-                measure.show(value) if np.isfinite(value) else "does not run" for value in values
+                measure.show(value) if np.isfinite(value) else "cannot run" for value in values
             ],
             hovertemplate=f"%{{y}}, {title.lower()}<br>%{{customdata}}<extra></extra>",
         )
@@ -197,11 +197,11 @@ def swings(
     place = {"y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left", "showarrow": False}
     figure.add_annotation(
         x=base * measure.factor,
-        text=f" now {measure.show(base)}",
+        text=f" current {measure.show(base)}",
         font={"color": colours.ink},
         **place,
     )
-    figure.update_layout(barmode="overlay", height=120 + 34 * len(found), bargap=0.3, **FRAME)
+    figure.update_layout(barmode="overlay", height=120 + 34 * len(moves), bargap=0.3, **FRAME)
     figure.update_xaxes(title=measure.axis, zeroline=False)
     figure.update_yaxes(autorange="reversed", type="category", title=None)
     return figure

@@ -12,18 +12,20 @@ from recipe_core.present.charts.style import palette
 from recipe_core.search.plan import Plan
 
 
-def heatmap(board: Plan, measure: str, *, dark: bool = False) -> go.Figure:
-    """The best value of a measure at each tp × pp over all other degrees; a cross with the reason where none fits."""
-    colours, quantity = palette(dark), board.measures[measure]
-    degree = {name: board.degree(name) for name in ("tp", "pp")}
-    best = _best_cells(board, measure, degree)
+def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
+    """The best of a measure at each tp × pp over all other degrees; a cross where none fits."""
+    colours, quantity = palette(dark), plan.measures[measure]
+    degree = {name: plan.degree(name) for name in ("tp", "pp")}
+    best = _best_cells(plan, measure, degree)
     tps, pps = (
-        sorted({int(value) for value in degree[name][board.feasible | _common(board)]})
+        sorted({int(value) for value in degree[name][plan.feasible | _powers_of_two(plan)]})
         for name in ("tp", "pp")
     )
-    z = [[_value(board, measure, best.get((tp, pp))) for tp in tps] for pp in pps]
+    z = [[_value(plan, measure, best.get((tp, pp))) for tp in tps] for pp in pps]
     text = [["" if value is None else significant(value) for value in line] for line in z]
-    said = [[_said(board, measure, best.get((tp, pp)), degree, tp, pp) for tp in tps] for pp in pps]
+    about = [
+        [_about(plan, measure, best.get((tp, pp)), degree, tp, pp) for tp in tps] for pp in pps
+    ]
     figure = go.Figure(
         go.Heatmap(
             z=z,
@@ -31,7 +33,7 @@ def heatmap(board: Plan, measure: str, *, dark: bool = False) -> go.Figure:
             y=[f"pp {pp}" for pp in pps],
             text=text,
             texttemplate="%{text}",
-            customdata=said,
+            customdata=about,
             hovertemplate="%{x}, %{y}<br>%{customdata}<extra></extra>",
             hoverongaps=True,
             colorscale="Cividis",
@@ -48,7 +50,7 @@ def heatmap(board: Plan, measure: str, *, dark: bool = False) -> go.Figure:
         mode="text",
         text=["✕"] * len(empty),
         textfont={"color": colours.muted},
-        hoverinfo="skip",  # what is pointed at is the cell
+        hoverinfo="skip",  # the cell below has the hover text
         showlegend=False,
     )
     figure.update_layout(height=130 + 40 * len(pps), margin={"l": 10, "r": 10, "t": 10, "b": 10})
@@ -57,34 +59,34 @@ def heatmap(board: Plan, measure: str, *, dark: bool = False) -> go.Figure:
     return figure
 
 
-def _common(board: Plan) -> Any:
+def _powers_of_two(plan: Plan) -> Any:
     """Rows whose degrees are powers of two: of the refused ones only these are worth a cell."""
-    tp, pp = board.degree("tp"), board.degree("pp")
+    tp, pp = plan.degree("tp"), plan.degree("pp")
     return ((tp & (tp - 1)) == 0) & ((pp & (pp - 1)) == 0)
 
 
-def _best_cells(board: Plan, measure: str, degree: dict[str, Any]) -> dict[tuple[int, int], int]:
+def _best_cells(plan: Plan, measure: str, degree: dict[str, Any]) -> dict[tuple[int, int], int]:
     """The row with the best value in each cell."""
-    values = board.raw(measure) * (-1 if board.measures[measure].more_is_better else 1)
-    rows = board.order[np.isfinite(values[board.order])]
+    values = plan.raw(measure) * (-1 if plan.measures[measure].more_is_better else 1)
+    rows = plan.order[np.isfinite(values[plan.order])]
     out: dict[tuple[int, int], int] = {}
     for row in rows[np.argsort(values[rows], kind="stable")]:
         out.setdefault((int(degree["tp"][row]), int(degree["pp"][row])), int(row))
     return out
 
 
-def _value(board: Plan, measure: str, row: int | None) -> float | None:
-    return None if row is None else float(board.values(measure, [row])[0])
+def _value(plan: Plan, measure: str, row: int | None) -> float | None:
+    return None if row is None else float(plan.values(measure, [row])[0])
 
 
-def _said(
-    board: Plan, measure: str, row: int | None, degree: dict[str, Any], tp: int, pp: int
+def _about(
+    plan: Plan, measure: str, row: int | None, degree: dict[str, Any], tp: int, pp: int
 ) -> str:
     if row is not None:
-        return f"{board.label(row)}<br>{board.measures[measure].title} {board.text(measure, row)}"
+        return f"{plan.label(row)}<br>{plan.measures[measure].title} {plan.text(measure, row)}"
     refused = np.flatnonzero((degree["tp"] == tp) & (degree["pp"] == pp))
     return (
-        board.title(board.codes(int(refused[0])))
+        plan.title(plan.codes(int(refused[0])))
         if len(refused)
-        else "no such split of these devices"
+        else "these devices allow no such split"
     )

@@ -14,34 +14,35 @@ from recipe_core.present.charts.style import FRAME, Palette, palette
 from recipe_core.search.plan import Plan
 
 MAX_POINTS = 1500
-"""Points of a kind drawn besides the front: more overlap, and cost time on both ends.
+"""Points of a kind drawn besides the front: more would overlap, and cost server and browser time.
 
-None is drawn by WebGL: without a GPU, which no page can count on, it is slower than SVG even at this number.
+They are SVG: without a GPU, which no page can count on, WebGL is slower even at this number.
 """
 CELLS = (200, 120)
 SMALL, LARGE = 8.0, 20.0
 
 
 def tradeoff(
-    board: Plan, x: str, y: str, *, pins: Sequence[str] = (), dark: bool = False
+    plan: Plan, x: str, y: str, *, pins: Sequence[str] = (), dark: bool = False
 ) -> go.Figure:
-    """One measure against another: size is the number of devices, symbol what a split is.
+    """One measure against another: size is the device count, the symbol says what a split is.
 
-    Traces: front (with a step line), fits, over a limit alone, pinned. ``customdata[0]`` of a point is the split's key.
+    Traces: front (with a step line), fits, over a limit alone, pinned. ``customdata[0]`` of a point
+    is the split's key.
     """
     colours = palette(dark)
     figure = go.Figure()
-    known = np.isfinite(board.raw(x)) & np.isfinite(board.raw(y))
-    on_front = np.flatnonzero(board.front(x, y))
-    on_front = on_front[np.argsort(board.raw(x)[on_front], kind="stable")]
-    plain = board.order[np.isin(board.order, on_front, invert=True) & known[board.order]]
-    drawn = thinned(board, plain, x, y)
-    beyond = np.array([row for row in board.beyond_limits() if known[row]], dtype=np.int64)
+    known = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
+    on_front = np.flatnonzero(plan.front(x, y))
+    on_front = on_front[np.argsort(plan.raw(x)[on_front], kind="stable")]
+    plain = plan.order[np.isin(plan.order, on_front, invert=True) & known[plan.order]]
+    drawn = thinned(plan, plain, x, y)
+    beyond = np.array([row for row in plan.beyond_limits() if known[row]], dtype=np.int64)
     some = "" if len(drawn) == len(plain) else f" ({len(drawn):,} of {len(plain):,} drawn)"
-    shape = "vh" if board.measures[x].more_is_better else "hv"
+    shape = "vh" if plan.measures[x].more_is_better else "hv"
     figure.add_scatter(
-        x=board.values(x, on_front),
-        y=board.values(y, on_front),
+        x=plan.values(x, on_front),
+        y=plan.values(y, on_front),
         mode="lines",
         line={"shape": shape, "color": colours.series[0], "width": 1.5},
         hoverinfo="skip",
@@ -49,35 +50,35 @@ def tradeoff(
     )
     axes = (x, y)
     figure.add_trace(
-        _points(
-            board, thinned(board, beyond, x, y), axes, "Over a limit", "x", colours.alarm
-        ).update(legendrank=1003)
+        _points(plan, thinned(plan, beyond, x, y), axes, "Over a limit", "x", colours.alarm).update(
+            legendrank=1003
+        )
     )
     figure.add_trace(
-        _points(board, drawn, axes, f"Fits{some}", "circle", colours.muted).update(legendrank=1002)
+        _points(plan, drawn, axes, f"Fits{some}", "circle", colours.muted).update(legendrank=1002)
     )
     figure.add_trace(
-        _points(board, on_front, axes, "Best tradeoffs", "diamond", colours.series[0], 1.25).update(
+        _points(plan, on_front, axes, "Best tradeoffs", "diamond", colours.series[0], 1.25).update(
             legendrank=1001
         )
     )
-    _mark_pins(figure, board, pins, axes, colours)
-    _limit_lines(figure, board, axes, colours)
-    figure.update_xaxes(title=board.measures[x].axis, rangemode="tozero", zeroline=False)
-    figure.update_yaxes(title=board.measures[y].axis, rangemode="tozero", zeroline=False)
+    _mark_pins(figure, plan, pins, axes, colours)
+    _limit_lines(figure, plan, axes, colours)
+    figure.update_xaxes(title=plan.measures[x].axis, rangemode="tozero", zeroline=False)
+    figure.update_yaxes(title=plan.measures[y].axis, rangemode="tozero", zeroline=False)
     figure.update_layout(
         height=460, hovermode="closest", showlegend=True, clickmode="event+select", **FRAME
     )
     return figure
 
 
-def thinned(board: Plan, rows: Int, x: str, y: str) -> Int:
-    """Of rows that would overlap only the first (the best ranked), where there are too many to draw."""
+def thinned(plan: Plan, rows: Int, x: str, y: str) -> Int:
+    """Rows, thinned to the best ranked of those that would overlap where there are too many."""
     if len(rows) <= MAX_POINTS:
         return rows
     places = []
     for name, cells in zip((x, y), CELLS, strict=True):
-        values = board.raw(name)[rows]
+        values = plan.raw(name)[rows]
         span = float(np.ptp(values)) or 1.0
         places.append(((values - values.min()) / span * (cells - 1)).astype(np.int64))
     _, first = np.unique(places[0] * CELLS[1] + places[1], return_index=True)
@@ -85,7 +86,7 @@ def thinned(board: Plan, rows: Int, x: str, y: str) -> Int:
 
 
 def _points(
-    board: Plan,
+    plan: Plan,
     rows: Int,
     axes: tuple[str, str],
     name: str,
@@ -94,64 +95,63 @@ def _points(
     larger: float = 1.0,
 ) -> Any:
     return go.Scatter(
-        x=board.values(axes[0], rows),
-        y=board.values(axes[1], rows),
+        x=plan.values(axes[0], rows),
+        y=plan.values(axes[1], rows),
         mode="markers",
         name=name,
         marker={
             "symbol": symbol,
             "color": colour,
-            "size": _sizes(board, rows) * larger,
+            "size": _sizes(plan, rows) * larger,
             "line": {"width": 0},
         },
-        customdata=_told(board, rows),
+        customdata=_about(plan, rows),
         hovertemplate=_HOVER,
         selected={"marker": {"opacity": 1}},
         unselected={"marker": {"opacity": 1}},
     )
 
 
-def _sizes(board: Plan, rows: Int) -> Any:
-    """Diameters by the number of devices: areas that are in proportion, within what the eye can see."""
-    most = float(board.raw("gpus").max()) if len(board) else 1.0
+def _sizes(plan: Plan, rows: Int) -> Any:
+    """Diameters by device count, areas in proportion, between ``SMALL`` and ``LARGE``."""
+    largest = float(plan.raw("gpus").max()) if len(plan) else 1.0
     return (
         SMALL
-        + (LARGE - SMALL) * np.sqrt(board.raw("gpus")[rows] / most)
-        - (LARGE - SMALL) * np.sqrt(1 / most)
+        + (LARGE - SMALL) * np.sqrt(plan.raw("gpus")[rows] / largest)
+        - (LARGE - SMALL) * np.sqrt(1 / largest)
     )
 
 
 _HOVER = "<b>%{customdata[1]}</b><br>%{customdata[2]}<extra></extra>"
 
 
-def _told(board: Plan, rows: Int) -> list[list[str]]:
-    """What points carry: key, name, and measures with what they are."""
-    noun, how = board.device_title, f"<i>computed; device: {board.basis}</i>"
-    measures = [(name, board.measures[name].title) for name in board.listed if name != "gpus"]
+def _about(plan: Plan, rows: Int) -> list[list[str]]:
+    """What points carry, one list per row: key, name, and measures as hover text."""
+    noun, basis = plan.device_title, f"<i>computed; device: {plan.basis}</i>"
+    measures = [(name, plan.measures[name].title) for name in plan.listed if name != "gpus"]
 
     def lines(row: int) -> str:
-        devices = int(board.raw("gpus")[row])
-        said = [f"{devices:,} {noun}" if devices == 1 else f"{devices:,} {noun}s"]
-        return "<br>".join(
-            [*said, *(f"{title} {board.text(name, row)}" for name, title in measures), how]
-        )
+        devices = int(plan.raw("gpus")[row])
+        size = f"{devices:,} {noun}" if devices == 1 else f"{devices:,} {noun}s"
+        figures = [f"{title} {plan.text(name, row)}" for name, title in measures]
+        return "<br>".join([size, *figures, basis])
 
-    return [[board.key(row), board.label(row), lines(row)] for row in map(int, rows)]
+    return [[plan.key(row), plan.label(row), lines(row)] for row in map(int, rows)]
 
 
 def _mark_pins(
-    figure: go.Figure, board: Plan, pins: Sequence[str], axes: tuple[str, str], colours: Palette
+    figure: go.Figure, plan: Plan, pins: Sequence[str], axes: tuple[str, str], colours: Palette
 ) -> None:
-    """Rings around pinned points with their names; splits refused for more than a limit have no place on the chart."""
-    rows = [row for key in pins if (row := board.find(key)) is not None and board.feasible[row]]
+    """Rings around pinned splits that fit, with their names."""
+    rows = [row for key in pins if (row := plan.find(key)) is not None and plan.feasible[row]]
     if rows:
         figure.add_scatter(
-            x=board.values(axes[0], rows),
-            y=board.values(axes[1], rows),
+            x=plan.values(axes[0], rows),
+            y=plan.values(axes[1], rows),
             mode="markers+text",
             name="Pinned",
             legendrank=1004,
-            text=[board.label(row) for row in rows],
+            text=[plan.label(row) for row in rows],
             textposition="bottom center",
             textfont={"color": colours.ink},
             marker={
@@ -165,17 +165,17 @@ def _mark_pins(
         )
 
 
-def _limit_lines(figure: go.Figure, board: Plan, axes: tuple[str, str], colours: Palette) -> None:
+def _limit_lines(figure: go.Figure, plan: Plan, axes: tuple[str, str], colours: Palette) -> None:
     """The objective's limits on either axis; the time per token also limits its inverse."""
     line = {"dash": "dash", "color": colours.alarm, "width": 2}
     for name, draw, key in ((axes[0], figure.add_vline, "x"), (axes[1], figure.add_hline, "y")):
-        limit = board.limit(name)
-        if name == "interactivity" and (tpot_ms := board.limit("tpot")) is not None:
+        limit = plan.limit(name)
+        if name == "interactivity" and (tpot_ms := plan.limit("tpot")) is not None:
             limit = 1e3 / tpot_ms
         if limit is not None:
-            said = f" limit {significant(limit)} {board.measures[name].unit}"
+            text = f" limit {significant(limit)} {plan.measures[name].unit}"
             draw(
                 **{key: limit},
                 line=line,
-                annotation={"text": said, "font": {"color": colours.alarm}},
+                annotation={"text": text, "font": {"color": colours.alarm}},
             )

@@ -1,7 +1,7 @@
 """Every split as a line along its degrees and measures.
 
-Plain lines: plotly's own parallel coordinates are drawn by WebGL, which takes a browser without a GPU two seconds of processor time, and
-do not say which split a line is.
+Plain lines: plotly's own parallel coordinates use WebGL, which takes two seconds of processor time
+without a GPU, and do not say which split a line is.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ DEGREES = ("tp", "pp", "dp", "ep", "cp")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: where each split crosses it (0 to 1), what is said there, and its ticks as places and texts."""
+    """One axis: where each split crosses it (0 to 1), the hover text there, ticks by place."""
 
     title: str
     places: Float
-    said: list[str]
+    texts: list[str]
     ticks: dict[float, str]
 
 
-def parallel(board: Plan, measures: Sequence[str], *, dark: bool = False) -> go.Figure:
-    """Splits that fit along their degrees and measures; the better in the first measure, the stronger the line."""
+def parallel(plan: Plan, measures: Sequence[str], *, dark: bool = False) -> go.Figure:
+    """Splits that fit along degrees and measures; a better first measure makes a stronger line."""
     colours = palette(dark)
-    rows, axes = _laid_out(board, measures)
-    first = board.measures[measures[0]]
+    rows, axes = _laid_out(plan, measures)
+    first = plan.measures[measures[0]]
     best_first = np.argsort(
-        board.raw(measures[0])[rows] * (-1 if first.more_is_better else 1), kind="stable"
+        plan.raw(measures[0])[rows] * (-1 if first.more_is_better else 1), kind="stable"
     )
     figure = go.Figure()
     for n, some in reversed([*enumerate(np.array_split(best_first, SHADES))]):  # the best on top
         share = 1 - n / (SHADES - 1)
         figure.add_scatter(
-            **_lines(board, rows, axes, some),
+            **_lines(plan, rows, axes, some),
             mode="lines",
             line={"color": mixed(colours.muted, colours.series[0], share), "width": 1 + share},
             hovertemplate="%{text}<extra></extra>",
@@ -57,7 +57,7 @@ def parallel(board: Plan, measures: Sequence[str], *, dark: bool = False) -> go.
         x=x,
         y=y,
         mode="text",
-        text=[f" {each}" for each in text],
+        text=[f" {tick}" for tick in text],
         textposition="middle right",
         textfont={"color": colours.ink},
         unselected={"textfont": {"color": colours.ink}},
@@ -87,31 +87,32 @@ def parallel(board: Plan, measures: Sequence[str], *, dark: bool = False) -> go.
 
 
 def passing(
-    board: Plan, measures: Sequence[str], boxes: Sequence[Mapping[str, Sequence[float]]]
+    plan: Plan, measures: Sequence[str], boxes: Sequence[Mapping[str, Sequence[float]]]
 ) -> list[int]:
     """Rows of the chart whose lines pass through boxes that were drawn on it, best ranked first.
 
-    A box is the two ``x`` and two ``y`` of its corners. Of several on one axis a line passes one; of those on several axes, all.
+    A box is the two ``x`` and two ``y`` of its corners. A line passes one of the boxes on each axis
+    that has any.
     """
-    rows, axes = _laid_out(board, measures)
-    kept = np.ones(len(rows), dtype=bool)
+    rows, axes = _laid_out(plan, measures)
+    inside = np.ones(len(rows), dtype=bool)
     for n, axis in enumerate(axes):
         spans = [sorted(box["y"]) for box in boxes if min(box["x"]) <= n <= max(box["x"])]
         if spans:
-            kept &= np.any(
+            inside &= np.any(
                 [(low <= axis.places) & (axis.places <= high) for low, high in spans], axis=0
             )
-    return [int(row) for row in rows[kept]]
+    return [int(row) for row in rows[inside]]
 
 
-def _laid_out(board: Plan, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
+def _laid_out(plan: Plan, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
     """The rows that are drawn, and their axes: degrees in which they differ, then measures."""
-    rows = board.order[:LINES]
-    rows = rows[np.all([np.isfinite(board.raw(name)[rows]) for name in measures], axis=0)]
-    degrees = [_of_degree(name, board.degree(name)[rows]) for name in DEGREES]
+    rows = plan.order[:LINES]
+    rows = rows[np.all([np.isfinite(plan.raw(name)[rows]) for name in measures], axis=0)]
+    degrees = [_of_degree(name, plan.degree(name)[rows]) for name in DEGREES]
     return rows, [
         *(axis for axis in degrees if len(axis.ticks) > 1),
-        *(_of_measure(board, name, rows) for name in measures),
+        *(_of_measure(plan, name, rows) for name in measures),
     ]
 
 
@@ -128,9 +129,9 @@ def _of_degree(name: str, values: Int) -> Axis:
     )
 
 
-def _of_measure(board: Plan, name: str, rows: Int) -> Axis:
+def _of_measure(plan: Plan, name: str, rows: Int) -> Axis:
     """A measure from its least value to its largest."""
-    measure, values = board.measures[name], board.values(name, rows)
+    measure, values = plan.measures[name], plan.values(name, rows)
     low, high = (float(values.min()), float(values.max())) if len(rows) else (0.0, 0.0)
     if high == low:
         places, ticks = np.full(len(rows), 0.5), {0.5: significant(low)}
@@ -142,19 +143,22 @@ def _of_measure(board: Plan, name: str, rows: Int) -> Axis:
     return Axis(
         measure.head,
         places,
-        [f"{measure.title} {board.text(name, int(row))}" for row in rows],
+        [f"{measure.title} {plan.text(name, int(row))}" for row in rows],
         ticks,
     )
 
 
-def _lines(board: Plan, rows: Int, axes: Sequence[Axis], some: Int) -> dict[str, Any]:
+def _lines(plan: Plan, rows: Int, axes: Sequence[Axis], some: Int) -> dict[str, Any]:
     """The lines of some of the rows, end to end with a gap after each."""
     gap = np.full((len(some), 1), np.nan)
     places = np.hstack([*(axis.places[some][:, None] for axis in axes), gap])
-    names = {int(n): board.label(int(rows[n])) for n in some}
-    said = [[*(f"<b>{names[int(n)]}</b><br>{axis.said[n]}" for axis in axes), ""] for n in some]
+    names = {int(n): plan.label(int(rows[n])) for n in some}
+    texts = []
+    for n in some:
+        texts += [f"<b>{names[int(n)]}</b><br>{axis.texts[n]}" for axis in axes]
+        texts.append("")
     return {
         "x": np.tile(np.arange(len(axes) + 1), len(some)),
         "y": places.ravel(),
-        "text": [each for line in said for each in line],
+        "text": texts,
     }

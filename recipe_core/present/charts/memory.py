@@ -13,13 +13,13 @@ from recipe_core.present.charts.style import BELOW, Palette, filled, palette
 from recipe_core.search.plan import Plan
 
 
-def memory_bars(board: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
-    """Memory per device by part, one bar a split, with what is usable and the capacity; drawn also where it does not fit."""
+def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
+    """Memory per device by part, one bar per split, with usable memory and capacity."""
     colours = palette(dark)
-    labels = [board.label(row) + ("" if board.feasible[row] else " (refused)") for row in rows]
-    parts = board.memory(rows)
+    labels = [plan.label(row) + ("" if plan.feasible[row] else " (refused)") for row in rows]
+    parts = plan.memory(rows)
     figure = go.Figure()
-    for n, (part, name) in enumerate(board.parts.items()):
+    for n, (part, name) in enumerate(plan.parts.items()):
         if not np.nan_to_num(parts[part]).any():
             continue
         figure.add_bar(
@@ -29,7 +29,7 @@ def memory_bars(board: Plan, rows: Sequence[int], *, dark: bool = False) -> go.F
             name=name,
             marker=filled(colours, n),
             customdata=[
-                [board.key(row), gib(float(value))]
+                [plan.key(row), gib(float(value))]
                 for row, value in zip(rows, parts[part], strict=True)
             ],
             hovertemplate=f"%{{y}}<br>{name} %{{customdata[1]}}<extra></extra>",
@@ -40,7 +40,7 @@ def memory_bars(board: Plan, rows: Sequence[int], *, dark: bool = False) -> go.F
         x=totals / GIB,
         mode="text",
         text=[
-            _total_text(board, row, float(total)) for row, total in zip(rows, totals, strict=True)
+            _total_text(plan, row, float(total)) for row, total in zip(rows, totals, strict=True)
         ],
         textposition="middle right",
         textfont={"color": colours.ink},
@@ -50,13 +50,13 @@ def memory_bars(board: Plan, rows: Sequence[int], *, dark: bool = False) -> go.F
     )
     usable, capacity = (
         max((get(row) for row in rows), default=0.0) / GIB
-        for get in (board.usable_bytes, board.capacity_bytes)
+        for get in (plan.usable_bytes, plan.capacity_bytes)
     )
     _capacity_lines(figure, usable, capacity, colours)
     widest = max([capacity, *(float(total) / GIB for total in totals if np.isfinite(total))])
     figure.update_layout(barmode="stack", height=150 + 36 * len(rows), bargap=0.35, **BELOW)
     figure.update_xaxes(
-        title=f"GiB per {board.device_title}", range=[0, widest * 1.3], zeroline=False
+        title=f"GiB per {plan.device_title}", range=[0, widest * 1.3], zeroline=False
     )
     figure.update_yaxes(autorange="reversed", type="category", title=None)
     return figure
@@ -76,11 +76,13 @@ def _capacity_lines(figure: go.Figure, usable: float, capacity: float, colours: 
     )
 
 
-def _total_text(board: Plan, row: int, total: float) -> str:
-    """The total, and what is missing where a start does not fit."""
-    short = board.short_bytes(row)
-    said = f" {total / GIB:,.1f}" if np.isfinite(total) else " not estimated"
-    return f"{said}, {short / GIB:,.1f} short" if short > 0 and not board.feasible[row] else said
+def _total_text(plan: Plan, row: int, total: float) -> str:
+    """The total, and what is missing where the split does not fit."""
+    short = plan.short_bytes(row)
+    text = f" {total / GIB:,.1f}" if np.isfinite(total) else " not estimated"
+    if short > 0 and not plan.feasible[row]:
+        text += f"<br> {short / GIB:,.1f} short"  # a line of its own: narrow screens cut long ones
+    return text
 
 
 def stage_bars(
@@ -91,14 +93,14 @@ def stage_bars(
     *,
     dark: bool = False,
 ) -> go.Figure:
-    """Memory of every pipeline stage by part; ``stages`` are bytes by part, ``names`` what a person calls the parts."""
+    """Memory of every pipeline stage. ``stages``: bytes by part; ``names``: of the parts."""
     colours = palette(dark)
     figure = go.Figure()
     x = [f"Stage {n}" for n in range(len(stages))]
     for n, (part, name) in enumerate(names.items()):
         values = [stage.get(part, 0.0) for stage in stages]
         if any(values):
-            said: dict[str, Any] = {
+            hover: dict[str, Any] = {
                 "customdata": [gib(value) for value in values],
                 "hovertemplate": f"%{{x}}<br>{name} %{{customdata}}<extra></extra>",
             }
@@ -107,7 +109,7 @@ def stage_bars(
                 y=[value / GIB for value in values],
                 name=name,
                 marker=filled(colours, n),
-                **said,
+                **hover,
             )
     for value, dash, colour, text in (
         (usable_bytes, "dot", colours.ink, f"usable {usable_bytes / GIB:.1f}"),

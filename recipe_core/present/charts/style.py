@@ -1,4 +1,4 @@
-"""What all figures share: colours that stay apart for colour-blind readers, patterns, margins, legends."""
+"""What all figures share: colour-blind safe colours, patterns, margins, legends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours in the order of use; ``muted`` for what is in the background, ``alarm`` for limits and what breaks them."""
+    """Colours in order of use; ``muted`` for the background, ``alarm`` for limits and excess."""
 
     series: tuple[str, ...]
     muted: str

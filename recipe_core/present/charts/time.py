@@ -1,4 +1,4 @@
-"""Where the time goes: parts of a step, their causes, and the timetable of a pipeline."""
+"""Where the time goes: parts of a step, their bottlenecks, and the schedule of a pipeline."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _scale(seconds: float) -> tuple[float, str]:
 def waterfall(
     parts: Mapping[str, float], names: Mapping[str, str], *, dark: bool = False
 ) -> go.Figure:
-    """Parts of a time (seconds), largest first, each starting where the last ended, and their sum."""
+    """Parts of a time (seconds), largest first, each from where the last ended, and the total."""
     colours = palette(dark)
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     total = sum(parts.values())
     factor, unit = _scale(total)
-    said = [duration(seconds) for _, seconds in ordered]
+    texts = [duration(seconds) for _, seconds in ordered]
     shares = [f"{seconds / total:.1%}" for _, seconds in ordered] if total else []
     figure = go.Figure(
         go.Waterfall(
@@ -36,7 +36,7 @@ def waterfall(
             y=[*(names.get(name, name) for name, _ in ordered), "Total"],
             x=[*(seconds * factor for _, seconds in ordered), 0],
             measure=["relative"] * len(ordered) + ["total"],
-            text=[*said, duration(total)],
+            text=[*texts, duration(total)],
             textposition="outside",
             textfont={"color": colours.ink},
             customdata=[*shares, "100%"],
@@ -58,23 +58,23 @@ def waterfall(
 
 
 def causes_bars(
-    found: Sequence[tuple[str, Mapping[str, float]]], *, dark: bool = False
+    splits: Sequence[tuple[str, Mapping[str, float]]], *, dark: bool = False
 ) -> go.Figure:
-    """Times of several splits, each stacked from compute, memory, network, overhead and waiting (seconds)."""
+    """Times of several splits (seconds by bottleneck), each stacked."""
     colours = palette(dark)
-    factor, unit = _scale(max((sum(parts.values()) for _, parts in found), default=0.0))
+    factor, unit = _scale(max((sum(parts.values()) for _, parts in splits), default=0.0))
     figure = go.Figure()
     for n, (cause, title) in enumerate(WHY.items()):
         figure.add_bar(
-            y=[name for name, _ in found],
-            x=[parts.get(cause, 0.0) * factor for _, parts in found],
+            y=[name for name, _ in splits],
+            x=[parts.get(cause, 0.0) * factor for _, parts in splits],
             orientation="h",
             name=title,
             marker=filled(colours, n),
-            customdata=[duration(parts.get(cause, 0.0)) for _, parts in found],
+            customdata=[duration(parts.get(cause, 0.0)) for _, parts in splits],
             hovertemplate=f"%{{y}}<br>{title} %{{customdata}}<extra></extra>",
         )
-    figure.update_layout(barmode="stack", height=110 + 44 * len(found), bargap=0.35, **FRAME)
+    figure.update_layout(barmode="stack", height=110 + 44 * len(splits), bargap=0.35, **FRAME)
     figure.update_layout(legend_traceorder="normal")
     figure.update_xaxes(title=unit, zeroline=False)
     figure.update_yaxes(autorange="reversed", type="category", title=None)
@@ -82,22 +82,22 @@ def causes_bars(
 
 
 def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
-    """The timetable of a pipeline: a row a stage, a bar a pass of a micro-batch; what is empty is idle."""
+    """A pipeline's schedule: a row per stage, a bar per pass of a micro-batch; gaps are idle."""
     colours = palette(dark)
     factor, unit = _scale(max((task.end_s for task in tasks), default=0.0))
     stages = sorted({task.stage for task in tasks})
     figure = go.Figure()
     for n, (backward, name) in enumerate(((False, "Forward"), (True, "Backward"))):
-        mine = [task for task in tasks if task.backward is backward]
+        passes = [task for task in tasks if task.backward is backward]
         chunks = len({task.chunk for task in tasks}) > 1
         figure.add_bar(
-            y=[f"Stage {task.stage}" for task in mine],
-            x=[(task.end_s - task.start_s) * factor for task in mine],
-            base=[task.start_s * factor for task in mine],
+            y=[f"Stage {task.stage}" for task in passes],
+            x=[(task.end_s - task.start_s) * factor for task in passes],
+            base=[task.start_s * factor for task in passes],
             orientation="h",
             name=name,
             marker=filled(colours, n) | {"line": {"color": colours.paper, "width": 1}},
-            text=[str(task.micro_batch + 1) for task in mine] if len(tasks) <= NUMBERED else None,
+            text=[str(task.micro_batch + 1) for task in passes] if len(tasks) <= NUMBERED else None,
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -106,9 +106,10 @@ def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
             customdata=[
                 f"micro-batch {task.micro_batch + 1}"
                 + (f", chunk {task.chunk + 1}" if chunks else "")
-                for task in mine
+                for task in passes
             ],
-            hovertemplate=f"{name} of %{{customdata}}<br>%{{y}}, %{{base:.4g}} {unit} + %{{x:.4g}} {unit}<extra></extra>",
+            hovertemplate=f"{name} of %{{customdata}}<br>%{{y}}, from %{{base:.4g}} {unit} "
+            f"for %{{x:.4g}} {unit}<extra></extra>",
         )
     figure.update_layout(barmode="overlay", height=120 + 34 * len(stages), bargap=0.12, **FRAME)
     figure.update_xaxes(title=unit, zeroline=False)

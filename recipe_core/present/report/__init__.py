@@ -1,11 +1,11 @@
-"""A recipe as one HTML file with its charts: it opens without a network and asks nothing of any.
+"""A recipe as one HTML file with its charts: it opens offline and requests nothing.
 
-``sections`` says what it holds, as data; ``charts`` draws; ``html`` puts both into the template,
-which escapes every text.
+``sections`` holds what it says, as data, with a chapter per registered view; ``html`` puts that
+into the template, which escapes every text.
 """
 
-from recipe_core.present.report.charts import Chart
+from recipe_core.present.charts.views import Chart, Table
 from recipe_core.present.report.html import html_report
-from recipe_core.present.report.sections import Section, Table, sections
+from recipe_core.present.report.sections import Section, sections
 
 __all__ = ["Chart", "Section", "Table", "html_report", "sections"]

@@ -1,4 +1,7 @@
-"""A report's sections as one HTML file. The template escapes every text; a policy in the file forbids the browser any request."""
+"""A report's sections as one HTML file.
+
+The template escapes every text; a policy in the file forbids the browser every request.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +40,31 @@ def _template() -> Template:
 
 def html_report(
     bundle: Bundle,
-    board: Plan | None = None,
+    plan: Plan | None = None,
     *,
     pins: Sequence[str] = (),
     addresses: Sequence[str] = (),
 ) -> str:
-    """The report of a bundle; ``board`` is the plan that it was chosen from, where its charts are wanted too."""
-    found = sections(bundle, board, pins, addresses or read_addresses("", bundle.context.nodes))
+    """The report of a bundle.
+
+    ``plan``: the one its split was chosen from; without it the charts of all splits are left out.
+    ``pins``: keys of splits to compare. ``addresses``: of the nodes; left out, placeholders.
+    """
+    chapters = sections(bundle, plan, pins, addresses or read_addresses("", bundle.context.nodes))
     return _template().render(
         title=title(bundle),
         name=bundle.recipe.name,
-        sections=found,
+        sections=chapters,
         plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library
         chart=_chart,
     )
 
 
 def _chart(figure: go.Figure, place: str) -> Markup:
-    """A figure as a place in the page and the script that draws it; plotly writes its JSON so that no text can end the script."""
+    """A figure as a place in the page and the script that draws it.
+
+    Plotly writes its JSON so that no text can end the script.
+    """
     plain = go.Figure(figure)
     plain.update_layout(
         template="plotly_white", font=_FONT, paper_bgcolor=LIGHT.paper, plot_bgcolor=LIGHT.paper

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.labels import split_name
 from recipe_core.bundle.write import Bundle
-from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.present import overview
-from recipe_core.present.report.charts import Chart, own_board, plan_charts, split_charts
+from recipe_core.present.charts.views import Chart, Focus, Table, views_of
+from recipe_core.present.report.charts import tradeoffs
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import summary
 from recipe_core.search.plan import Plan
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.search.training_plan import TrainingPlan
+from recipe_core.search.plans import plan_candidate
 from recipe_core.targets.by_hand import node_commands
 from recipe_core.targets.use import TITLES, uses
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text under a head."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    @staticmethod
-    def of(rows: Sequence[Mapping[str, str]], title: str = "") -> Table:
-        """From mappings that all have the same keys."""
-        return Table(
-            title, tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +31,29 @@ class Section:
 
 
 def sections(
-    bundle: Bundle, board: Plan | None, pins: Sequence[str], addresses: Sequence[str]
+    bundle: Bundle, plan: Plan | None, pins: Sequence[str], addresses: Sequence[str]
 ) -> list[Section]:
-    """The report of a bundle; ``board`` is the plan that it was chosen from (None: left out), ``addresses`` those of its nodes."""
-    own = own_board(bundle.recipe)
-    found = [_decision(bundle), _expected(bundle), _look(own, board)]
-    found += [_choice(bundle, board, pins)] if board is not None else []
-    return [*found, _start(bundle, addresses), _origins(bundle), _arithmetic(own), _request(bundle)]
+    """The chapters of a bundle's report.
+
+    ``plan``: the one its split was chosen from (None: left out). ``addresses``: of its nodes.
+    """
+    chosen_from = [] if plan is None else [_alternatives(bundle, plan, pins)]
+    return [
+        _decision(bundle),
+        _expected(bundle),
+        *chosen_from,
+        *_views(bundle, plan, pins),
+        _start(bundle, addresses),
+        _origins(bundle),
+        _request(bundle),
+    ]
 
 
 def _decision(bundle: Bundle) -> Section:
     recipe = bundle.recipe
     rows = tuple(overview.facts(recipe).items())
-    said = (f"Asked: {summary(recipe_request(recipe))}.", *recipe.notes)
-    return Section("What was decided", said, (Table("", (), rows),))
+    words = (f"Request: {summary(recipe_request(recipe))}.", *recipe.notes)
+    return Section("Decision", words, (Table("", (), rows),))
 
 
 def _expected(bundle: Bundle) -> Section:
@@ -75,80 +67,72 @@ def _expected(bundle: Bundle) -> Section:
         + "."
         for claim in recipe.claims
     ]
-    figures = Table("Figures", ("Figure", "Estimate", "Likely between", "Basis"), rows)
+    figures = Table("Figures", ("Figure", "Estimate", "Likely range", "Basis"), rows)
     memory = Table("Memory of the fullest device", (), tuple(overview.memory(recipe).items()))
-    return Section(
-        "What to expect",
-        ("Eight of ten measured runs are expected within a band.", *measured),
-        (figures, memory),
-    )
+    words = ("Eight of ten measured runs are expected to fall within the range.", *measured)
+    return Section("Expected figures", words, (figures, memory))
 
 
-def _look(own: Plan, board: Plan | None) -> Section:
-    return Section("Where time and memory go", charts=tuple(split_charts(own, board)))
+def _views(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> Iterator[Section]:
+    """A chapter for each registered view of the recipe's split that has something to show."""
+    # planned by itself: a recipe may state a split that no search lists
+    split, row = plan_candidate(recipe_request(bundle.recipe))
+    for view in views_of(split):
+        if not view.in_report:
+            continue
+        measure = view.first_measure(split)
+        items = list(view.draw(Focus(split, row, tuple(pins), plan, measure)))
+        tables = tuple(item for item in items if isinstance(item, Table))
+        charts = tuple(item for item in items if isinstance(item, Chart))
+        if tables or charts:
+            yield Section(view.title, tables=tables, charts=charts)
 
 
-def _choice(bundle: Bundle, board: Plan, pins: Sequence[str]) -> Section:
-    fallbacks = overview.fallback_rows(bundle.recipe)
-    words = (f"{len(board.order):,} of {len(board):,} splits fit.",)
-    table = (Table.of(fallbacks, "Where this one cannot run"),) if fallbacks else ()
-    return Section("What it was chosen from", words, table, charts=tuple(plan_charts(board, pins)))
+def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
+    rows = overview.fallback_rows(bundle.recipe)
+    words = (f"{len(plan.order):,} of {len(plan):,} splits fit.",)
+    table = (Table.of(rows, "Fallbacks"),) if rows else ()
+    return Section("Alternatives", words, table, charts=tuple(tradeoffs(plan, pins)))
 
 
 def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
     context = bundle.context
     nodes = node_commands(context, addresses)
-    typed = [
-        (f"On node {each.node}" if context.nodes > 1 else "In the bundle's folder", each.launcher)
-        for each in nodes
+    several = context.nodes > 1
+    code = [
+        (f"On node {node.node}" if several else "In the bundle's folder", node.launcher)
+        for node in nodes
     ]
-    typed += [
-        (f"which starts {name}", command) for each in nodes for name, command in each.processes
+    code += [
+        (f"which starts {name}", command) for node in nodes for name, command in node.processes
     ]
     rows = tuple(
         (use.title, use.start, use.stop) for use in uses(bundle.files, context.name, context.kind)
     )
     refused = tuple(
-        (TITLES[name], made) for name, made in bundle.targets.items() if isinstance(made, str)
+        (TITLES[name], reason) for name, reason in bundle.targets.items() if isinstance(reason, str)
     )
-    tables = [Table("Elsewhere", ("Where", "Start", "Stop"), rows)] if rows else []
-    tables += [Table("Not offered", ("Where", "Why"), refused)] if refused else []
-    return Section("How to start it", tables=tuple(tables), code=tuple(typed))
+    tables = [Table("Targets", ("Target", "Start", "Stop"), rows)] if rows else []
+    tables += [Table("Unavailable targets", ("Target", "Why"), refused)] if refused else []
+    return Section("Deploy", tables=tuple(tables), code=tuple(code))
 
 
 def _origins(bundle: Bundle) -> Section:
     rows = tuple(
         (row.name, row.value, row.layer, row.why) for row in overview.origins(bundle.recipe)
     )
-    return Section(
-        "Why each option", tables=(Table("", ("Option", "Value", "Set by", "Because"), rows),)
-    )
-
-
-def _arithmetic(own: Plan) -> Section:
-    return Section("The arithmetic", tables=tuple(_lines(own)))
-
-
-def _lines(own: Plan) -> Iterator[Table]:
-    found = (
-        training_arithmetic(own, 0)
-        if isinstance(own, TrainingPlan)
-        else arithmetic(own, 0)
-        if isinstance(own, ServingPlan)
-        else {}
-    )
-    for title, lines in found.items():
-        rows = tuple((line.name, line.formula, line.numbers, line.value) for line in lines)
-        yield Table(title, ("Figure", "Formula", "With the numbers", "Value"), rows)
+    table = Table("", ("Option", "Value", "Set by", "Why"), rows)
+    return Section("Option provenance", tables=(table,))
 
 
 def _request(bundle: Bundle) -> Section:
     recipe = bundle.recipe
-    said = f"Made by {recipe.built_by}; the recipe's digest is {recipe.digest}."
-    return Section("To make it again", (said,), code=(("request.yaml", to_yaml(recipe.request)),))
+    words = (f"Written by {recipe.built_by}. Digest of the recipe: {recipe.digest}.",)
+    return Section("Reproduce it", words, code=(("request.yaml", to_yaml(recipe.request)),))
 
 
 def title(bundle: Bundle) -> str:
-    """The report's title."""
-    recipe = bundle.recipe
-    return f"{recipe.model.id} on {recipe.device.count} × {recipe.device.title}: {split_name(recipe.candidate)}"
+    """Model, devices and split."""
+    recipe, device = bundle.recipe, bundle.recipe.device
+    split = split_name(recipe.candidate)
+    return f"{recipe.model.id} on {device.count} × {device.title}: {split}"

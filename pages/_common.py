@@ -26,9 +26,9 @@ from recipe_core.request.edit import change, select_split, shared_candidate, val
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.request.split_key import key_of, read_pins, split_of
-from recipe_core.search import fixes
+from recipe_core.search import plans
+from recipe_core.search.changes import Change
 from recipe_core.search.plan import Plan
-from recipe_core.search.plans import plan
 
 MAX_PINS = 4
 BY_MEANS = {"objective.limits.percentile": None}
@@ -45,17 +45,20 @@ def dark() -> bool:
 
 
 def main_button() -> str:
-    """The type of a page's main button: filled, but in dark, where the primary colour is too light for the white text of filled buttons."""
+    """The type of a page's main button.
+
+    Filled, but not in dark: there the primary colour is too light for white text on it.
+    """
     return "secondary" if dark() else "primary"
 
 
-# --- state --------------------------------------------------------------------------------------------------------------------
+# --- state ---------------------------------------------------------------------------------------
 
 
 def request() -> PlanRequest:
-    """What the person has asked for so far."""
-    found: PlanRequest = st.session_state["request"]
-    return found
+    """The request as it stands."""
+    current: PlanRequest = st.session_state["request"]
+    return current
 
 
 def training() -> bool:
@@ -65,8 +68,8 @@ def training() -> bool:
 
 def pins() -> list[str]:
     """Keys of the pinned splits."""
-    found: list[str] = st.session_state["pins"]
-    return found
+    keys: list[str] = st.session_state["pins"]
+    return keys
 
 
 def link() -> dict[str, str]:
@@ -76,12 +79,12 @@ def link() -> dict[str, str]:
 
 def read_url() -> None:
     """Take request and pins from the link when it says something this session did not write."""
-    state, given = st.session_state, st.query_params.to_dict()
+    state, query = st.session_state, st.query_params.to_dict()
     edited = state.pop("edited", False)
-    if "request" in state and (edited or not given or given == state.get("written")):
-        return  # ours, a click in the navigation, or an edit while the address is still the old one
-    state["request"], ignored = from_query(given)
-    state["pins"], bad_pins = read_pins(given.get("pins", ""), MAX_PINS)
+    if "request" in state and (edited or not query or query == state.get("written")):
+        return  # ours, a click in the navigation, or an edit the address does not show yet
+    state["request"], ignored = from_query(query)
+    state["pins"], bad_pins = read_pins(query.get("pins", ""), MAX_PINS)
     state["ignored"] = [*ignored, *bad_pins]
 
 
@@ -93,7 +96,7 @@ def write_url() -> None:
 
 
 def apply(changes: Mapping[str, Any]) -> None:
-    """Change the request; an edit that makes it invalid is refused and said."""
+    """Change the request; an edit that makes it invalid is refused, and the next run says why."""
     st.session_state["edited"] = True
     try:
         st.session_state["request"] = change(request(), changes)
@@ -117,9 +120,8 @@ def edit(
     an empty widget takes the field out, else it changes nothing.
     """
     key = f"_{field}"
-    st.session_state[key] = read(
-        value_of(request(), field)
-    )  # seeded each run: no second source for the widget's value
+    # seeded on every run: the request is the only source of the widget's value
+    st.session_state[key] = read(value_of(request(), field))
 
     def commit() -> None:
         value = st.session_state[key]
@@ -138,17 +140,17 @@ def pick_device(
     title: Callable[[Device], str],
     **options: Any,
 ) -> None:
-    """Draw a widget on the device: shipped ones by name, and beside them the request's where that is a profile of one's own."""
-    now = request().hardware.device
-    chosen = device(now)
+    """Draw a widget on the device: ``names``, and the request's where that is a custom profile."""
+    value = request().hardware.device
+    current = device(value)
     edit(
         widget,
         label,
         "hardware.device",
-        read=lambda _: chosen.name,
-        write=lambda name: now if name == chosen.name else name,
-        options=[*names, *([chosen.name] if is_own(chosen) else [])],
-        format_func=lambda name: title(chosen if name == chosen.name else device(name)),
+        read=lambda _: current.name,
+        write=lambda name: value if name == current.name else name,
+        options=[*names, *([current.name] if is_own(current) else [])],
+        format_func=lambda name: title(current if name == current.name else device(name)),
         **options,
     )
 
@@ -161,7 +163,7 @@ def choose(
     changes: Callable[[Any], Mapping[str, Any]],
     **options: Any,
 ) -> None:
-    """Draw a widget whose choice changes several fields; ``changes`` says which, for a choice that is not empty."""
+    """Draw a widget whose choice changes several fields: ``changes`` of the choice says which."""
     st.session_state[key] = now
 
     def commit() -> None:
@@ -172,19 +174,19 @@ def choose(
 
 
 def toggle_pin(key: str) -> None:
-    """Pin a split, or take its pin away; the oldest pin makes room."""
-    kept = [pin for pin in pins() if pin != key]
-    st.session_state["pins"] = kept if key in pins() else [*pins(), key][-MAX_PINS:]
+    """Pin a split, or remove its pin; the oldest pin makes room."""
+    rest = [pin for pin in pins() if pin != key]
+    st.session_state["pins"] = rest if key in pins() else [*pins(), key][-MAX_PINS:]
     st.session_state["edited"] = True
 
 
-def take(key: str) -> None:
-    """Make a split the chosen one; the recipe page shows it."""
+def select(key: str) -> None:
+    """Make a split the request's own; the recipe page shows it."""
     apply(select_split(request(), key))
 
 
 def follow_edit() -> None:
-    """Run the whole page anew where something was asked or pinned in a part of it that runs alone; to be called first in such a part."""
+    """Run the whole page anew after an edit in a fragment; to be called first in each."""
     if st.session_state.get("edited"):  # a whole run has taken the mark away before it comes here
         st.rerun()
 
@@ -194,102 +196,121 @@ def start_over() -> None:
     st.session_state.update({"request": DEFAULT, "pins": [], "edited": True})
 
 
-# --- what the core says -----------------------------------------------------------------------------------------------------------
+# --- the plan ------------------------------------------------------------------------------------
 
 
 def model() -> ModelSpec:
-    """The model of the request; raises RecipeError."""
+    """The model of the request.
+
+    Raises:
+        RecipeError: where it cannot be read.
+    """
     return load_model(request().model, folders=folders_allowed())
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say what is being done; while requests are simulated for percentiles, how far that is, with a way to do without.
+def working(task: str) -> Iterator[None]:
+    """Show what is being done.
 
-    The button, or any other edit, ends the work at its next step: there Streamlit stops a script that has something new to run.
+    While requests are simulated for percentiles also how far that is, with a way to do without.
+    The button, or any other edit, ends the work at its next step: there Streamlit stops a script
+    that has something new to run.
     """
     place = st.empty()
-    with place.container(), st.spinner(what):
+    with place.container(), st.spinner(task):
         bars: list[Any] = []
 
         def show(done: int, steps: int) -> None:
-            said = f"Requests of {done} of {steps} splits are simulated"
+            text = f"Simulating requests: {done} of {steps} splits"
             if not bars:
                 bars.append(st.progress(0.0))
                 st.button(
-                    "Judge by means instead",
+                    "Use means instead",
                     key="no-percentile",
                     icon=":material/close:",
                     on_click=apply,
                     args=(BY_MEANS,),
                 )
-            bars[0].progress(done / steps, text=said)
+            bars[0].progress(done / steps, text=text)
 
         with progress.watched(show):
             yield
     place.empty()
 
 
+# ``digest`` only tells apart what a model's folder held before and holds now
 @lru_cache(maxsize=32)
-def _board(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001 - the digest tells changed folders apart
-    with working("Judging every split"):
-        return plan(PlanRequest.parse(json.loads(text)), folders=may_read)
+def _planned(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
+    with working("Evaluating every split"):
+        return plans.plan(PlanRequest.parse(json.loads(text)), folders=may_read)
 
 
 @lru_cache(maxsize=64)
-def _remedies(text: str, digest: str, may_read: bool) -> list[fixes.Remedy]:
-    found = _board(text, digest, may_read)
+def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _planned(text, digest, may_read)
     with working("Looking for a change that fits"):
-        return fixes.remedies(found)
+        return plan.changes()
 
 
 def _cache_key() -> tuple[str, str]:
-    """A plan depends on everything but the split that was chosen, and on what the model's folder holds now.
+    """The request without its split, on which no plan depends, and the model folder's digest.
 
     Of a training candidate stays what all splits share.
     """
-    return json.dumps(
-        request().model_copy(update={"candidate": shared_candidate(request())}).to_json()
-    ), model().digest
+    whole_plan = request().model_copy(update={"candidate": shared_candidate(request())})
+    return json.dumps(whole_plan.to_json()), model().digest
 
 
-def board() -> Plan:
-    """The plan of the request, cached; raises RecipeError. Shared between sessions, so read only."""
-    return _board(*_cache_key(), folders_allowed())
+def planned() -> Plan:
+    """The plan of the request, cached. Sessions share it, so read only.
+
+    Raises:
+        RecipeError: where there is nothing to plan; the verdict on the page shows it.
+    """
+    return _planned(*_cache_key(), folders_allowed())
 
 
-def board_or_none() -> Plan | None:
+def planned_or_none() -> Plan | None:
     """The plan; None where the verdict above says what is wrong, and the fix."""
     try:
-        return board()
+        return planned()
     except RecipeError:
         return None
 
 
-def remedies() -> list[fixes.Remedy]:
-    """Changes after which a split fits, each really planned."""
-    return _remedies(*_cache_key(), folders_allowed())
+def changes() -> list[Change]:
+    """Changes to the request after which a split fits, each really planned."""
+    return _changes(*_cache_key(), folders_allowed())
 
 
-def chosen_key() -> str | None:
-    """The key of the split that was taken, None while the ranking chooses."""
+def pinned_rows(plan: Plan) -> list[int]:
+    """Rows of the pinned splits that fit."""
+    rows = [plan.find(key) for key in pins()]
+    return [row for row in rows if row is not None and plan.feasible[row]]
+
+
+def selected_key() -> str | None:
+    """The key of the split that the request states, None while the ranking decides."""
     candidate = request().candidate
     return key_of(candidate.model_dump()) if candidate else None
 
 
-def chosen(found: Plan) -> int | None:
-    """The row of the chosen split while it fits, else the best row."""
-    key = chosen_key()
-    row = found.row(key) if key else None
-    return row if row is not None and found.feasible[row] else found.best()
+def _selected(plan: Plan) -> int | None:
+    """The row of the split that the request states, while it fits."""
+    key = selected_key()
+    row = plan.find(key) if key else None
+    return row if row is not None and plan.feasible[row] else None
 
 
-def chosen_is_gone(found: Plan) -> str | None:
-    """The name of a chosen split that no longer fits."""
-    key = chosen_key()
-    row = found.row(key) if key else None
-    return (
-        None
-        if key is None or (row is not None and found.feasible[row])
-        else split_name(split_of(key) or {})
-    )
+def selected_row(plan: Plan) -> int | None:
+    """The row of the split that the request states while it fits, else the best row."""
+    row = _selected(plan)
+    return plan.best_row if row is None else row
+
+
+def lost_split(plan: Plan) -> str | None:
+    """The name of a split that the request states and that no longer fits."""
+    key = selected_key()
+    if key is None or _selected(plan) is not None:
+        return None
+    return split_name(split_of(key) or {})

@@ -1,8 +1,8 @@
-"""A device of one's own, by its profile: the part of the hardware page that takes one."""
+"""The part of the hardware page that takes the profile of a custom device."""
 
 from __future__ import annotations
 
-import common
+import _common as common
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -41,33 +41,34 @@ def pasted() -> None:
         take_profile(text.encode(), "the pasted profile")
 
 
-def draw(chosen: Device, name: str) -> None:
-    """A device that is not listed, or a listed one as it was measured here; ``name``: what the present one is called."""
+def draw(chip: Device, name: str) -> None:
+    """An upload for an unlisted or newly measured device; ``name``: of the current one."""
     with st.expander(
-        "A device of your own, or your measurements of one? Give its profile",
+        "Device not listed, or measured by you? Upload its profile",
         icon=":material/upload_file:",
     ):
         left, right = st.columns(2)
         with left:
             st.file_uploader(
-                "A profile (YAML)",
+                "Profile (YAML)",
                 type=["yaml", "yml"],
                 key="profile",
                 on_change=uploaded,
                 max_upload_size=1,
             )
             st.caption(
-                f"At most {MAX_BYTES >> 10} KiB. It travels in the link, the request and the bundle; nothing of it is kept here."
+                f"At most {MAX_BYTES >> 10} KiB. The profile travels in the link, the request and "
+                "the bundle; the server keeps nothing."
             )
             st.download_button(
-                "Your profile as a file" if is_own(chosen) else f"Start from {name}",
-                lambda: template(chosen).encode(),
-                file_name=f"{chosen.name}.yaml" if is_own(chosen) else f"my-{chosen.name}.yaml",
+                "Download your profile" if is_own(chip) else f"Start from {name}",
+                lambda: template(chip).encode(),
+                file_name=f"{chip.name}.yaml" if is_own(chip) else f"my-{chip.name}.yaml",
                 mime="application/yaml",
                 on_click="ignore",
                 icon=":material/download:",
                 key="template",
-                help="All figures with their units; keep those that you measured, and say where they are from",
+                help="All figures with units. Keep those you measured and state their source",
             )
         with right:
             st.text_area(

@@ -1,8 +1,8 @@
-"""What all pages draw: the question, the request in one line, the verdict with its remedies, errors with where to correct them."""
+"""What all pages draw: question, request in one line, verdict with changes that help, errors."""
 
 from __future__ import annotations
 
-import common
+import _common as common
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -25,8 +25,8 @@ def show_notice() -> None:
     """Say once what was ignored of a link or why an edit was refused."""
     if ignored := st.session_state.pop("ignored", None):
         lines = [common.escape(line) for line in ignored]
-        said = lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
-        st.warning(f"**Parts of the link were ignored.**\n\n{said}", icon=":material/link_off:")
+        text = lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
+        st.warning(f"**Parts of the link were ignored.**\n\n{text}", icon=":material/link_off:")
     if refused := st.session_state.pop("refused", None):
         st.error(common.escape(refused), icon=":material/block:")
 
@@ -39,33 +39,33 @@ def head(title: str) -> None:
 
 
 def verdict() -> None:
-    """One line on every page: how many splits fit and the best, or why none does and what would change that."""
+    """How many splits fit and the best, or why none does and what would change that."""
     try:
-        found = common.board()
+        plan = common.planned()
     except RecipeError as error:
         problem(error)
         return
-    row = found.best()
+    row = plan.best_row
     if row is None:
-        nothing_fits(found)
+        nothing_fits(plan)
         return
     fitting = (
         "**The only split fits.**"
-        if len(found) == 1
-        else f"**{len(found.ranked):,} of {len(found):,} splits fit.**"
+        if len(plan) == 1
+        else f"**{len(plan.order):,} of {len(plan):,} splits fit.**"
     )
-    best = f"Best: **{common.escape(found.label(row))}**, {common.escape(found.phrase(row))}."
+    best = f"Best: **{common.escape(plan.label(row))}**, {common.escape(plan.phrase(row))}."
     st.success(f"{fitting} {best}", icon=":material/check_circle:")
 
 
 def problem(error: RecipeError) -> None:
-    """An error of the request, with where to correct it."""
+    """An error of the request, with a link to the page that corrects it."""
     st.error(common.escape(error), icon=":material/error:")
-    where = PAGE_OF.get((error.field or "").split(".")[0])
+    page = PAGE_OF.get((error.field or "").split(".")[0])
     with st.container(horizontal=True):
-        if where and st.session_state.get("page") != where:
+        if page and st.session_state.get("page") != page:
             st.page_link(
-                where, label="Correct it", icon=":material/edit:", query_params=common.link()
+                page, label="Correct it", icon=":material/edit:", query_params=common.link()
             )
         st.button(
             "Start over",
@@ -75,37 +75,35 @@ def problem(error: RecipeError) -> None:
         )
 
 
-def nothing_fits(found: Plan) -> None:
-    """Which limit refuses everything, by how much for the nearest split, and the change that helps as one click."""
-    row = found.nearest()
+def nothing_fits(plan: Plan) -> None:
+    """What refuses everything, by how much for the nearest split, and changes as one click each."""
+    row = plan.nearest_row()
     if row is None:
-        st.error("There are no splits of these devices to judge.", icon=":material/block:")
+        st.error("These devices allow no split.", icon=":material/block:")
         return
-    nearest = f"The nearest, {found.label(row)}: {'; '.join(found.reasons(row))}."
+    nearest = f"Nearest is {plan.label(row)}: {'; '.join(plan.reasons(row))}."
     none = (
-        "The only split does not fit."
-        if len(found) == 1
-        else f"None of {len(found):,} splits fits."
+        "The only split does not fit." if len(plan) == 1 else f"None of {len(plan):,} splits fits."
     )
     st.error(f"**{none}** {common.escape(nearest)}", icon=":material/block:")
     with st.container(horizontal=True):
-        for n, remedy in enumerate(common.remedies()):
-            label = common.escape(f"{change_label(remedy.changes)}: then {remedy.split} fits")
+        for n, change in enumerate(common.changes()):
+            label = f"{change_label(change.fields)}: then {change.split} fits"
             st.button(
-                label,
-                key=f"remedy-{n}",
+                common.escape(label),
+                key=f"change-{n}",
                 icon=":material/build:",
                 on_click=common.apply,
-                args=(remedy.changes,),
+                args=(change.fields,),
             )
 
 
 def code(text: str) -> None:
-    """Text to copy, in one colour: those that syntax is painted with are too pale to read for some."""
+    """Text to copy, in one colour: syntax colours are too pale for some readers."""
     st.code(text, language=None, wrap_lines=True)
 
 
-def column_config(board: Plan) -> dict[str, object]:
+def column_config(plan: Plan) -> dict[str, object]:
     """Titles, units and bars of the table's columns."""
     config: dict[str, object] = {
         name: st.column_config.NumberColumn(
@@ -113,25 +111,19 @@ def column_config(board: Plan) -> dict[str, object]:
             format="localized",
             help=measure.help or measure.title,
         )
-        for name, measure in board.measures.items()
+        for name, measure in plan.measures.items()
     }
     if "used" in config:
-        used = board.measures["used"]
+        used = plan.measures["used"]
         config["used"] = st.column_config.ProgressColumn(
             used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help
         )
     front = st.column_config.TextColumn(
         "Front",
         width="small",
-        help="◆: no other split is better in both of the first chart's measures",
+        help="◆: no other split beats it in both measures of the tradeoff chart",
     )
-    return config | {
-        "key": None,
-        "split": st.column_config.TextColumn("Split", pinned=True, width=split_width()),
-        "front": front,
-    }
-
-
-def split_width() -> int | None:
-    """Training splits have long names."""
-    return 330 if common.training() else None
+    # names of training splits are long
+    width = 330 if common.training() else None
+    split = st.column_config.TextColumn("Split", pinned=True, width=width)
+    return {**config, "key": None, "split": split, "front": front}

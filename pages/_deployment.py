@@ -1,0 +1,88 @@
+"""Deployment settings: what differs between places. Kept in the session, not in the link."""
+
+from __future__ import annotations
+
+import _common as common
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.bundle.write import Bundle
+from recipe_core.recipe.parameters import read_parameters
+from recipe_core.recipe.place import Parameters
+from recipe_core.targets import form
+from recipe_core.targets.by_hand import read_addresses
+
+
+def entries() -> dict[str, str]:
+    """Text of the form's filled fields, by parameter."""
+    texts: dict[str, str] = st.session_state.setdefault("place", {})
+    return texts
+
+
+def parameters() -> Parameters:
+    """The last valid settings."""
+    valid: Parameters = st.session_state.get("parameters", Parameters())
+    return valid
+
+
+def read_form() -> None:
+    """Read the form; an invalid entry is reported below it, and the last valid settings stay."""
+    values = {
+        name: text
+        for name in Parameters.model_fields
+        if (text := st.session_state.get(f"place-{name}", entries().get(name, "")).strip())
+    }
+    st.session_state["place"] = values
+    try:
+        st.session_state["parameters"] = read_parameters(values)
+        st.session_state["misplaced"] = None
+    except RecipeError as error:
+        st.session_state["misplaced"] = str(error)
+
+
+def addresses(bundle: Bundle) -> tuple[str, ...]:
+    """Addresses of the nodes as entered; placeholders where they cannot be read."""
+    try:
+        return read_addresses(st.session_state.get("addresses", ""), bundle.context.nodes)
+    except RecipeError:
+        return read_addresses("", bundle.context.nodes)
+
+
+def fill_in(bundle: Bundle) -> None:
+    """The form; commands and files below it follow."""
+    with st.expander(
+        "Deployment settings: namespace, port, image, partition …",
+        icon=":material/edit_location_alt:",
+    ):
+        st.caption(
+            "Commands and files below update at once. "
+            "Settings stay in this session and are not part of links."
+        )
+        for group, fields in form.groups(bundle.context, bundle.targets).items():
+            st.markdown(f"**{group}**")
+            with st.grid(4, min_column_width=140):
+                for field in fields:
+                    st.session_state[f"place-{field.name}"] = entries().get(field.name, "")
+                    st.text_input(
+                        field.title,
+                        key=f"place-{field.name}",
+                        on_change=read_form,
+                        placeholder=form.default(field.name, bundle.context),
+                        help=field.help,
+                        max_chars=512,
+                    )
+        if entries():
+            st.button("Clear", key="clear-place", icon=":material/backspace:", on_click=clear)
+    if entries():
+        settings = ", ".join(f"{name} {text}" for name, text in entries().items())
+        st.caption(common.escape(f"Set: {settings}."))
+    if error := st.session_state.get("misplaced"):
+        st.error(
+            f"{common.escape(error)} The previous valid value stays in effect.",
+            icon=":material/error:",
+        )
+
+
+def clear() -> None:
+    """Reset every setting to its default."""
+    st.session_state.update({"place": {}, "parameters": Parameters(), "misplaced": None})

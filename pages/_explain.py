@@ -1,0 +1,223 @@
+"""One split in every registered view, and why other splits are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import _common as common
+import _widgets as widgets
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import change_label
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.present import tables
+from recipe_core.present.charts.views import Chart, Focus, Item, Note, Table, View, views_of
+from recipe_core.search.changes import fixes
+from recipe_core.search.plan import Plan
+from recipe_core.targets.start_command import start_command
+
+WHY_NOT = "Why not?"
+
+
+@st.fragment
+def look_closer(plan: Plan) -> None:
+    """The split to look at and its views.
+
+    Only the open tab is computed, and the rest of the page stays as it is.
+    """
+    common.follow_edit()
+    st.header("A closer look", anchor=False)
+    row = plan.nearest_row() if plan.best_row is None else pick_row(plan)
+    if row is None:
+        return
+    views = views_of(plan)
+    titles = [*(view.title for view in views), WHY_NOT]
+    for tab, view in zip(
+        st.tabs(titles, key="views", on_change="rerun"), [*views, None], strict=True
+    ):
+        if tab.open:
+            with tab:
+                why_not(plan) if view is None else show_view(view, plan, row)
+    if plan.best_row is not None:
+        show_command(plan, row)
+
+
+def pick_row(plan: Plan) -> int:
+    """The split to look at: the best, the selected one or a pinned one."""
+    candidates = [plan.best_row, common.selected_row(plan), *common.pinned_rows(plan)]
+    rows = list(dict.fromkeys(row for row in candidates if row is not None))
+    options = {plan.key(row): plan.label(row) for row in rows}
+    options[plan.key(rows[0])] += " (best)"
+    key = st.selectbox(
+        "Split",
+        list(options),
+        format_func=options.get,
+        key="focus",
+        help="The best split, the one you use, and those you pinned",
+        width=460,
+    )
+    row = plan.find(key) if key in options else None
+    return rows[0] if row is None else row
+
+
+def show_view(view: View, plan: Plan, row: int) -> None:
+    """One view of a split, with its measure to choose where it has several."""
+    measure = pick_measure(view, plan)
+    focus = Focus(plan, row, tuple(common.pins()), measure=measure, dark=common.dark())
+    show_items(plan, view.draw(focus))
+
+
+def pick_measure(view: View, plan: Plan) -> str:
+    """The measure that a view draws; empty where it offers none."""
+    names, first = view.offered(plan), view.first_measure(plan)
+    if not names:
+        return ""
+    name = st.selectbox(
+        "Measure",
+        names,
+        index=names.index(first),
+        format_func=lambda name: plan.measures[name].title,
+        key=f"measure-{view.name}-{plan.kind}",
+        persist_state="session",
+        width=460,
+    )
+    return name if name in names else first
+
+
+def show_items(plan: Plan, items: Iterable[Item]) -> None:
+    """What a view yields, in order; two halves stand side by side."""
+    slots: list[Any] = []
+    for item in items:
+        half = isinstance(item, Chart) and item.half
+        if half and not slots:
+            slots = list(st.columns(2, gap="large"))
+        with slots.pop(0) if half else st.container():
+            SHOW[type(item)](plan, item)
+
+
+def show_chart(plan: Plan, chart: Chart) -> None:
+    """A chart with its title and note, and a list of the splits that boxes drawn on it mark."""
+    st.markdown(f"**{common.escape(chart.title)}**")
+    # only a chart with something to mark listens: any other would rerun the page on every click
+    listen: dict[str, Any] = (
+        {"on_select": "rerun", "selection_mode": "box"} if chart.passing else {}
+    )
+    event = st.plotly_chart(chart.figure, key=chart.key, alt=chart.alt, **listen)
+    if chart.note:
+        st.caption(common.escape(chart.note))
+    if chart.passing and (boxes := event["selection"].get("box")):
+        marked_splits(plan, chart.passing(boxes))
+
+
+def marked_splits(plan: Plan, rows: list[int]) -> None:
+    """Splits that pass through what was marked."""
+    st.markdown(f"**Splits that pass through: {len(rows):,}**")
+    if rows:
+        frame = tables.splits_frame(plan, rows)
+        st.dataframe(
+            frame,
+            hide_index=True,
+            height="content" if len(frame) < 8 else 320,
+            column_order=["split", *(name for name in plan.listed if plan.known(name))],
+            column_config=widgets.column_config(plan),
+            alt=f"{len(rows)} splits that pass through the marked ranges",
+        )
+
+
+def show_table(plan: Plan, table: Table) -> None:  # noqa: ARG001 - every item is shown alike
+    """A table of text."""
+    st.markdown(f"**{common.escape(table.title)}**")
+    columns: dict[str, list[str]] = {}
+    for name, cells in zip(table.head, zip(*table.rows, strict=True), strict=True):
+        texts = [common.escape(cell) for cell in cells]
+        columns[name] = [f"**{text}**" for text in texts] if name == table.strong else texts
+    st.table(columns, border="horizontal", hide_index=True, alt=table.title)
+
+
+def show_note(plan: Plan, note: Note) -> None:  # noqa: ARG001 - every item is shown alike
+    """Why there is nothing to draw, or what else to know."""
+    st.info(common.escape(note.text), icon=":material/info:")
+
+
+SHOW: dict[type, Callable[[Plan, Any], None]] = {
+    Chart: show_chart,
+    Table: show_table,
+    Note: show_note,
+}
+
+
+def show_command(plan: Plan, row: int) -> None:
+    """The command that starts the split, to copy; or why there is none."""
+    try:
+        command = start_command(plan, row, folders=folders_allowed())
+    except RecipeError as error:
+        st.warning(
+            f"**{common.escape(plan.label(row))} cannot be started.** {common.escape(error)}",
+            icon=":material/block:",
+        )
+        return
+    st.caption(
+        "Command of the first process. The recipe lists every process, file, check and target."
+    )
+    widgets.code(command)
+
+
+def why_not(plan: Plan) -> None:
+    """Refused splits, the reasons of each, and what would let it run."""
+    number = int((~plan.feasible).sum())
+    if not number:
+        st.info("No split is refused.", icon=":material/check_circle:")
+        return
+    counts = tables.refusal_counts(plan).items()
+    st.markdown(" · ".join(f"{common.escape(kind)}: **{n:,}**" for kind, n in counts))
+    refused = tables.refused_frame(plan)
+    event = st.dataframe(
+        refused,
+        key="refused-splits",
+        on_select="rerun",
+        selection_mode="single-row",
+        hide_index=True,
+        height="content" if len(refused) < 10 else 380,
+        column_config={
+            "key": None,
+            "split": st.column_config.TextColumn("Split", pinned=True),
+            "why": st.column_config.TextColumn("Why not", width=900),
+            "kind": st.column_config.TextColumn("Rule", width="medium"),
+        },
+        alt=f"{len(refused)} refused splits with their reasons",
+    )
+    if number > len(refused):
+        st.caption(f"The {len(refused):,} of {number:,} with the fewest problems.")
+    ticked = event["selection"]["rows"]
+    row = plan.find(str(refused["key"][ticked[0]])) if ticked and ticked[0] < len(refused) else None
+    if row is None:
+        st.caption("Tick a row to see what would let that split run.")
+    else:
+        show_fixes(plan, row)
+
+
+def show_fixes(plan: Plan, row: int) -> None:
+    """What would let one refused split run, and the nearest split that runs, one click each."""
+    with st.container(border=True):
+        reasons = "; ".join(plan.reasons(row))
+        st.markdown(f"**{common.escape(plan.label(row))}**: {common.escape(reasons)}.")
+        changes = fixes(plan, row)
+        if not changes:
+            st.caption("No small change to the request lets it run.")
+        with st.container(horizontal=True):
+            for n, change in enumerate(changes):
+                nearest = not change.fields
+                label = (
+                    f"Pin {change.split}, the nearest that fits"
+                    if nearest
+                    else change_label(change.fields)
+                )
+                st.button(
+                    common.escape(label),
+                    key=f"fix-{n}",
+                    icon=":material/keep:" if nearest else ":material/build:",
+                    on_click=common.toggle_pin if nearest else common.apply,
+                    args=(change.key,) if nearest else (change.fields,),
+                )

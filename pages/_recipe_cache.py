@@ -1,0 +1,29 @@
+"""Recipes and bundles, made once for all sessions with the same request, so read only."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import _common as common
+
+from recipe_core.bundle.write import Bundle, bundle_of
+from recipe_core.recipe import Recipe, make_recipe, with_parameters
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.schema import PlanRequest
+
+
+@lru_cache(maxsize=64)
+def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - part of the key
+    """The recipe of a request, by its JSON."""
+    with common.working("Writing the recipe"):
+        return make_recipe(PlanRequest.parse(json.loads(text)), folders=may_read)
+
+
+@lru_cache(maxsize=32)
+def bundle_at(text: str, digest: str, may_read: bool, parameters: str) -> Bundle:
+    """The bundle of a request under deployment settings (JSON, empty: the defaults)."""
+    recipe = recipe_of(text, digest, may_read)
+    if parameters:
+        recipe = with_parameters(recipe, Parameters.model_validate_json(parameters))
+    return bundle_of(recipe)

@@ -1,0 +1,329 @@
+"""The tabs of the recipe page: deployment, files, provenance, engines, fallbacks, API and CLI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import _common as common
+import _deployment as deployment
+import _widgets as widgets
+import streamlit as st
+
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import RecipeError
+from recipe_core.bundle.browse import PREVIEWED, listing, preview
+from recipe_core.bundle.write import Bundle
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.present import overview, snippets
+from recipe_core.recipe import Recipe, recipe_request
+from recipe_core.recipe.other_engines import OtherEngine, other_engines
+from recipe_core.request.link import left_out
+from recipe_core.request.schema import PlanRequest
+from recipe_core.targets.by_hand import node_commands, read_addresses
+from recipe_core.targets.use import TITLES, uses
+
+BY_HAND = "by hand"
+SHOWN_PX = 460
+
+
+# --- deploy --------------------------------------------------------------------------------------
+
+
+def deploy(bundle: Bundle) -> None:
+    """Every target, refused ones too, and the commands of the selected one."""
+    deployment.fill_in(bundle)
+    refused = {name: reason for name, reason in bundle.targets.items() if isinstance(reason, str)}
+    titles = {BY_HAND: ":material/terminal: By hand"}
+    for name in bundle.targets:
+        titles[name] = f":material/block: {TITLES[name]}" if name in refused else TITLES[name]
+    name = st.pills(
+        "Target",
+        list(titles),
+        format_func=titles.get,
+        key="target",
+        default=BY_HAND,
+        required=True,
+        persist_state="session",
+    )
+    if name is None or name not in titles or name == BY_HAND:
+        by_hand(bundle)
+    elif name in refused:
+        st.warning(
+            f"**{TITLES[name]} is not available.** {common.escape(refused[name])}",
+            icon=":material/block:",
+        )
+    else:
+        on_target(bundle, name)
+
+
+def by_hand(bundle: Bundle) -> None:
+    """The launcher and what it starts, node by node."""
+    context = bundle.context
+    install = " ".join(context.install)
+    st.caption(common.escape(f"Install: {install}. Unpack the bundle and run, in its folder:"))
+    addresses = deployment.addresses(bundle)
+    if context.nodes > 1:
+        st.text_input(
+            "Node addresses",
+            key="addresses",
+            placeholder=", ".join(addresses),
+            persist_state="session",
+            max_chars=4096,
+            help="Separated by commas, node 0 first. Kept in this session, not in links",
+        )
+        try:
+            read_addresses(st.session_state.get("addresses", ""), context.nodes)
+        except RecipeError as error:
+            st.error(common.escape(error), icon=":material/error:")
+    for node in node_commands(context, addresses):
+        if context.nodes > 1:
+            st.markdown(f"**Node {node.node}**")
+        widgets.code(node.launcher)
+        for name, command in node.processes:
+            st.caption(f"which starts {common.escape(name)}:")
+            widgets.code(command)
+    st.caption("Then:")
+    widgets.code("python launch.py bench\npython launch.py status\npython launch.py down")
+
+
+def on_target(bundle: Bundle, name: str) -> None:
+    """The commands of one target, and its files."""
+    files: Mapping[str, str] = bundle.targets[name]
+    for use in uses(files, bundle.context.name, bundle.context.kind):
+        st.caption("Start and stop, in the bundle's folder:")
+        widgets.code(use.start)
+        widgets.code(use.stop)
+    if name == "monitoring":
+        st.caption(
+            "Scrape configuration and alert rules for Prometheus and a dashboard for Grafana, "
+            "with thresholds from this recipe's limits and estimate."
+        )
+    main = next((use.path for use in uses(files, bundle.context.name, bundle.context.kind)), None)
+    ordered = sorted(
+        files, key=lambda path: (path.endswith("kustomization.yaml"), path != main, path)
+    )
+    path = st.selectbox(
+        "File", ordered, key=f"file-of-{name}", format_func=lambda path: path.rpartition("/")[2]
+    )
+    read(files[path or ordered[0]])
+
+
+def read(text: str) -> None:
+    """A file's text in a scrolling frame, which holds the copy button: the keyboard reaches it."""
+    with st.container(height=SHOWN_PX):
+        st.code(text, language=None, line_numbers=True, wrap_lines=True)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def browse(bundle: Bundle) -> None:
+    """Every file of the bundle in a list, and the selected one's text."""
+    left, right = st.columns([2, 3], gap="large")
+    with left:
+        words = st.text_input(
+            "Find",
+            key="find",
+            placeholder="file name or words in a file",
+            icon=":material/search:",
+            persist_state="session",
+            max_chars=200,
+        )
+        files = {file.path: file for file in listing(bundle.files, words or "")}
+        if not files:
+            st.info("No file matches.", icon=":material/search_off:")
+            return
+        path = st.session_state.get("file")
+        st.session_state["_file"] = path if path in files else next(iter(files))
+        st.caption(f"{len(files)} of {len(bundle.files)} files")
+        with st.container(height=SHOWN_PX):
+            path = st.radio(
+                "File",
+                list(files),
+                key="_file",
+                format_func=common.escape,
+                on_change=pick_file,
+                label_visibility="collapsed",
+            )
+    with right:
+        file = files[path or next(iter(files))]
+        text, complete = preview(bundle.files[file.path])
+        st.markdown(f"**{common.escape(file.path)}**")
+        st.caption(f"{file.about}; {file.size:,} bytes")
+        read(text)
+        if not complete:
+            st.caption(f"First {PREVIEWED:,} characters. The download has the whole file.")
+
+
+def pick_file() -> None:
+    """Remember the file: a search that does not match it only hides it."""
+    st.session_state["file"] = st.session_state["_file"]
+
+
+# --- provenance, other engines, fallbacks, API and CLI -------------------------------------------
+
+
+def provenance(bundle: Bundle) -> None:
+    """What set each field, option and variable."""
+    rows = overview.origins(bundle.recipe)
+    st.dataframe(
+        {
+            "Kind": [row.kind for row in rows],
+            "Option": [row.name for row in rows],
+            "Value": [row.value for row in rows],
+            "Set by": [row.layer for row in rows],
+            "Why": [row.why for row in rows],
+        },
+        hide_index=True,
+        height="content" if len(rows) < 12 else SHOWN_PX,
+        column_config={"Option": st.column_config.TextColumn(pinned=True)},
+        alt=f"{len(rows)} options with the layer that set each",
+    )
+    st.caption(
+        "Later layers override earlier ones: base, model, architecture, device, objective, user. "
+        "${…} is filled in at start."
+    )
+
+
+@st.cache_data(max_entries=64, show_spinner="Trying other engines")
+def _others(text: str, candidate: str, digest: str, may_read: bool) -> list[OtherEngine]:  # noqa: ARG001 - part of the key
+    return other_engines(
+        PlanRequest.parse(json.loads(text)), json.loads(candidate), folders=may_read
+    )
+
+
+def engines(
+    request: PlanRequest, candidate: Mapping[str, Any], recipe: Recipe | None = None
+) -> None:
+    """The same split on every other engine: figures and a button to switch, or why it cannot run.
+
+    ``recipe``: the one to compare with.
+    """
+    tried = _others(
+        json.dumps(request.to_json()),
+        json.dumps(candidate),
+        common.model().digest,
+        folders_allowed(),
+    )
+    able = [other for other in tried if not other.reasons]
+    unable = [other for other in tried if other.reasons]
+    if able:
+        st.table(
+            engine_rows(able, recipe),
+            border="horizontal",
+            hide_index=True,
+            alt="The same split on other engines",
+        )
+        with st.container(horizontal=True):
+            for other in able:
+                st.button(
+                    f"Switch to {other.title}",
+                    key=f"use-{other.name}",
+                    icon=":material/swap_horiz:",
+                    on_click=common.apply,
+                    args=(other.changes,),
+                )
+    else:
+        st.info("No other engine can run this split.", icon=":material/info:")
+    if unable:
+        st.markdown("**Engines that cannot run it**")
+        st.table(
+            {
+                "Engine": [common.escape(f"{other.title} {other.version}") for other in unable],
+                "Why not": [common.escape("; ".join(other.reasons)) for other in unable],
+            },
+            border="horizontal",
+            hide_index=True,
+            alt="Engines that cannot run this split",
+        )
+
+
+def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str, str]]:
+    """Figures of the same split by engine, the recipe's own first."""
+    rows = []
+    for other in able:
+        figures = {row.label: row.value for row in other.figures}
+        rows.append({"Engine": f"{other.title} {other.version}", **figures})
+    if recipe:
+        values = {row.label: row.value for row in overview.expected(recipe)}
+        current = {"Engine": f"{recipe.engine.title} {recipe.engine.version} (this recipe)"}
+        current |= {label: values[label] for label in rows[0] if label in values}
+        rows.insert(0, current)
+    return [{name: common.escape(text) for name, text in row.items()} for row in rows]
+
+
+def fallbacks(bundle: Bundle) -> None:
+    """The recipe's fallbacks, which travel in the bundle."""
+    rows = overview.fallback_rows(bundle.recipe)
+    if not rows:
+        st.info("No other split, device or format can run this.", icon=":material/info:")
+        return
+    st.dataframe(
+        rows, hide_index=True, height="content", alt="What to use where this recipe cannot run"
+    )
+    st.caption(
+        "Each fallback is planned for the same request on its own devices and in its own formats. "
+        "recipe.yaml lists them too."
+    )
+
+
+def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
+    """The same question as a request, a link, a command line, an API call."""
+    address = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
+    base, name = address.rsplit("/", 1)[0], bundle.recipe.name
+    parameters, body = bundle.recipe.parameters, request.to_json()
+    names = ["Request (YAML)", "JSON", "Link", "Command line", "curl", "Python", "MCP"]
+    yaml, plain, link, cli, curl, python, agent = st.tabs(names)
+    with yaml:
+        widgets.code(to_yaml(body))
+    with plain:
+        widgets.code(json.dumps(body, indent=2, ensure_ascii=False))
+    with link:
+        st.caption(
+            "Every page's URL restores the request. Deployment settings stay in this session."
+        )
+        if sentence := left_out(request):
+            st.caption(common.escape(sentence))
+        widgets.code(f"{address}?{urlencode(common.link())}")
+    with cli:
+        st.caption("With the request saved as request.yaml:")
+        widgets.code("\n".join(snippets.command_line(parameters, name)))
+    with curl:
+        st.caption("Download this bundle from the API on this port:")
+        widgets.code(snippets.curl(base, request, parameters, name))
+    with python:
+        st.caption("The same with Python's standard library:")
+        widgets.code(snippets.python(base, request, parameters, name))
+    with agent:
+        st.caption(
+            "Agents use the Model Context Protocol, on this server or as a local program. "
+            "Client configuration:"
+        )
+        widgets.code(snippets.agent(base))
+        st.caption(
+            "The call that builds this bundle. "
+            "Its answer lists the files and names the resource with the zip:"
+        )
+        widgets.code(snippets.tool_call(request, parameters))
+
+
+def show(bundle: Bundle, request: PlanRequest) -> None:
+    """The tabs; only the open one is drawn."""
+    recipe = bundle.recipe
+    views = {
+        "Deploy": lambda: deploy(bundle),
+        "Files": lambda: browse(bundle),
+        "Option provenance": lambda: provenance(bundle),
+        "Other engines": lambda: engines(recipe_request(recipe), recipe.candidate, recipe),
+        "Fallbacks": lambda: fallbacks(bundle),
+        "API and CLI": lambda: api_and_cli(bundle, request),
+    }
+    for tab, draw in zip(
+        st.tabs(list(views), key="tabs", on_change="rerun"), views.values(), strict=True
+    ):
+        if tab.open:
+            with tab:
+                draw()

@@ -1,0 +1,307 @@
+"""The registered views of one split: where memory, time and money go, and what that depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
+from recipe_core.base.units import gib
+from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
+from recipe_core.explain.curves import load_curve, scaling
+from recipe_core.explain.timeline import best_with_pipeline, step_timeline
+from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.present import tables
+from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
+from recipe_core.present.charts.degrees import heatmap
+from recipe_core.present.charts.lines import parallel, passing
+from recipe_core.present.charts.memory import memory_bars, stage_bars
+from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
+from recipe_core.present.charts.views import Chart, Focus, Item, Note, Table, view
+from recipe_core.request.schema import LOADS
+from recipe_core.search.plan import Plan
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
+
+UNITS = {
+    "concurrency": ("in flight", "requests in flight"),
+    "batch": ("in a batch", "requests in the batch"),
+    "requests": ("queued", "requests queued"),
+    "request_rate": ("requests/s", "requests per second"),
+}
+"""What a load counts: after a number, and by itself."""
+
+Parts = Mapping[str, float]
+"""Bytes or seconds by the name of a part."""
+
+
+# What views read off an estimate
+
+
+def _seconds(estimate: Any, part: str) -> Parts:
+    """Seconds of a step, a token or a first token by part."""
+    parts: Parts = estimate.to_json()["breakdown_s"][part]
+    return parts
+
+
+def _causes(plan: ServingPlan, row: int) -> Parts:
+    """Seconds of an output token by bottleneck; empty without an estimate."""
+    parts: Parts = plan.explained(row).to_json().get("causes_s", {}).get("decode", {})
+    return parts
+
+
+def _stages(plan: Plan, row: int) -> list[Parts]:
+    """Bytes of every pipeline stage by part; empty where there is one stage."""
+    stages = plan.estimate(row).to_json().get("memory", {}).get("stages") or []
+    return [
+        {name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in stages
+    ]
+
+
+# Views of both kinds
+
+
+@view("memory", "Memory", needs_fit=False)
+def memory(focus: Focus[Any]) -> Iterator[Item]:
+    """Memory of a device by part, of this split and others; of each stage where it has several."""
+    plan, row, key = focus.searched, focus.row, focus.plan.key(focus.row)
+    if plan.find(key) is None:  # a request may state a split that no search lists
+        plan = focus.plan
+    rows = tables.memory_rows(plan, [*focus.pins, key])
+    capacity = gib(focus.plan.capacity_bytes(row))
+    yield Chart(
+        "memory",
+        "Memory per device",
+        memory_bars(plan, rows, dark=focus.dark),
+        f"Memory of {len(rows)} splits by part against a capacity of {capacity}",
+        "Pinned, best and nearest refused splits. Dotted line: what the engine may use. "
+        "Solid line: what a process can allocate.",
+    )
+    if stages := _stages(focus.plan, row):
+        yield Chart(
+            "stages",
+            f"Memory per pipeline stage, {focus.plan.label(row)}",
+            stage_bars(
+                stages,
+                {name.removesuffix("_bytes"): text for name, text in focus.plan.parts.items()},
+                focus.plan.usable_bytes(row),
+                focus.plan.capacity_bytes(row),
+                dark=focus.dark,
+            ),
+            f"Memory of {len(stages)} pipeline stages by part",
+        )
+
+
+# Serving
+
+
+@view("time", "Time", ("serving",))
+def token_time(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """Where the time of a token and of a first token goes."""
+    plan, row = focus.plan, focus.row
+    estimate = plan.explained(row)
+    for part, title in (("decode", "Time per output token"), ("prefill", "Time to first token")):
+        yield Chart(
+            f"waterfall-{part}",
+            f"{title}, {plan.label(row)}",
+            waterfall(_seconds(estimate, part), CAUSES, dark=focus.dark),
+            f"{title} by part",
+            half=True,
+        )
+    causes = [(name, _causes(plan, other)) for name, other in focus.compared.items()]
+    yield Chart(
+        "causes",
+        "Time per output token by bottleneck",
+        causes_bars(causes, dark=focus.dark),
+        "Time per output token by bottleneck",
+        "Each part is attributed to its bottleneck: compute, memory traffic, links, "
+        "engine overhead or waiting for other requests.",
+    )
+
+
+@view("load", "Load", ("serving",))
+def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """Latency and throughput as the load grows."""
+    plan = focus.plan
+    unit, label = UNITS[LOADS[plan.problem.workload.mode]]
+    current = float(plan.columns["load"][focus.row])
+    limit = plan.request.objective.limits.tpot_ms
+    curves = {name: load_curve(plan, row) for name, row in focus.compared.items()}
+    band = (
+        "The shaded band is within your limit."
+        if limit
+        else "Set a limit on the time per output token to see what it allows."
+    )
+    yield Chart(
+        "load",
+        "Time per output token as the load grows",
+        load_curves(curves, current, unit, limit, unit=plan.device_title, dark=focus.dark),
+        "Time per output token against output per device as the load grows",
+        f"Each marker is one load, the large one yours ({current:,.0f} {unit}). "
+        f"Labels: {label}. {band}",
+    )
+
+
+@view("cost", "Cost", ("serving",))
+def cost(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """Cost per token when devices are not always busy."""
+    plan = focus.plan
+    if not plan.known("usd_hour"):
+        yield Note("No price is known for these devices. Set one under Hardware.")
+        return
+    rates = {
+        name: (float(plan.raw("usd_hour")[row]), float(plan.raw("output")[row]))
+        for name, row in focus.compared.items()
+    }
+    yield Chart(
+        "use",
+        "Cost per million output tokens by utilisation",
+        use_curves(rates, dark=focus.dark),
+        "Cost per million output tokens over the share of paid hours in use",
+        "Idle hours are billed too: at half utilisation a token costs twice as much.",
+    )
+
+
+def _traced(plan: Plan) -> list[str]:
+    """Measures that the sensitivity can follow."""
+    return [name for name in FIGURES if plan.known(name)]
+
+
+@view("sensitivity", "Sensitivity", ("serving",), measures=_traced)
+def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """How far a figure moves when each assumption is changed alone."""
+    plan, measure = focus.plan, focus.plan.measures[focus.measure]
+    base, moves = tornado(plan, focus.row, focus.measure)
+    title = f"Sensitivity of the {measure.title[0].lower()}{measure.title[1:]}"
+    yield Chart(
+        "tornado",
+        title,
+        swings(base, moves, measure, dark=focus.dark),
+        "How far the figure moves when each assumption is changed",
+        f"{plan.label(focus.row)}, estimated again with one assumption changed at a time. "
+        "Assumptions without effect are left out.",
+    )
+
+
+# Training
+
+
+@view("step", "Time", ("training",))
+def step_time(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+    """Where the time of a step goes."""
+    parts = _seconds(focus.plan.estimate(focus.row), "step")
+    yield Chart(
+        "waterfall-step",
+        f"Time of a step, {focus.plan.label(focus.row)}",
+        waterfall(parts, TRAINING_CAUSES, dark=focus.dark),
+        "Time of a step by part",
+    )
+
+
+@view("pipeline", "Pipeline", ("training",))
+def schedule(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+    """The pipeline's schedule; of the best split that has one, where this one has none."""
+    plan, row = focus.plan, focus.row
+    if plan.degree("pp")[row] == 1:
+        piped = best_with_pipeline(plan)
+        if piped is None:
+            yield Note("No split that fits has a pipeline: each device holds all layers.")
+            return
+        row = piped
+        best = f"{plan.label(row)}, {plan.phrase(row)}"
+        yield Note(f"This split has no pipeline. The best split with one: {best}.")
+    try:
+        tasks, note = step_timeline(plan, row)
+    except RecipeError as error:
+        yield Note(str(error))
+        return
+    yield Chart(
+        "pipeline",
+        "Pipeline schedule",
+        pipeline(tasks, dark=focus.dark),
+        "Which micro-batch each stage works on over time",
+        note,
+    )
+
+
+@view("scaling", "Scaling", ("training",))
+def scale(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+    """The best split on each number of devices."""
+    plan = focus.searched
+    best = scaling(plan)
+    if len(best.rows) < 2:
+        yield Note("Splits fit on one device count only. Add nodes to see how the run scales.")
+        return
+    title = "Best split at each device count"
+    yield Chart(
+        "scaling",
+        title,
+        scaling_curve(best, [plan.label(row) for row in best.rows], dark=focus.dark),
+        "Tokens per second of the best split at each device count",
+        "Percent of linear scaling from the smallest device count. "
+        "Over 100 %: more memory lets a better split fit.",
+    )
+    names = [name for name in ("output", "wall", "usd_run", "usd") if plan.known(name)]
+    rows = [
+        {
+            "Devices": f"{plan.raw('gpus')[row]:,.0f}",
+            "Split": plan.label(row),
+            **{plan.measures[name].title: plan.text(name, row) for name in names},
+        }
+        for row in best.rows
+    ]
+    yield Table.of(rows, title)
+
+
+# Views of both kinds, continued
+
+
+def _compared(plan: Plan) -> list[str]:
+    """Measures that stand in tables and are known."""
+    return [name for name in plan.listed if plan.known(name)]
+
+
+@view("degrees", "Degrees", in_report=False, measures=_compared, preferred=2)
+def degrees(focus: Focus[Any]) -> Iterator[Item]:
+    """Splits by their degrees."""
+    plan, names = focus.plan, _compared(focus.plan)[1:6]
+    title = plan.measures[focus.measure].title
+    yield Chart(
+        "heatmap",
+        f"{title} at each tp × pp",
+        heatmap(plan, focus.measure, dark=focus.dark),
+        "The best split at each tp and pp",
+        "The best over all other degrees. ✕: none fits; hover for the reason.",
+    )
+    yield Chart(
+        "parallel",
+        "Splits along degrees and measures",
+        parallel(plan, names, dark=focus.dark),
+        "Every split along its degrees and measures",
+        f"Each line is one split, stronger the better its {plan.measures[names[0]].title.lower()}. "
+        "Drag a box over part of an axis to list the splits that pass through it; "
+        "Shift adds a box, a double click clears them.",
+        passing=lambda boxes: passing(plan, names, boxes),
+    )
+
+
+def _lines(groups: Mapping[str, list[Line]]) -> Iterator[Item]:
+    """Formulas with the numbers in them."""
+    if not groups:
+        yield Note("The split breaks a rule, so nothing was estimated.")
+    for title, lines in groups.items():
+        rows = tuple((line.name, line.formula, line.numbers, line.value) for line in lines)
+        yield Table(title, ("Figure", "Formula", "With your numbers", "Value"), rows, "Value")
+
+
+@view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
+def serving_lines(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """The arithmetic of a serving split."""
+    return _lines(arithmetic(focus.plan, focus.row))
+
+
+@view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
+def training_lines(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+    """The arithmetic of a training split."""
+    return _lines(training_arithmetic(focus.plan, focus.row))
