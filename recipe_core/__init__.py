@@ -1,4 +1,4 @@
-"""Recipe Builder: from a model, hardware and an objective to every split judged and one runnable bundle.
+"""Recipe Builder: a model, hardware and an objective in; every split judged, one bundle out.
 
 >>> import recipe_core as rb
 >>> plan = rb.plan({

@@ -343,7 +343,7 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"per_node": 1}, "too much"),
+        ({"per_node": 1}, "short"),
         (
             {"per_node": 6, "nodes": 2, "candidate": {"tp": 4, "pp": 1, "dp": 3}},
             "do not fit into 2 nodes",

@@ -150,7 +150,7 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     assert layout["xaxis"]["range"][1] > splits.values("memory")[0] > capacity
     text = charts.memory_bars(splits, rows).data[-1]["text"][0]
     assert text.endswith(f"{splits.short_bytes(0) / GIB:,.1f} short")
-    assert f"{splits.short_bytes(0) / GIB:,.1f} GiB too much" in splits.reasons(0)[0]
+    assert f"{splits.short_bytes(0) / GIB:,.1f} GiB short" in splits.reasons(0)[0]
 
 
 @pytest.mark.parametrize("make", [planned, training])

@@ -75,7 +75,7 @@ def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
 def test_what_does_not_fit_says_how_much_and_what_does():
     answer = check("vllm serve meta-llama/Llama-3.1-70B-Instruct")
     assert (answer["ok"], answer["verdict"]) == (False, "cannot start")
-    assert "too much" in answer["reasons"][0]
+    assert "short" in answer["reasons"][0]
     assert answer["better"]["candidate"]["tp"] > 1
     assert answer["better"]["gain"] is None
 

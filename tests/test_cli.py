@@ -39,7 +39,7 @@ def test_plan_prints_the_contract(request_file):
 def test_plan_says_no_with_exit_code_1(request_file):
     done = recipe("plan", request_file(per_node=1))
     assert done.returncode == 1
-    assert "too much" in done.stdout
+    assert "short" in done.stdout
     assert "It works with" in done.stdout
 
 

@@ -251,7 +251,8 @@ def test_drafts_go_with_pools():
         ({"dp": 8}, "tp(4) × pp(1) × dp(8) + a prefill pool of 8 = 40 devices; only 16 available"),
         (
             {"replicas": 3},
-            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; only 16 available",
+            "tp(4) × pp(1) × dp(2) × 3 replicas + a prefill pool of 8 = 32 devices; "
+            "only 16 available",
         ),
         ({"prefill": {"tp": 1}}, "prefill pool: needs "),
         ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads are not divisible by tp 3"),

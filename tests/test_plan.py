@@ -31,8 +31,8 @@ def test_llama_70b_in_bf16_is_refused_on_one_h100_with_the_shortfall():
     table = plan(make_request(LLAMA_70B, "h100-sxm", 1))
     assert len(table.order) == 0
     (reason,) = table.reasons(table.nearest_row())
-    assert "of 72.8 GiB per device (92% of 79.2 GiB)" in reason
-    assert "GiB too much" in reason
+    assert "72.8 GiB usable (92% of 79.2 GiB)" in reason
+    assert "GiB short" in reason
     assert table.to_json()["nearest"]["changes"]
 
 

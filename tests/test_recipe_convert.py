@@ -138,7 +138,7 @@ def test_an_image_is_taken_over_unless_it_changes_without_notice(tag, kept):
         ("nginx -g daemon", InputError, "known engine"),
         ("vllm serve Qwen/Qwen3-8B -tp many", InputError, "takes int"),
         ("vllm serve nobody/nothing", InputError, "unknown model"),
-        ("vllm serve meta-llama/Llama-3.1-70B-Instruct", NoAnswer, "too much"),
+        ("vllm serve meta-llama/Llama-3.1-70B-Instruct", NoAnswer, "short"),
     ],
 )
 def test_what_starts_nothing_is_no_recipe(command, error, says):

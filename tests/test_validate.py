@@ -125,9 +125,7 @@ def test_what_has_no_estimate_is_counted_and_named():
         ]
     )
     assert sorted(found.not_covered.values()) == [1, 1]
-    assert [(refused.id, "too much" in reason) for refused, reason in found.refused] == [
-        ("c", True)
-    ]
+    assert [(refused.id, "short" in reason) for refused, reason in found.refused] == [("c", True)]
     assert found.figures.id.unique().tolist() == ["d"]
     text = validation_text(found, "device")
     assert "unknown model 'no/such'" in text

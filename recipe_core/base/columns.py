@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 BETWEEN = "  "
-"""What stands between two columns; half of it, rounded down, before the first and behind the last."""
+"""Between two columns; half of it, rounded down, before the first and behind the last."""
 
 
 def aligned(
@@ -34,7 +34,10 @@ def aligned(
 def _folded(
     names: Sequence[str], rows: Sequence[Sequence[str]], left: Container[str], width: int
 ) -> str:
-    """The same with cells over several lines, by a library that takes longer to import than most plans to make."""
+    """The same with cells over several lines.
+
+    Importing rich takes longer than most plans, so only wide tables do.
+    """
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table

@@ -172,7 +172,8 @@ def _indented(value: Any, line: str) -> str:
     """
     if isinstance(value, dict) and value:
         inner = f"{line} "
-        return f"{{{inner}{f',{inner}'.join([f'{_key(key)}: {_plain(item, inner)}' for key, item in value.items()])}{line}}}"
+        items = [f"{_key(key)}: {_plain(item, inner)}" for key, item in value.items()]
+        return f"{{{inner}{f',{inner}'.join(items)}{line}}}"
     if isinstance(value, list | tuple) and value:
         inner = f"{line} "
         return f"[{inner}{f',{inner}'.join([_plain(item, inner) for item in value])}{line}]"

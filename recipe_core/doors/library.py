@@ -66,13 +66,13 @@ def estimate(request: Asked, *, folders: bool = True) -> Estimate:
 def check(
     question: Asked | Sequence[str], *, folders: bool = True, **ground: Any
 ) -> dict[str, Any]:
-    """Say whether a request's split, or an engine's command line, can run, why not, and what would be better.
+    """Say whether a request's split, or an engine's command, can run, why not, and what is better.
 
     Args:
         question: a request, or a command: ``"vllm serve …"`` or its words.
         folders: whether a model may be named by a path on this machine.
-        **ground: for a command, what it runs on and under: ``hardware`` (``"h100-sxm:8"``), ``gpus``,
-            ``nodes``, ``input_tokens``, ``output_tokens``, ``concurrency``, ``optimize``.
+        **ground: for a command, what it runs on and under: ``hardware`` (``"h100-sxm:8"``),
+            ``gpus``, ``nodes``, ``input_tokens``, ``output_tokens``, ``concurrency``, ``optimize``.
 
     Returns:
         The verdict as plain values, as ``recipe check --json`` prints it.
@@ -92,11 +92,11 @@ def check(
 def build(
     decided: Split | Asked, additions: Additions | None = None, *, folders: bool = True
 ) -> Recipe:
-    """Make the recipe of a split, without searching for it again, or of the best split of a request.
+    """Make the recipe of a split, which is not searched again, or of the best split of a request.
 
     Args:
         decided: a split of a plan (``plan.best``), or a request.
-        additions: parameters of the place it is started in, variants for other hardware, measurements.
+        additions: parameters of a deployment, variants for other hardware, measurements.
         folders: whether the model may be named by a path on this machine.
 
     Raises:

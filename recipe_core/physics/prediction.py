@@ -102,7 +102,7 @@ class Part:
 
     @classmethod
     def _nested(cls, value: Any) -> Any:
-        """JSON values with figures that are written flat put back into the fields that hold them."""
+        """JSON values with flat figures put back into the fields that hold them."""
         return value
 
 

@@ -128,7 +128,7 @@ def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallb
 
 
 def _starting(plan: Plan, rows: Iterable[Any]) -> Iterator[int]:
-    """Of the first rows those that can be started, the user's own options and variables included."""
+    """Of the first rows those that can be started with the user's own options and variables."""
     return (row for row in map(int, islice(rows, TRIED)) if not start_reasons(plan, row))
 
 
@@ -152,7 +152,7 @@ def _fewer(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
 
 
 def _other_formats(decision: Decision) -> tuple[Sequence[str], Sequence[str]]:
-    """Weights that the engine makes at load, and caches, that the device has and the decision has not."""
+    """Formats of weights (made at load) and caches that the device has and the decision has not."""
     spec, device_here = engine(decision.engine), decision.cluster.device
     weights = [
         dtype
@@ -234,7 +234,7 @@ def _plain(hardware: HardwareRequest | None) -> dict[str, Any]:
 
 
 def likely_devices(here: Device) -> list[Device]:
-    """Devices that are rented out on demand and are nearest to this one in memory, a few of each vendor."""
+    """Devices for rent on demand that are nearest in memory, a few of each vendor."""
     rented = {offer.device for offer in offers() if offer.commitment == "on-demand"} - {here.name}
     found: dict[str, list[Device]] = {}
     for other in map(device, sorted(rented & set(device_names()))):

@@ -168,7 +168,7 @@ def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
 
 
 def nearest_feasible(plan: Plan, row: int) -> int | None:
-    """The feasible row whose degrees are nearest (by their logarithms) and whose other choices differ least.
+    """The feasible row with the nearest degrees, by their logarithms; of close ones the most alike.
 
     None when nothing is feasible.
     """

@@ -111,7 +111,7 @@ class EvaluatedCases(Generic[S, C, E]):
 
     def rows(self, rows: Int, *, explained: bool = False) -> list[Estimate]:
         """The estimates of some cases. Many at once cost little more than one."""
-        estimates, places = self._details(rows)
+        estimates, places = self.details(rows)
         out: list[Estimate] = estimates.rows(places, self._added_reasons(rows), explained=explained)
         return out
 
@@ -149,10 +149,10 @@ class EvaluatedCases(Generic[S, C, E]):
 
     def detail(self, i: int) -> tuple[Any, int]:
         """Estimates that hold case ``i``, and its place in them."""
-        estimates, places = self._details(np.array([i]))
+        estimates, places = self.details(np.array([i]))
         return estimates, int(places[0])
 
-    def _details(self, rows: Int) -> tuple[Any, Int]:
+    def details(self, rows: Int) -> tuple[Any, Int]:
         """Estimates that hold some cases, and their places in them.
 
         They are made again where not all were kept, to the same bits.
@@ -170,7 +170,10 @@ class EvaluatedCases(Generic[S, C, E]):
 def evaluate(
     physics: Physics[S, C, E], setting: S, cases: C, *, searching: bool = False
 ) -> EvaluatedCases[S, C, E]:
-    """Hold all cases against the rules, those of a search too where ``searching``, and estimate what passes."""
+    """Hold all cases against the rules and estimate what passes.
+
+    Where ``searching``, the rules of a search count too.
+    """
     columns: Any = cases
     outside = tuple((physics.search_rules if searching else physics.place_rules)(setting, cases))
     codes: dict[str, int] = {}

@@ -45,7 +45,7 @@ class LimitRule:
 
     @property
     def timed(self) -> bool:
-        """Whether it bounds something that every request has, so that a percentile can be asked of it."""
+        """Whether it bounds a time of every request, which has percentiles."""
         return self.factor == 1e3
 
     def bound(self, limits: Limits) -> float | None:
@@ -178,7 +178,7 @@ def mean_excess(cases: Cases, limits: Limits) -> Float:
 
 
 def unsimulated(cases: Cases, limits: Limits) -> Cases:
-    """With the rule that a case whose percentile is not known cannot be chosen, where times have limits."""
+    """With the rule that refuses cases of unknown percentile, where times have limits."""
     excess = mean_excess(cases, limits)
     if not (excess > 0).any():
         return cases

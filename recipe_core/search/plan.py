@@ -48,7 +48,7 @@ class Plan(PlanRows):
 
     @classmethod
     def stated(cls, problem: Problem[Any], candidate: CandidateRequest) -> Self | None:
-        """The plan of the one split that a candidate states in full, None where it leaves something open."""
+        """The plan of the one split that a candidate states in full; None where it does not."""
         pair = cls.one_case(problem, candidate)
         return None if pair is None else cls.of(problem, *pair)
 
@@ -72,7 +72,7 @@ class Plan(PlanRows):
         return self.search(resolve(request))
 
     def replan_stated(self, request: PlanRequest) -> Self | None:
-        """The plan of the one split that another request states, None where it leaves something open."""
+        """The plan of the one split that another request states in full; None where it does not."""
         problem = resolve(request)
         return self.stated(problem, problem.candidate)
 
@@ -80,14 +80,14 @@ class Plan(PlanRows):
 
     @abstractmethod
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Changes by topic that may let a split in where nothing is feasible, the least intrusive first."""
+        """Changes by topic that may let a split in, the least intrusive first."""
 
     @abstractmethod
     def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Changes that may let a refused row run, by the rules that it breaks."""
 
     @abstractmethod
-    def carried(self, row: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Plan(PlanRows):
         return Splits(self, self.refused_rows())
 
     def pareto(self, *columns: str) -> Splits:
-        """Splits that no other beats in one of two or three columns without losing in another, in rank order.
+        """The Pareto front of two or three columns, in rank order.
 
         ``columns``: by default time per token or step against throughput per device.
 
@@ -150,7 +150,7 @@ class Plan(PlanRows):
     # whole plans
 
     def to_frame(self) -> pd.DataFrame:
-        """All rows: the split, ``columns``, ``rank`` (empty when refused), ``pareto`` and ``reasons``."""
+        """All rows: split, ``columns``, ``rank`` (empty when refused), ``pareto``, ``reasons``."""
         import pandas as pd
 
         rank = pd.array([None] * len(self), dtype="Int64")

@@ -130,7 +130,7 @@ TRAINING_FIELDS = _without(TrainingCandidate, ServingCandidate)
 
 
 def refuse_other_kind(request: PlanRequest) -> None:
-    """Raise InputError for the first field that is set but means nothing for the request's kind of workload."""
+    """Raise InputError for the first field that only the other kind of workload has."""
     candidate, training = request.candidate or CandidateRequest(), request.is_training
     other, kinds = (
         (SERVING_FIELDS, "serving, not to training")

@@ -1,4 +1,4 @@
-"""The rows of a plan: columns over all its candidates, what refuses them, how they rank and compare."""
+"""The rows of a plan: columns over all candidates, what refuses them, how they rank."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class PlanRows(ABC):
         return tuple(dict.fromkeys([*quantities, *derived, "gpus", "load"]))
 
     def front_of(self, *columns: str) -> Bool:
-        """Feasible rows that no other beats in one of two or three columns without losing in another.
+        """Feasible rows on the Pareto front of two or three columns.
 
         Raises:
             InputError: for a column that there is not, or another number of them.
@@ -337,7 +337,7 @@ class PlanRows(ABC):
         return np.concatenate([LIMITS[code].value(block, percentile) for block in self.blocks])
 
     def beyond_limits(self) -> list[int]:
-        """Rows that could run and only break limits of the objective, the smallest relative excess first."""
+        """Rows that only break limits of the objective, the smallest relative excess first."""
         if not len(self):
             return []
         excess = np.zeros(len(self))
@@ -451,11 +451,12 @@ _TAIL = {
 
 
 def pareto_front(*columns: Float, among: Bool) -> Bool:
-    """Rows of ``among`` that no other beats in one of two or three quantities (less is better) without losing in another.
+    """Rows of ``among`` on the Pareto front of two or three quantities, of which less is better.
 
-    Rows are walked from the best in the first quantity on. With two quantities one is on the front when
-    it is better in the second than all before; with three when it is not beaten in both others by one
-    before (kept as a staircase). Of equal rows the first counts.
+    No other row beats them in one without losing in another. Rows are walked from the best in the
+    first quantity on. With two quantities one is on the front when it is better in the second than
+    all before; with three when it is not beaten in both others by one before (kept as a staircase).
+    Of equal rows the first counts.
     """
     on = np.zeros(len(among), dtype=bool)
     rows = np.flatnonzero(among)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One thing moved: what, the fields as they then are, the split that is best then, and whether it is another.
+    """One thing moved: the fields as they then are, the best split then, and whether it is another.
 
     ``candidate`` is None when nothing is feasible any more.
     """

@@ -103,7 +103,7 @@ def engine_of(name: str | None, place: Cluster) -> Engine:
 
 
 def settings(problem: ServingProblem) -> list[Setting]:
-    """Every cluster × engine × weight format × cache format of the request's options, without repeats."""
+    """Every cluster × engine × weight format × cache format of the options, without repeats."""
     options = problem.request.options
     out: dict[tuple[Any, ...], Setting] = {}
     for k, place in enumerate(problem.clusters):
@@ -198,7 +198,7 @@ def every_split(
 def every_case(
     problem: ServingProblem, shared: Setting, candidate: CandidateRequest | None = None
 ) -> Cases:
-    """All splits; those that no rule refuses also with each draft, step limit and load of the options."""
+    """All splits; the legal ones also with each draft, step limit and load of the options."""
     candidate, options = candidate or CandidateRequest(), problem.request.options
     splits = every_split(problem, shared, candidate)
     drafts: list[dict[str, Any]] = [{}]

@@ -1,4 +1,4 @@
-"""A plan of serving: splits of every engine and format, under the request's load, with simulated percentiles."""
+"""A plan of serving: splits of every engine and format under the request's load."""
 
 from __future__ import annotations
 
@@ -216,6 +216,7 @@ class ServingPlan(Plan):
         return frozenset(name for name, several in values.items() if len(several) > 1)
 
     def split_columns(self) -> Mapping[str, Any]:
+        """Device, engine and formats, one value per row."""
         sizes = [len(block) for block in self.blocks]
         shared = [block.setting for block in self.blocks]
         names = {
@@ -281,7 +282,10 @@ class ServingPlan(Plan):
         return cast(ServingEstimate, super().estimate(row))
 
     def detailed(self, row: int) -> ServingEstimate:
-        """The estimate with times by cause, and percentiles unless simulating them takes long and no limit names one."""
+        """The estimate with times by cause, and percentiles.
+
+        Without percentiles where simulating them takes long and no limit names one.
+        """
         block, i = self.at(row)
         limits = self.request.objective.limits
         percentiles = sorted({*TAILS, limits.percentile or TAILS[0]})
@@ -297,7 +301,7 @@ class ServingPlan(Plan):
         return cast(ServingEstimate, block.row(i, explained=True))
 
     def cache_tokens(self, row: int) -> int:
-        """Tokens of cache a replica needs for the load of a row, each request at its full length."""
+        """Tokens of cache that a replica needs for a row's load, each request at full length."""
         block, i = self.at(row)
         (estimates, k), tokens = block.detail(i), block.cases.block_tokens[i]
         memory = estimates.memory
@@ -390,10 +394,10 @@ class ServingPlan(Plan):
             if code in codes:
                 yield from suggest(self, row)
 
-    def carried(self, row: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""
-        if "options.weight_dtypes" in fields:
-            return {"candidate.weight_dtype": fields["options.weight_dtypes"][0]}
+        if "options.weight_dtypes" in _fields:
+            return {"candidate.weight_dtype": _fields["options.weight_dtypes"][0]}
         return {}
 
     # what may flip the decision
@@ -470,7 +474,10 @@ def _judged(
 
 
 def _worth_simulating(plan: ServingPlan, at_most: int | None) -> Int:
-    """Rows that can run: all, or the first of those whose means keep the limits and a few that miss them by least."""
+    """Rows to simulate: all that can run, or the first whose means keep the limits.
+
+    And a few that miss them by least.
+    """
     if at_most is None:
         return plan.order
     limits = plan.request.objective.limits
@@ -488,7 +495,7 @@ def _worth_simulating(plan: ServingPlan, at_most: int | None) -> Int:
 def _simulated(
     problem: ServingProblem, block: Block, rows: Int, percentiles: Sequence[float]
 ) -> Block:
-    """The block with percentiles of some rows, which should be feasible, and how many of their requests keep the limits."""
+    """The block with percentiles of some feasible rows, and their goodput within the limits."""
     alone = estimate(block.setting, block.cases.take(rows)).simulated(
         np.arange(len(rows)),
         spread_of(problem.workload),

@@ -40,7 +40,9 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class LimitSteps:
-    """A measure's limit: ``steps`` in the unit of the request's field, and for each how many splits keep it (other limits kept too).
+    """Steps of a measure's limit, in the unit of the request's field.
+
+    ``kept``: for each step how many splits keep it and all other limits.
 
     ``without``: how many there are without this limit.
     """

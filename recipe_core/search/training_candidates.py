@@ -89,7 +89,7 @@ def setting(problem: TrainingProblem, name: str | None, precision: str | None) -
 
 
 def settings(problem: TrainingProblem) -> list[TrainingSetting]:
-    """Every framework of the request's options, or the candidate's, in the candidate's precision."""
+    """Every framework of the options, or the candidate's, in the candidate's precision."""
     candidate = problem.candidate
     names = (candidate.engine,) if candidate.engine else problem.request.options.engines or (None,)
     return [setting(problem, name, candidate.precision) for name in dict.fromkeys(names)]
@@ -199,10 +199,10 @@ def _degrees(problem: TrainingProblem, candidate: CandidateRequest) -> Int:
 def every_case(
     problem: TrainingProblem, shared: TrainingSetting, candidate: CandidateRequest | None = None
 ) -> TrainingCases:
-    """Every split of the request's devices with every ZeRO stage, micro-batch, chunk count and recomputation.
+    """Every split with every ZeRO stage, micro-batch, chunk count and recomputation.
 
-    FSDP also with states divided inside a node only (HSDP). Splits that break a rule with a micro-batch
-    of one and one chunk a stage are listed once.
+    FSDP also with states divided inside a node only (HSDP). Splits that break a rule with a
+    micro-batch of one and one chunk a stage are listed once.
 
     Raises:
         InputError: for more than ``MAX_CASES``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -143,6 +143,7 @@ class TrainingPlan(Plan):
         return {block.setting.engine for block in self.blocks}
 
     def split_columns(self) -> Mapping[str, Any]:
+        """Every field of the candidates, one value per row."""
         splits = self.candidates(range(len(self)))
         names = dict.fromkeys(name for split in splits for name in split)
         return {name: [split.get(name) for split in splits] for name in names}
@@ -189,21 +190,14 @@ class TrainingPlan(Plan):
 
     def memory(self, rows: Sequence[int]) -> dict[str, Float]:
         """Bytes of each part in the fullest stage, one per row."""
-        out = {name: np.full(len(rows), np.nan) for name in self.parts}
-        for k, row in enumerate(rows):
-            block, i = self.at(row)
-            estimates, j = block.detail(i)
-            stages = estimates.memory.by_stage[j]
-            if np.isfinite(stages).any():
-                fullest = int(np.nanargmax(stages))
-                for name in self.parts:
-                    out[name][k] = estimates.memory.parts[name][j, fullest]
-        return out
+        names = list(self.parts)
+        values = np.reshape(self._of_blocks(rows, partial(_fullest_parts, names)), (-1, len(names)))
+        return dict(zip(names, values.T, strict=True))
 
     # changes that may help
 
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Optimizer states on the host, then the fewest nodes (doubling) on which something runs."""
+        """Optimizer states on the host, then twice, four, eight and sixteen times the nodes."""
         if self.problem.candidate.offload is None:
             yield "offload", {"candidate.offload": "optimizer"}
         hardware = self.request.hardware
@@ -216,7 +210,7 @@ class TrainingPlan(Plan):
         if "memory" in codes and self.candidate(row).get("offload") is None:
             yield {"candidate.offload": "optimizer"}
 
-    def carried(self, row: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``: nothing."""
         return {}
 
@@ -239,3 +233,13 @@ class TrainingPlan(Plan):
         """What makes a row another choice."""
         candidate = self.candidate(row)
         return (candidate["shard"], *(candidate[name] for name in TRAINING_FIELDS))
+
+
+def _fullest_parts(names: Sequence[str], block: Any, cases: Int) -> Float:
+    """Bytes of each part in the fullest stage (cases, parts); NaN without an estimate."""
+    estimates, places = block.details(cases)
+    by_stage = estimates.memory.by_stage[places]
+    known = np.isfinite(by_stage).any(axis=1)
+    fullest = np.argmax(np.where(np.isfinite(by_stage), by_stage, -np.inf), axis=1)
+    parts = [estimates.memory.parts[name][places, fullest] for name in names]
+    return np.where(known[:, None], np.stack(parts, axis=1).astype(float), np.nan)

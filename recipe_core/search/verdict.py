@@ -9,11 +9,11 @@ from recipe_core.search.plans import plan, plan_candidate
 
 
 def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, Any]:
-    """Whether the request's split (or any, when it states none) can run, why not, and a better split.
+    """Whether the request's split (or any, when it states none) can run, and a better one.
 
     Returns:
-        ``{"ok", "reasons", "candidate", "estimate", "better", "changes"}``; ``better`` is None where the
-        checked split is the best of the whole plan.
+        ``{"ok", "reasons", "candidate", "estimate", "better", "changes"}``; ``better`` is None
+        where the checked split is the best of the whole plan.
 
     Raises:
         InputError: for a request that cannot be planned.

@@ -29,9 +29,10 @@ Precision = Literal["bf16", "fp16", "fp8"]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often a device fails, how fast all nodes write together, how long a restart and a repair take; how checkpoints are written.
+    """How often devices fail, what a restart and a repair take, and how checkpoints are written.
 
-    ``min_nodes``: of an elastic run; None for one that waits for a repair. ``interval_s``: None for the one that loses least.
+    ``storage_bytes_per_s`` is that of all nodes together. ``min_nodes``: of an elastic run; None
+    for one that waits for a repair. ``interval_s``: None for the interval that loses least.
     """
 
     device_mtbf_s: float

@@ -29,7 +29,7 @@ CHROMIUM = next(
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server on a free port, started from another folder, so that nothing depends on where one stands."""
+    """A server on a free port, started from another folder: nothing depends on where one is."""
     port = free_port()
     log = tmp_path_factory.mktemp("server") / "log"
     argv = [
@@ -77,7 +77,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages that fail the test on a console error or a request that leaves this machine; takes ``new_context``'s options."""
+    """Opens pages that fail the test on a console error or a request that leaves this machine.
+
+    Takes the options of ``new_context``.
+    """
     contexts: list[Any] = []
     errors: list[str] = []
     outside: list[str] = []

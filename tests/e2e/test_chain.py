@@ -25,7 +25,7 @@ MISSING = [
 @pytest.mark.torchrun
 @pytest.mark.skipif(
     bool(MISSING),
-    reason=f"NOT TESTED: the chain, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
+    reason=f"NOT TESTED: the chain: {', '.join(MISSING)} missing; pip install '.[torch]'",
 )
 def test_a_training_plan_ends_in_a_served_model_that_answers(tmp_path: Path) -> None:
     folder = tmp_path / "chain"

@@ -14,7 +14,8 @@ LINKS = {"Compare": "compare", "Check a command": "check", "Objective": "objecti
 COUNT_STEP_BUTTONS = """
 window.most = {Next: 0, Back: 0}
 new MutationObserver(() => {
-  const buttons = [...document.querySelectorAll('button')].filter(button => button.checkVisibility())
+  const buttons = [...document.querySelectorAll('button')]
+    .filter(button => button.checkVisibility())
   const count = name => buttons.filter(button => button.innerText.includes(name)).length
   for (const name in window.most)
     window.most[name] = Math.max(window.most[name], count(name))

@@ -38,7 +38,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(installed)!r}); from recipe_core.doors.cli import main; main()"
+    code = (
+        f"import sys; sys.path.insert(0, {str(installed)!r}); "
+        "from recipe_core.doors.cli import main; main()"
+    )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-c", code, *words],
@@ -66,8 +69,10 @@ def test_profiles_and_catalog_are_found_from_anywhere(installed: Path, tmp_path:
 
 def test_pages_and_theme_are_found_from_anywhere(installed: Path, tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(installed)!r}); from recipe_core.base.resources import root;"
-        "print([root(n).is_file() for n in ('app.py', 'pages/_entry.py', '.streamlit/config.toml')], root('app.py'))"
+        f"import sys; sys.path.insert(0, {str(installed)!r}); "
+        "from recipe_core.base.resources import root; "
+        "names = ('app.py', 'pages/_entry.py', '.streamlit/config.toml'); "
+        "print([root(name).is_file() for name in names], root('app.py'))"
     )
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
@@ -77,8 +82,11 @@ def test_pages_and_theme_are_found_from_anywhere(installed: Path, tmp_path: Path
 
 
 def test_the_base_needs_no_torch() -> None:
-    """Importing every door must not import torch, transformers or (for the core) Streamlit, FastAPI, pandas or plotly."""
-    core = "import recipe_core.search.serving_plan, recipe_core.bundle.write, recipe_core.search.verdict, recipe_core.doors.cli"
+    """No door imports torch or transformers; the core no Streamlit, FastAPI, pandas, plotly."""
+    core = (
+        "import recipe_core.search.serving_plan, recipe_core.bundle.write, "
+        "recipe_core.search.verdict, recipe_core.doors.cli"
+    )
     heavy = ["torch", "transformers", "streamlit", "fastapi", "pandas", "plotly"]
     code = f"{core}; import sys; print([name for name in {heavy} if name in sys.modules])"
     assert (

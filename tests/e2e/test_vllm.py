@@ -1,4 +1,7 @@
-"""A bundle of vLLM really serves, where vLLM is on the path (its CPU build will do: see scripts/engine_parsers.py)."""
+"""A bundle of vLLM really serves, where vLLM is on the path.
+
+Its CPU build will do: see scripts/engine_parsers.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from recipe_core.base.documents import to_yaml
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-UNTRAINED = "import sys, pathlib, demo_model as m; m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(steps=1))"
+UNTRAINED = (
+    "import sys, pathlib, demo_model as m; "
+    "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(steps=1))"
+)
 
 
 def recipe(*words: str) -> str:

@@ -153,7 +153,7 @@ def test_a_click_on_a_point_pins_it_and_again_unpins(page: Any, address: str) ->
 def test_the_change_that_helps_is_one_click(page: Any, address: str) -> None:
     page.goto(f"{address}/compare?{LLAMA_70B}&hardware.per_node=1")
     settled(page, QUESTIONS["compare"])
-    page.get_by_text("GiB too much").first.wait_for()
+    page.get_by_text("GiB short").first.wait_for()
     page.get_by_role("button", name="fits").first.click()
     page.get_by_text("fit.").first.wait_for()
 

@@ -1,7 +1,8 @@
 # ruff: noqa: T201
 """A small OpenAI-compatible server without a model; the launcher's tests start it as the engine.
 
-Every word of the prompt is a token, and five more stand for a chat template. Behaviour is chosen on the command line.
+Every word of the prompt is a token, and five more stand for a chat template. Behaviour is chosen
+on the command line.
 """
 
 from __future__ import annotations

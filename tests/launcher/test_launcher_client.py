@@ -25,7 +25,10 @@ def events(stream: bytes, size: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_any_chunking_gives_the_same_events(size: int) -> None:
-    stream = ': hello\n\ndata: {"a": "é€"}\r\n\r\nevent: x\ndata: one\ndata:two\n\n\nid: 3\n\ndata: [DONE]\n\n'.encode()
+    stream = (
+        ': hello\n\ndata: {"a": "é€"}\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n'
+        "id: 3\n\ndata: [DONE]\n\n"
+    ).encode()
     assert events(stream, size) == ['{"a": "é€"}', "one\ntwo", "[DONE]"]
 
 

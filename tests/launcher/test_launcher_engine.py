@@ -1,4 +1,4 @@
-"""The whole way with nothing faked: the demo's model, trained here, served by `transformers serve`, measured, stopped."""
+"""Nothing faked: the demo's model, trained here, served by `transformers serve`, measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(
         bool(MISSING),
-        reason=f"NOT TESTED: the real engine, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
+        reason=f"NOT TESTED: the real engine: {', '.join(MISSING)} missing; pip install '.[torch]'",
     ),
 ]
 

@@ -175,7 +175,10 @@ def test_workers_of_a_dead_parent_are_found_by_their_mark(tmp_path: Path) -> Non
 
 
 def test_sigterm_ignored_then_killed() -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('x', flush=True); time.sleep(60)"
+    )
     stubborn = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -198,7 +201,7 @@ def test_damaged_state_kills_nothing(bundle: Bundle, capsys: pytest.CaptureFixtu
 
 
 def as_copied(bundle: Bundle) -> list[str]:
-    """The command of a bundle that stands alone: the package copied beside launch.py, this project not importable."""
+    """The command of a bundle that stands alone: this project is not importable there."""
     shutil.copytree(
         Path(launcher.__file__).parent,
         bundle.root / "launcher",

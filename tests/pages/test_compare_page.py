@@ -21,7 +21,7 @@ PIPELINED = {
 
 def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
     app = opened("compare.py", model=LLAMA_70B, **{"hardware.per_node": "1"})
-    assert "GiB too much" in app.error[0].value
+    assert "GiB short" in app.error[0].value
     assert (
         len(figure(app, "memory")["layout"]["shapes"]) == 2
     )  # usable and capacity, drawn especially now

@@ -92,7 +92,7 @@ def test_chunks_hold_every_layer_once() -> None:
     ],
 )
 def test_units_are_torchtitans(tmp_path: Path, tied: bool, ends: list[tuple[str, ...]]) -> None:
-    """Embedding, layers, then norm and head, which stay whole; one table for both ends is one unit."""
+    """Embedding, layers, norm and head, which stay whole; one table for both ends is one unit."""
     chosen = load_settings(
         write(
             tmp_path,

@@ -120,7 +120,7 @@ def test_adapters_learn_the_same_however_the_model_is_split(
 
 
 def test_adapters_come_out_alone_and_merged(whole: Job, adapters: Job) -> None:
-    """peft's names and shapes; the merged model is the base with scale · B A added, and nothing else has changed."""
+    """peft's names and shapes; the merged model is the base with scale · B A added, no more."""
     import torch
     from safetensors.torch import load_file
 

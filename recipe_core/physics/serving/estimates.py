@@ -169,12 +169,13 @@ def _memory_rule(cases: Cases, mem: Memory) -> Refusal:
     share = cases.memory_fraction
 
     def too_big(i: int) -> str:
-        device = f"{gib(mem.usable_bytes[i])} per device ({share[i]:.0%} of {gib(mem.capacity_bytes[i])})"
+        usable, capacity = gib(mem.usable_bytes[i]), gib(mem.capacity_bytes[i])
         request = f"one request of {cases.max_context[i]:,.0f} tokens"
         limit = mem.context_limit[i]
         longest = f"; the longest request that fits has {limit:,.0f} tokens" if limit >= 1 else ""
         return (
-            f"needs {gib(mem.start_bytes[i])} of {device} to start with {request}: {gib(mem.shortfall_bytes[i])} too much, "
+            f"needs {gib(mem.start_bytes[i])} per GPU to start with {request}, "
+            f"{usable} usable ({share[i]:.0%} of {capacity}): {gib(mem.shortfall_bytes[i])} short, "
             f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
         )
 
@@ -191,7 +192,8 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             & (setting.mode == "static")
             & (batch > np.maximum(resident_limit(setting, cases, mem), 1)),
             lambda i: (
-                f"a batch of {batch[i]:,.0f} sequences per replica needs more than the {gib(mem.pool_bytes[i])} that are left for the cache"
+                f"a batch of {batch[i]:,.0f} sequences per replica needs more than the "
+                f"{gib(mem.pool_bytes[i])} left for the cache"
             ),
         ),
         Refusal(

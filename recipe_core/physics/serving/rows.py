@@ -274,7 +274,8 @@ def _notes(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> Iterator[li
     shared = list(setting.model.notes)
     if setting.needs_other_checkpoint:
         shared.append(
-            f"Needs a checkpoint that stores {setting.weight_dtype}; this model's stores {setting.model.weight_dtype}."
+            f"Needs a checkpoint that stores {setting.weight_dtype}; "
+            f"this model's stores {setting.model.weight_dtype}."
         )
     waiting = _waiting(e.pools, rows) if e.pools is not None else _queued(setting, cases, memory)
     for load, heads in zip(waiting, _heads(setting, cases), strict=True):
@@ -288,7 +289,8 @@ def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
     ):
         rates = f"prefill {significant(prefill)}, decode {significant(decode)} requests/s"
         yield [
-            f"The {'prefill' if prefill < decode else 'decode'} pool bounds the rate: {rates} at most."
+            f"The {'prefill' if prefill < decode else 'decode'} pool bounds the rate: "
+            f"{rates} at most."
         ]
 
 
@@ -299,7 +301,8 @@ def _queued(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str
         waits = setting.mode == "closed" and load > limit
         yield (
             [
-                f"{limit:,.0f} of {load:,.0f} requests run at once; the others wait in the engine's queue."
+                f"{limit:,.0f} of {load:,.0f} requests run at once; "
+                "the others wait in the engine's queue."
             ]
             if waits
             else []

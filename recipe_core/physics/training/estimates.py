@@ -107,17 +107,20 @@ class TrainingEstimates:
                 training_data().bands["peak_memory_bytes"],
             )
             out.append(
-                f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, and measured runs needed "
+                f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, "
+                "and measured runs needed "
                 f"{band.low:.2f} to {band.high:.2f} times their estimates"
             )
         if self.cases.fused_loss[i] and self.setting.fused_loss is None:
             out.append(
-                f"fused_loss: logits made at once would not fit, so the loss is made in {LOSS_CHUNKS:.0f} pieces"
+                "fused_loss: full logits would not fit, so the loss is computed in "
+                f"{LOSS_CHUNKS:.0f} chunks"
             )
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
             out.append(
-                f"data loading binds: a step waits {duration(waits)} for its tokens; more workers, or faster storage, take that away"
+                f"data loading is the bottleneck: a step waits {duration(waits)} for its tokens; "
+                "use more workers or faster storage"
             )
         return out + self._price()
 
@@ -133,7 +136,10 @@ class TrainingEstimates:
             return [cluster.price_note]
         if self.setting.failures.device_mtbf_s != training_data().run.device_mtbf_s.value:
             return []
-        hint = f"device_mtbf_hours counts failing hardware only; say {cluster.per_node} times the hours for which a node is kept."
+        hint = (
+            "device_mtbf_hours counts failing hardware only; set it to "
+            f"{cluster.per_node} times the hours for which a node is kept."
+        )
         return [f"{cluster.price_note} {hint}"]
 
     def reasons_of(self, rows: Int) -> list[list[str]]:
