@@ -14,6 +14,7 @@ from typing import Any
 
 import streamlit as st
 
+import recipe_core as rb
 from recipe_core.base import progress
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import split_name
@@ -26,7 +27,6 @@ from recipe_core.request.edit import change, select_split, shared_candidate, val
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.request.split_key import key_of, read_pins, split_of
-from recipe_core.search import plans
 from recipe_core.search.changes import Change
 from recipe_core.search.plan import Plan
 
@@ -242,7 +242,7 @@ def working(task: str) -> Iterator[None]:
 @lru_cache(maxsize=32)
 def _planned(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
     with working("Evaluating every split"):
-        return plans.plan(PlanRequest.parse(json.loads(text)), folders=may_read)
+        return rb.plan(json.loads(text), folders=may_read)
 
 
 @lru_cache(maxsize=64)

@@ -114,11 +114,12 @@ def test_the_examples_of_the_page_are_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.S)
-    assert len(blocks) > 6
     names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, "docs/library.md", "exec"), names)
+    for page, least in (("README.md", 1), ("docs/library.md", 7)):
+        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+        assert len(blocks) >= least
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
     assert names["plan"].best.estimate
     assert "Did you mean" in capsys.readouterr().out
 

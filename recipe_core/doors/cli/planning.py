@@ -40,9 +40,9 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Judge and rank every split over the cluster."""
+    from recipe_core.doors.library import plan
     from recipe_core.present.terminal import plan_text
     from recipe_core.request.schema import PlanRequest
-    from recipe_core.search.plans import plan
 
     values = PlanRequest.parse(read_request(request))
     with working("Judging every split …"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from recipe_core.physics.serving.cost import Cost, cost
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.physics.serving.pools import Pools, disaggregated
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit, serving
-from recipe_core.physics.serving.results import ServingEstimate
-from recipe_core.physics.serving.rows import estimate_rows, taken
 from recipe_core.physics.serving.simulate import (
     NO_LIMITS,
     PERCENTILES,
@@ -27,6 +25,9 @@ from recipe_core.physics.serving.simulate import (
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rules import refusals
 from recipe_core.space.serving import Cases, Setting
+
+if TYPE_CHECKING:
+    from recipe_core.physics.serving.results import ServingEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Estimates:
         ran = simulate(
             self.setting,
             self.cases.take(rows),
-            taken(self.memory, rows),
+            self.memory.take(rows),
             spread=spread,
             percentiles=percentiles,
             limits=limits,
@@ -100,6 +101,9 @@ class Estimates:
         Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no
         serving figures.
         """
+        # a plan that is printed as text makes no rows, whose classes take time to import
+        from recipe_core.physics.serving.rows import estimate_rows
+
         return estimate_rows(self, rows, limits, explained=explained)
 
 
@@ -112,7 +116,7 @@ def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
     rows = (
         rows if known else np.zeros(1, dtype=np.int64)
     )  # the names of the parts come from some case
-    some = serving(setting, cases.take(rows), taken(mem, rows))
+    some = serving(setting, cases.take(rows), mem.take(rows))
 
     def placed(value: Any) -> Any:
         if isinstance(value, dict):

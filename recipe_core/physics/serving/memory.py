@@ -12,12 +12,12 @@ Source of the workspace and pool rules: vLLM's profile run (``v1/worker/gpu_work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, add
+from recipe_core.base.arrays import Float, Int, add
 from recipe_core.model.spec import CompressedAttention, ModelSpec, MoeMlp
 from recipe_core.physics.serving.cache import (
     Counted,
@@ -62,6 +62,10 @@ class Memory:
     max_concurrency: Float
     context_limit: Float
     context_at_load: Float
+
+    def take(self, rows: Int) -> Memory:
+        """The chosen cases, in that order."""
+        return Memory(**{field.name: getattr(self, field.name)[rows] for field in fields(Memory)})
 
     @property
     def shortfall_bytes(self) -> Float:

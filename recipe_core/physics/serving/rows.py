@@ -48,7 +48,7 @@ def estimate_rows(
 
     ``limits``: for each the limits of the request that it breaks.
     """
-    cases, memory = e.cases.take(rows), taken(e.memory, rows)
+    cases, memory = e.cases.take(rows), e.memory.take(rows)
     reasons = [[*rules, *more] for rules, more in zip(e.reasons_of(rows), limits, strict=True)]
     feasible = np.array([not sentences for sentences in reasons], dtype=np.bool_)
     figures = _figures(e, rows[feasible], explained=explained)
@@ -70,11 +70,6 @@ def estimate_rows(
     ]
 
 
-def taken(memory: Memory, rows: Int) -> Memory:
-    """The chosen cases, in that order."""
-    return Memory(**{field.name: getattr(memory, field.name)[rows] for field in fields(Memory)})
-
-
 def _floats(column: Any) -> list[float]:
     values: list[float] = np.asarray(column, dtype=np.float64).tolist()
     return values
@@ -91,7 +86,7 @@ def _memory_rows(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> list[
     columns: dict[str, Iterable[Any]] = dict(_memory_columns(memory))
     columns["stages"] = _stages(e.setting, cases, memory)
     if e.pools is not None:
-        columns["prefill"] = _built(PoolMemory, _memory_columns(taken(e.pools.memory, rows)))
+        columns["prefill"] = _built(PoolMemory, _memory_columns(e.pools.memory.take(rows)))
     return _built(ServingMemory, columns)
 
 
