@@ -320,7 +320,7 @@ def test_an_old_bundle_is_read_and_says_so(recipe, tmp_path):
     path.write_bytes(repack(recipe, edit))
     checked = read_bundle(path)
     assert checked.recipe.name == "qwen3-8b-h100-sxm-tp2-vllm"
-    assert "before recipes had a kind" in checked.warnings[0]
+    assert "predates recipe kinds" in checked.warnings[0]
 
 
 def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):

@@ -179,7 +179,7 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
     row = next(int(row) for row in splits.order if splits.degree("pp")[row] == 4)
     stages = [
         {name.removesuffix("_bytes"): value for name, value in stage.items()}
-        for stage in splits.estimate(row)["memory"]["stages"]
+        for stage in splits.estimate(row).to_json()["memory"]["stages"]
     ]
     figure = charts.stage_bars(
         stages, splits.parts, splits.usable_bytes(row), splits.capacity_bytes(row)
@@ -192,7 +192,7 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
 
 
 def test_a_waterfall_ends_at_the_whole_time() -> None:
-    parts = planned().estimate(planned().best_row)["breakdown_s"]["decode"]
+    parts = planned().estimate(planned().best_row).to_json()["breakdown_s"]["decode"]
     bars = charts.waterfall(parts, labels.CAUSES).data[0]
     assert list(bars["x"])[:-1] == sorted(
         (seconds * 1e3 for seconds in parts.values()), reverse=True
@@ -204,7 +204,7 @@ def test_a_waterfall_ends_at_the_whole_time() -> None:
 def test_causes_are_stacked_to_the_whole_time() -> None:
     splits = planned()
     assert isinstance(splits, ServingPlan)
-    causes = splits.explained(splits.best_row)["causes_s"]["decode"]
+    causes = splits.explained(splits.best_row).to_json()["causes_s"]["decode"]
     bars = charts.causes_bars([("best", causes)]).data
     assert sum(bar["x"][0] for bar in bars) == pytest.approx(splits.values("tpot")[splits.best_row])
     assert len({bar["marker"]["pattern"]["shape"] for bar in bars}) == len(bars)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -78,8 +79,8 @@ def oracle(config: dict[str, Any]) -> int:
     )
     text = config.get("text_config", config)
     fields = {
-        key: value
-        for key, value in text.items()
+        key: value  # a copy: transformers completes nested fields in place
+        for key, value in deepcopy(text).items()
         if key not in ("model_type", "quantization_config")
     }
     with warnings.catch_warnings(), torch.device("meta"):

@@ -462,7 +462,7 @@ def test_sensitivity_answers_on_the_command_line(kind: str, tmp_path: Path) -> N
         json.dumps([flip.to_json() for flip in plain(kind).sensitivity()])
     )
     text = recipe("plan", file, "--sensitivity").stdout
-    assert "what would flip the decision:" in text
+    assert "what would change the choice:" in text
     assert all(f"  {flip['what']}: " in text for flip in answer["sensitivity"])
 
 

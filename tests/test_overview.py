@@ -60,13 +60,13 @@ def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
 
 def test_pools_are_said() -> None:
     built = recipe("pools")
-    assert overview.facts(built)["Split"] == "tp 4, prompts on tp 4"
+    assert overview.facts(built)["Split"] == "tp 4, prefill on tp 4"
     assert "Prefill pool" in overview.memory(built)
     more = built.candidate | {
         "replicas": 2,
         "prefill": built.candidate["prefill"] | {"replicas": 3},
     }
-    assert labels.split_name(more) == "2 × (tp 4), prompts on 3 × tp 4"
+    assert labels.split_name(more) == "2 × (tp 4), prefill on 3 × tp 4"
     assert overview.stated(CandidateRequest(tp=2)) == "tp 2"
     assert overview.stated(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
 

@@ -355,7 +355,7 @@ def test_a_recipe_of_the_form_before_kinds_is_read():
         each["candidate"] for each in values["alternatives"]
     ]
     assert found.fallbacks[0].figures["tpot_s"] == values["alternatives"][0]["tpot_s"]
-    assert "before recipes had a kind" in said[0]
+    assert "predates recipe kinds" in said[0]
     assert migrate(migrated) == (migrated, [])
 
 
@@ -377,9 +377,9 @@ def test_an_old_recipe_starts_as_it_did():
     ("change", "says"),
     [
         ({"schema_version": 2}, "reads up to 1"),
-        ({"schema_version": 0}, "no version of a recipe"),
-        ({"schema_version": "1"}, "no version of a recipe"),
-        ({"schema_version": True}, "no version of a recipe"),
+        ({"schema_version": 0}, "is not a version of a recipe"),
+        ({"schema_version": "1"}, "is not a version of a recipe"),
+        ({"schema_version": True}, "is not a version of a recipe"),
         ({"surprise": 1}, "surprise: is not a known field"),
         ({"kind": "cooking"}, "kind"),
         ({"name": "../etc\nx"}, "name"),
@@ -455,8 +455,8 @@ def test_a_claim_speaks_for_its_own_recipe_only(recipe):
         ({"engine": {"version": "0.1.0"}}, "pins"),
         ({"machine": {"runtime": "rocm", "devices": []}}, "measured on rocm"),
         ({"machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA L4"}]}}, "NVIDIA L4"),
-        ({"metrics": None}, "no measurement"),
-        ({"created": "yesterday"}, "no measurement"),
+        ({"metrics": None}, "is not a measurement"),
+        ({"created": "yesterday"}, "is not a measurement"),
     ],
 )
 def test_measurements_of_something_else_are_refused(recipe, parts, says):

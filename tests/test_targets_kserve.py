@@ -111,16 +111,16 @@ def test_kserve_counts_the_nodes_of_the_recipe(nodes, degrees, parallelism):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (over_nodes(2, tensor_parallel_size=16), "tp 16 × pp 1 × dp 1 has 2 nodes"),
+        (over_nodes(2, tensor_parallel_size=16), "tp 16 × pp 1 × dp 1 runs on 2 nodes"),
         (
             over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=4),
-            "pp 4 × dp 1 has 2 nodes",
+            "pp 4 × dp 1 runs on 2 nodes",
         ),
         (
             over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2),
-            "counts nodes by stages",
+            "one pipeline stage per node",
         ),
-        (replace(context(), engine="sglang"), "vllm's, not sglang's"),
+        (replace(context(), engine="sglang"), "made for vllm, not sglang"),
     ],
 )
 def test_what_kserve_would_count_otherwise_is_refused(value, says):

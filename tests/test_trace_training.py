@@ -166,9 +166,15 @@ def traces() -> dict[str, dict[str, Any]]:
     return traced()
 
 
+def planned(asked: dict[str, Any]) -> tuple[Any, int]:
+    """The columns of physics that hold the row of a request's split, and its place in them."""
+    plan, row = plan_candidate(PlanRequest.parse(asked))
+    return plan.detail(row)
+
+
 def traced(names: Sequence[str] = TRACED) -> dict[str, dict[str, Any]]:
     """The trace of each case."""
-    asked = [plan_candidate(PlanRequest.parse(request(**CASES[name]))) for name in names]
+    asked = [planned(request(**CASES[name])) for name in names]
     return dict(zip(names, trace_many(asked), strict=True))
 
 
@@ -235,9 +241,7 @@ def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]])
 def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, Any]]) -> None:
     """Six layers: from three and four, and one by one."""
     extended = traces["FSDP 8, 6 layers, selective recomputation"]
-    whole = trace_training(
-        *plan_candidate(PlanRequest.parse(request(**SIX_LAYERS))), every_layer=True
-    )
+    whole = trace_training(*planned(request(**SIX_LAYERS)), every_layer=True)
     assert (extended["layers_traced"], whole["layers_traced"]) == ([4], [6])
     assert extended["peak_bytes"] == pytest.approx(whole["peak_bytes"], rel=1e-3)
     assert extended["stages"][0]["sent_bytes"]["shard"] == pytest.approx(
@@ -270,12 +274,12 @@ def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, 
 )
 def test_what_cannot_be_traced_is_named(split: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        trace_training(*plan_candidate(PlanRequest.parse(request(**split))))
+        trace_training(*planned(request(**split)))
 
 
 def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="only colwise and rowwise can be traced"):
-        trace_training(*plan_candidate(PlanRequest.parse(request(MIXTRAL, tp=2, dp=4))))
+        trace_training(*planned(request(MIXTRAL, tp=2, dp=4)))
 
 
 def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:

@@ -42,7 +42,7 @@ def test_a_step_waits_for_slow_loaders() -> None:
     """64 replicas with one worker of 2,000 tokens/s each: 128,000 tokens/s bound the run."""
     slow = answer(loading={"workers": 1, "tokens_per_s_per_worker": 2000})
     assert slow["training"]["tokens_per_s"] == pytest.approx(128_000)
-    assert any("data loading binds" in note for note in slow["notes"])
+    assert any("data loading is the bottleneck" in note for note in slow["notes"])
     assert "data_loading" not in answer()["breakdown_s"]["step"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-BETWEEN = "  "
+BETWEEN = "   "
 """Between two columns; half of it, rounded down, before the first and behind the last."""
 
 

@@ -28,6 +28,7 @@ PAGES = (
     "hardware.detect.machine",
     "hardware.ownership",
     "hardware.upload",
+    "measured.support",
     "model.uploaded",
     "model.variants",
     "present.report",

@@ -25,7 +25,7 @@ def test_a_price_of_ones_own() -> None:
 
 
 def test_a_device_says_what_its_estimates_rest_on() -> None:
-    assert "timings taken on this device were fitted" in words(opened("hardware.py"))
+    assert "Fitted to operator timings on this device" in words(opened("hardware.py"))
     assert "usual efficiencies" in words(opened("hardware.py", **{"hardware.device": "rtx-5090"}))
 
 
@@ -134,7 +134,7 @@ def test_a_bad_profile_is_refused_and_the_device_stays(data: bytes, words: str) 
 
 def test_a_link_names_no_path() -> None:
     app = opened(**{"hardware.device": "/etc/mine.yaml"})
-    assert "none is read" in words(app)
+    assert "paths are not read here" in words(app)
     assert query_of(app) == {"v": "1"}
 
 
@@ -142,7 +142,7 @@ def test_a_commitment_brings_its_cheapest_offer() -> None:
     app = opened("hardware.py")
     app.get_by_key("_commitment").set_value("spot").run()
     assert query_of(app)["hardware.commitment"] == "spot"
-    assert "takes the devices back" in words(app)
+    assert "may reclaim the devices" in words(app)
     assert "spot" in app.table[0].value.to_string()
     app.selectbox(key="_price").select("gcp-h100-sxm-spot").run()
     assert query_of(app) == {"v": "1", "hardware.offer": "gcp-h100-sxm-spot"}

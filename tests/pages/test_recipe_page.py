@@ -136,7 +136,7 @@ def test_a_place_that_cannot_be_is_named_and_nothing_changes() -> None:
 def test_a_refused_target_says_why_and_filling_in_what_it_lacks_offers_it() -> None:
     app = opened("recipe.py")
     app.pills(key="target").set_value("kubernetes-keda").run()
-    assert "there is nothing to scale" in app.warning[0].value
+    assert "nothing to scale" in app.warning[0].value
     app.text_input(key="place-max_replicas").input("4").run()
     assert not app.warning
     assert "kubectl apply -k targets/kubernetes-keda" in codes(app)

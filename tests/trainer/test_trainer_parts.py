@@ -134,7 +134,8 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_pa
         "workload": work,
         "candidate": split,
     }
-    estimated = plan_candidate(PlanRequest.parse(asked))[0].memory.parts["optimizer"][0, 0] / 8
+    plan, row = plan_candidate(PlanRequest.parse(asked))
+    estimated = plan.memory([row])["optimizer"][0] / 8
     learning = [parameter for _, parameter in part.learning()]
     assert sum(parameter.numel() for parameter in learning) == estimated
     assert {parameter.dtype for parameter in learning} == {torch.float32}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ def build(spec: ModelSpec, dtype: str) -> nn.Module:
     AttentionInterface.register(ATTENTION, fused_attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
     inner = spec.config.get("text_config")
-    fields = dict(inner if isinstance(inner, Mapping) else spec.config)
+    # transformers completes nested fields in place
+    fields = deepcopy(dict(inner if isinstance(inner, Mapping) else spec.config))
     model_type = str(fields.pop("model_type", ""))
     for name in _NOT_BUILT:
         fields.pop(name, None)

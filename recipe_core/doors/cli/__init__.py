@@ -4,8 +4,11 @@ One module per family of commands; they share ``app``. A command imports what it
 runs, so that ``recipe --help`` is quick.
 """
 
-# isort: skip  # the order of `recipe --help`
-from recipe_core.doors.cli import catalog, checking, launching, planning, recipes
+# The order of `recipe --help`.
+# isort: off
+from recipe_core.doors.cli import catalog, planning, checking, recipes, launching
+
+# isort: on
 from recipe_core.doors.cli.app import app, main
 
 __all__ = ["app", "catalog", "checking", "launching", "main", "planning", "recipes"]
