@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from recipe_core.base.errors import InputError, NoAnswer, RecipeError
-    from recipe_core.doors.library import build, check, estimate, plan, read, validate, write
+    from recipe_core.doors.public import build, check, estimate, plan, read, validate, write
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe.schema import Recipe
     from recipe_core.request.schema import PlanRequest as Request
@@ -61,14 +61,14 @@ _HOMES = {
     "Split": "search.plan",
 }
 """The module of a name, and what it is called there where that differs; all others are of the
-library's door."""
+public door."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, _, there = _HOMES.get(name, "doors.library").partition(":")
-    value = getattr(import_module(f"{__name__}.{home}"), there or name)
+    home, _, name_there = _HOMES.get(name, "doors.public").partition(":")
+    value = getattr(import_module(f"{__name__}.{home}"), name_there or name)
     globals()[name] = value
     return value
 

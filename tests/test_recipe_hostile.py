@@ -48,13 +48,10 @@ def plain() -> dict[str, Any]:
 
 def paths(value: Any, here: tuple = ()) -> list[tuple]:
     """Every place in plain values."""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    if isinstance(value, dict):
+        items = list(value.items())
+    else:
+        items = list(enumerate(value)) if isinstance(value, list) else []
     return [each for key, item in items for each in [(*here, key), *paths(item, (*here, key))]]
 
 

@@ -204,6 +204,7 @@ def read_torchtitan(launch: Launch) -> dict[str, Any]:
     reshards = par["fsdp-reshard-after-forward"] == (
         "always" if pp > 1 else "default"
     )  # the head's unit stays, where that can be said
+    zero_stage = 3 if reshards else 2
     assert (f["compile.enable"], f["compile.components"]) == (
         True,
         "model,loss",
@@ -219,7 +220,7 @@ def read_torchtitan(launch: Launch) -> dict[str, Any]:
         "ep": int(par["expert-parallel-degree"]),
         "dp": replicate * shard,
         "shard": shard * cp if shard > 1 else None,
-        "zero_stage": (3 if reshards else 2) if shard * cp > 1 else None,
+        "zero_stage": zero_stage if shard * cp > 1 else None,
         "micro_batch": micro,
         "micro_batches": int(f["training.global-batch-size"]) // (replicate * shard * micro),
         "recompute": words[-1].removeprefix("activation-checkpoint:"),
@@ -304,6 +305,7 @@ def read_megatron(launch: Launch) -> dict[str, Any]:
         else int("use-distributed-optimizer" in f)
     )
     micro, whole = int(f["micro-batch-size"]), int(f["global-batch-size"])
+    sixteen_bits = "bf16" if f.get("bf16") else "fp16"
     return {
         "tp": tp,
         "pp": pp,
@@ -322,7 +324,7 @@ def read_megatron(launch: Launch) -> dict[str, Any]:
         "sequence_length": int(f["seq-length"]),
         "steps": int(f["train-iters"]),
         "recompute": f.get("recompute-granularity", "none"),
-        "precision": "fp8" if "fp8-format" in f else "bf16" if f.get("bf16") else "fp16",
+        "precision": "fp8" if "fp8-format" in f else sixteen_bits,
         "optimizer": {"adam": "adamw", "sgd": "sgd"}[f["optimizer"]],
     }
 

@@ -10,7 +10,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
-from recipe_core.doors import library
+from recipe_core.doors import public
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
@@ -64,7 +64,7 @@ class Answers:
         With the counts of both.
         """
         request = PlanRequest.parse(body)
-        return _clean(library.plan(request, folders=self.folders).to_json(top, refused))
+        return _clean(public.plan(request, folders=self.folders).to_json(top, refused))
 
     def estimate(self, body: Body) -> Json:
         """One split: the request's candidate, or the best that matches it."""
@@ -77,7 +77,7 @@ class Answers:
         An ``error`` in the answer means that the command could not be read.
         """
         if "command" not in body:
-            return _clean(library.check(PlanRequest.parse(body), folders=self.folders))
+            return _clean(public.check(PlanRequest.parse(body), folders=self.folders))
         ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
         return _clean(check_command(body["command"], ground, folders=self.folders))
 
@@ -92,7 +92,7 @@ class Answers:
             load_model(recipe_request(recipe).model, folders=self.folders)
             return recipe
         if "request" not in body:
-            return library.build(PlanRequest.parse(body), folders=self.folders)
+            return public.build(PlanRequest.parse(body), folders=self.folders)
         return self._with_additions(body)
 
     def _with_additions(self, body: Body) -> Recipe:
@@ -111,7 +111,7 @@ class Answers:
             parameters=read_parameters(_part(body, "parameters", {})),
             variants=read_variants(body.get("variants", [])),
         )
-        recipe = library.build(request, additions, folders=self.folders)
+        recipe = public.build(request, additions, folders=self.folders)
         devices = body.get("for", [])
         if not isinstance(devices, list) or len(devices) > MAX_FOR:
             raise InputError(f"must be a list of at most {MAX_FOR} devices.", field="for")

@@ -40,7 +40,7 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Judge and rank every split over the cluster."""
-    from recipe_core.doors.library import plan
+    from recipe_core.doors.public import plan
     from recipe_core.present.terminal import plan_text
     from recipe_core.request.schema import PlanRequest
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
 
-Asked = PlanRequest | Mapping[str, Any] | str | Path
+RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 """A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
 
 
-def plan(request: Asked, *, folders: bool = True) -> Plan:
+def plan(request: RequestSource, *, folders: bool = True) -> Plan:
     """Evaluate every split of the request's hardware and rank those that can run.
 
     Args:
@@ -44,7 +44,7 @@ def plan(request: Asked, *, folders: bool = True) -> Plan:
     return plans.plan(as_request(request), folders=folders)
 
 
-def estimate(request: Asked, *, folders: bool = True) -> Estimate:
+def estimate(request: RequestSource, *, folders: bool = True) -> Estimate:
     """Estimate the split in ``request.candidate``.
 
     Where that leaves something open, the best split that agrees with it.
@@ -64,7 +64,7 @@ def estimate(request: Asked, *, folders: bool = True) -> Estimate:
 
 
 def check(
-    question: Asked | Sequence[str], *, folders: bool = True, **ground: Any
+    question: RequestSource | Sequence[str], *, folders: bool = True, **ground: Any
 ) -> dict[str, Any]:
     """Say whether a request's split, or an engine's command, can run, why not, and what is better.
 
@@ -90,7 +90,7 @@ def check(
 
 
 def build(
-    decided: Split | Asked, additions: Additions | None = None, *, folders: bool = True
+    decided: Split | RequestSource, additions: Additions | None = None, *, folders: bool = True
 ) -> Recipe:
     """Make the recipe of a split, which is not searched again, or of the best split of a request.
 
@@ -158,7 +158,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
     return compare(published_runs() if runs is None else list(runs))
 
 
-def as_request(value: Asked) -> PlanRequest:
+def as_request(value: RequestSource) -> PlanRequest:
     """The request in plain values or in a file; raises InputError naming the first wrong field."""
     if isinstance(value, PlanRequest):
         return value
