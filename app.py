@@ -13,12 +13,16 @@ from contextlib import asynccontextmanager
 
 import streamlit as st
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.base.resources import root
-from recipe_core.doors.serve import Later, folders_allowed, importing, load_pages
+from recipe_core.doors.guard import Guard
+from recipe_core.doors.pool import server_pool
+from recipe_core.doors.serve import Later, importing, load_pages
+from recipe_core.doors.settings import ServerSettings
 
 log = logging.getLogger("recipe_builder")
 
@@ -45,7 +49,7 @@ def make_api() -> Starlette:
     with importing:
         from recipe_core.doors.api import create_api
 
-    return create_api(folders=folders_allowed())
+    return create_api(folders=settings.folders, pool=server_pool())
 
 
 def make_mcp() -> Starlette:
@@ -53,26 +57,30 @@ def make_mcp() -> Starlette:
     with importing:
         from recipe_core.doors.mcp import create_mcp, http_app
 
-    return http_app(create_mcp(folders=folders_allowed()), local=folders_allowed())
+    return http_app(create_mcp(folders=settings.folders, pool=server_pool()))
 
 
+settings = ServerSettings.of_environment()
 api, agents = Later(make_api), Later(make_mcp)
 
 
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[None]:
     """Load what pages need while the server already answers; at the end, close API and MCP."""
-    threading.Thread(target=load_pages, name="loading", daemon=True).start()
+    for task in (load_pages, server_pool().start):
+        threading.Thread(target=task, name="loading", daemon=True).start()
     try:
         yield
     finally:
         await api.close()
         await agents.close()
+        server_pool().close()
 
 
 app = st.App(
     root("pages") / "_entry.py",
     lifespan=lifespan,
+    middleware=[Middleware(Guard, settings=settings)],
     routes=[Mount("/api/v1", app=api), Route("/mcp", agents), Route("/model", first_page)],
     on_script_error=say_sorry,
 )

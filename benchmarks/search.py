@@ -30,7 +30,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.evaluated import evaluate
 from recipe_core.search.plans import plan
 from recipe_core.search.problem import resolve
-from recipe_core.search.serving_candidates import every_case, settings
+from recipe_core.search.serving_candidates import every_case
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 MODELS = (
@@ -107,8 +107,7 @@ def best(
 def legal(model: str, count: int) -> tuple[Any, Any]:
     """``count`` candidates that no rule refuses: every split and load of the model, repeated."""
     problem = resolve(request(model, loads=LOADS))
-    setting = settings(problem)[0]
-    cases = every_case(problem, setting)
+    setting, cases = every_case(problem)[0]
     rows = evaluate(setting, cases).legal
     return setting, cases.take(np.resize(rows, count))
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import streamlit as st
+from cachetools import LRUCache, cached
 
 import recipe_core as rb
-from recipe_core.base import progress
+from recipe_core.base import budget, progress
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import split_name
+from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device, is_own
 from recipe_core.hardware.profile import Device
@@ -30,7 +35,11 @@ from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search.changes import Change
 from recipe_core.search.plan import Plan
 
+Value = TypeVar("Value")
+
 MAX_PINS = 4
+LOOK_EVERY_S = 0.5
+"""Seconds between looks whether the reader still waits for what is being calculated."""
 BY_MEANS = {"objective.limits.percentile": None}
 
 
@@ -208,23 +217,28 @@ def model() -> ModelSpec:
     return load_model(request().model, folders=folders_allowed())
 
 
-@contextmanager
-def working(task: str) -> Iterator[None]:
-    """Show what is being done.
+def calculated(task: str, function: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
+    """The value of a function of the core, calculated by the server's workers.
 
-    While requests are simulated for percentiles also how far that is, with a way to do without.
-    The button, or any other edit, ends the work at its next step: there Streamlit stops a script
-    that has something new to run.
+    Meanwhile the page says what is being done, and how far it is while requests are simulated for
+    percentiles, with a way to do without. The button, any other edit, or to leave the page ends
+    the work: there Streamlit stops a script, as soon as it draws something.
+
+    Raises:
+        RecipeError: as the function, and where the server has too much to do.
     """
-    place = st.empty()
+    pool, place = server_pool(), st.empty()
+    client = st.session_state.setdefault("client", secrets.token_hex(8))
     with place.container(), st.spinner(task):
+        ahead, simulated = st.empty(), st.container()
         bars: list[Any] = []
+        looked = time.monotonic()
 
         def show(done: int, steps: int) -> None:
             text = f"Simulating requests: {done} of {steps} splits"
             if not bars:
-                bars.append(st.progress(0.0))
-                st.button(
+                bars.append(simulated.progress(0.0))
+                simulated.button(
                     "Use means instead",
                     key="no-percentile",
                     icon=":material/close:",
@@ -233,23 +247,39 @@ def working(task: str) -> Iterator[None]:
                 )
             bars[0].progress(done / steps, text=text)
 
+        def left() -> bool:
+            nonlocal looked
+            if time.monotonic() - looked > LOOK_EVERY_S:
+                looked = time.monotonic()
+                ahead.caption(f"{pool.waiting} requests wait") if pool.waiting else ahead.empty()
+            return False
+
         with progress.watched(show):
-            yield
+            value = pool.run(function, *arguments, client=client, abandoned=left, **options)
     place.empty()
+    return value
 
 
-# ``digest`` only tells apart what a model's folder held before and holds now
-@lru_cache(maxsize=32)
+def within_limits() -> AbstractContextManager[Any]:
+    """What a page draws itself is held to the time of a request."""
+    return budget.limited(server_pool().settings.budget)
+
+
+_plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
+    server_pool().settings.cached_candidates, getsizeof=len
+)
+
+
+# the digest only tells apart what a model's folder held before and holds now
+@cached(_plans, lock=threading.Lock())
 def _planned(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
-    with working("Evaluating every split"):
-        return rb.plan(json.loads(text), folders=may_read)
+    return calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
 
 
 @lru_cache(maxsize=64)
 def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
     plan = _planned(text, digest, may_read)
-    with working("Looking for a change that fits"):
-        return plan.changes()
+    return calculated("Looking for a change that fits", Plan.changes, plan)
 
 
 def _cache_key() -> tuple[str, str]:

@@ -66,7 +66,8 @@ def show_view(view: View, plan: Plan, row: int) -> None:
     """One view of a split, with its measure to choose where it has several."""
     measure = pick_measure(view, plan)
     focus = Focus(plan, row, tuple(common.pins()), measure=measure, dark=common.dark())
-    show_items(plan, view.draw(focus))
+    with common.within_limits():
+        show_items(plan, list(view.draw(focus)))
 
 
 def pick_measure(view: View, plan: Plan) -> str:
@@ -203,7 +204,7 @@ def show_fixes(plan: Plan, row: int) -> None:
     with st.container(border=True):
         reasons = "; ".join(plan.reasons(row))
         st.markdown(f"**{common.escape(plan.label(row))}**: {common.escape(reasons)}.")
-        changes = fixes(plan, row)
+        changes = common.calculated("Looking for a change that fits", fixes, plan, row)
         if not changes:
             st.caption("No small change to the request lets it run.")
         with st.container(horizontal=True):

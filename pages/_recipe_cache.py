@@ -16,8 +16,8 @@ from recipe_core.request.schema import PlanRequest
 @lru_cache(maxsize=64)
 def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - part of the key
     """The recipe of a request, by its JSON."""
-    with common.working("Writing the recipe"):
-        return make_recipe(PlanRequest.parse(json.loads(text)), folders=may_read)
+    request = PlanRequest.parse(json.loads(text))
+    return common.calculated("Writing the recipe", make_recipe, request, folders=may_read)
 
 
 @lru_cache(maxsize=32)
@@ -26,4 +26,4 @@ def bundle_at(text: str, digest: str, may_read: bool, parameters: str) -> Bundle
     recipe = recipe_of(text, digest, may_read)
     if parameters:
         recipe = with_parameters(recipe, Parameters.model_validate_json(parameters))
-    return bundle_of(recipe)
+    return common.calculated("Writing the bundle", bundle_of, recipe)

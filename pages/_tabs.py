@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -188,10 +189,11 @@ def provenance(bundle: Bundle) -> None:
     )
 
 
-@st.cache_data(max_entries=64, show_spinner="Trying other engines")
+@lru_cache(maxsize=64)
 def _others(text: str, candidate: str, digest: str, may_read: bool) -> list[OtherEngine]:  # noqa: ARG001 - part of the key
-    return other_engines(
-        PlanRequest.parse(json.loads(text)), json.loads(candidate), folders=may_read
+    request, split = PlanRequest.parse(json.loads(text)), json.loads(candidate)
+    return common.calculated(
+        "Trying other engines", other_engines, request, split, folders=may_read
     )
 
 

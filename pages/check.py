@@ -1,4 +1,5 @@
 import json
+from functools import lru_cache
 from typing import Any
 
 import _common as common
@@ -41,10 +42,11 @@ LEVELS = {
 }
 
 
-@st.cache_data(max_entries=64, show_spinner="Checking the command")
+@lru_cache(maxsize=64)
 def judged(text: str, ground: str, may_read: bool) -> dict[str, Any]:
     """The verdict on a command."""
-    return check_command(text, Ground.of(**json.loads(ground)), folders=may_read)
+    basis = Ground.of(**json.loads(ground))
+    return common.calculated("Checking the command", check_command, text, basis, folders=may_read)
 
 
 def ground() -> str:

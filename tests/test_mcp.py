@@ -14,12 +14,11 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
 from mcp.types import BlobResourceContents, CallToolResult, TextContent, TextResourceContents
-from starlette.testclient import TestClient
 
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import InputError
 from recipe_core.doors.answers import Answers, engines
-from recipe_core.doors.mcp import TOOLS, Tools, create_mcp, http_app, packed, unpacked
+from recipe_core.doors.mcp import TOOLS, Tools, create_mcp, packed, unpacked
 from tests.conftest import finished, request_values
 
 ASK = Answers(folders=False)
@@ -186,24 +185,6 @@ def test_foreign_words_are_refused(word: str) -> None:
 def test_words_hold_what_was_packed() -> None:
     body = {"request": request_values(), "parameters": {"namespace": "größe"}}
     assert unpacked(packed(body)) == body
-
-
-@pytest.mark.parametrize(("local", "status"), [(True, 421), (False, 200)])
-def test_a_local_server_refuses_other_names(local: bool, status: int) -> None:
-    """Else a page of another site could call it, under a name that resolves here (rebinding)."""
-    server = create_mcp(folders=local)
-    app = http_app(server, local=local)
-    hello = {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    }
-    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
-    with TestClient(app, base_url="http://evil.example") as client:
-        answer = client.post(
-            "/mcp", json=message, headers={"accept": "application/json, text/event-stream"}
-        )
-    assert answer.status_code == status
 
 
 def test_a_process_of_its_own_answers() -> None:

@@ -17,7 +17,6 @@ from recipe_core.search.problem import resolve
 from recipe_core.search.rows import pareto_front
 from recipe_core.search.sensitivity import flips
 from recipe_core.search.serving_candidates import every_case
-from recipe_core.search.serving_candidates import settings as every_setting
 from recipe_core.search.serving_plan import PHYSICS
 from recipe_core.space.splits import enumerate_splits
 from tests.conftest import LLAMA_70B, make_request
@@ -43,8 +42,7 @@ def test_candidates_alone_and_together_are_the_same_bits():
                 options={"loads": [1, 7, 64, 500], "max_batched_tokens": [2048, 8192]},
             )
         )
-        setting = every_setting(found)[0]
-        cases = every_case(found, setting)
+        setting, cases = every_case(found)[0]
         together = evaluate(PHYSICS, setting, cases)
         for i in rng.choice(len(cases), draws, replace=False):
             alone = evaluate(PHYSICS, setting, cases.take([i]))
@@ -59,8 +57,7 @@ def test_candidates_alone_and_together_are_the_same_bits():
 
 def test_rows_beyond_a_chunk_have_their_details_too():
     found = resolve(make_request(nodes=4, options={"loads": [1 + n for n in range(256)]}))
-    setting = every_setting(found)[0]
-    block = evaluate(PHYSICS, setting, every_case(found, setting))
+    block = evaluate(PHYSICS, *every_case(found)[0])
     assert len(block.legal) > CHUNK
     assert block.estimates is None
     last = int(block.legal[-1])

@@ -3,9 +3,11 @@
 RecipeError                 base: message = what, the value, the limit, the remedy
 ├── InputError              the request is wrong: names the field and the fix (exit code 2)
 │   ├── ModelError          a config.json that cannot be read as a decoder-only language model
-│   └── HardwareError       an unknown device, fabric or offer, or a malformed profile
+│   ├── HardwareError       an unknown device, fabric or offer, or a malformed profile
+│   └── LimitError          more candidates, seconds or memory than a request may take
 ├── NoAnswer                the request is fine and the answer is "no" (exit code 1)
-└── BundleError             a bundle that is damaged, foreign or dangerous (exit code 1)
+├── BundleError             a bundle that is damaged, foreign or dangerous (exit code 1)
+└── BusyError               the server has too much to do; the same request may be sent again
 
 An infeasible split is data (``reasons``), not an exception.
 """
@@ -66,6 +68,23 @@ class HardwareError(InputError):
     """A device, fabric or offer that is unknown, or a malformed profile."""
 
     code = "hardware"
+
+
+class LimitError(InputError):
+    """A request that takes more candidates, seconds or memory than it may."""
+
+    code = "limit"
+
+
+class BusyError(RecipeError):
+    """The server has as much to do as it takes; ``yours``: most of it is the caller's own."""
+
+    code = "busy"
+    exit_code = 1
+
+    def __init__(self, message: str, *, retry_after_s: int = 5, yours: bool = False) -> None:
+        super().__init__(message, hint=f"Try again in {retry_after_s} s.")
+        self.retry_after_s, self.yours = retry_after_s, yours
 
 
 class NoAnswer(RecipeError):  # noqa: N818 - an answer, not a fault

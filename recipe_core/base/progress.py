@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from recipe_core.base import budget
+
 Watcher = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
 
@@ -46,13 +48,19 @@ def task(steps: int) -> Iterator[None]:
 
 
 def step() -> None:
-    """Count one step of the current task; outside a task this does nothing."""
+    """Count one step of the current task, and end where the request's budget does."""
+    budget.spend()
     if current := _task.get():
         current.done += 1
         _tell()
 
 
+def tell(done: int, steps: int) -> None:
+    """Pass on how far a calculation is that runs elsewhere."""
+    if watcher := _watcher.get():
+        watcher(done, steps)
+
+
 def _tell() -> None:
-    watcher, current = _watcher.get(), _task.get()
-    if watcher and current and current.steps:
-        watcher(current.done, current.steps)
+    if (current := _task.get()) and current.steps:
+        tell(current.done, current.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.base.documents import finite
+from recipe_core.base.documents import finite, parse_json, to_json
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.commands.ground import Ground
@@ -42,6 +42,7 @@ Json = dict[str, Any]
 
 MAX_FOR = 16
 """Devices in ``for``: each costs a search, and strangers may send the request."""
+_SEND = "Send a JSON object, such as a PlanRequest, as application/json."
 _ADDED = ("parameters", "options", "environment", "variants", "for")
 
 
@@ -153,6 +154,41 @@ class Answers:
         if source is None:
             raise InputError("is missing: give a command or a document.", field="command")
         return _clean(convert(source, Ground.of(**ground), folders=self.folders).to_json())
+
+
+def reply(method: str, folders: bool, body: bytes, **options: Any) -> bytes:
+    """The answer of a method of ``Answers`` to a body as it was sent, as the bytes of JSON.
+
+    Raises:
+        RecipeError: as the method does, and for a body that is not a JSON object.
+    """
+    return to_json(answered(method, folders, body, **options), indent=None).encode()
+
+
+def bundle(folders: bool, body: bytes) -> tuple[str, bytes]:
+    """The name and the zip of the bundle that a body as it was sent leads to.
+
+    Raises:
+        RecipeError: as ``reply``.
+    """
+    built: tuple[str, bytes] = answered("build", folders, body)
+    return built
+
+
+def answered(method: str, folders: bool, body: bytes, **options: Any) -> Any:
+    """The answer of a method of ``Answers`` to a body as it was sent, as plain values.
+
+    Raises:
+        RecipeError: as ``reply``.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise InputError("the body is not UTF-8 text.", hint=_SEND) from None
+    values = parse_json(text, "the body")
+    if not isinstance(values, dict):
+        raise InputError("the body is not a JSON object.", hint=_SEND)
+    return getattr(Answers(folders=folders), method)(values, **options)
 
 
 def models(name: str | None = None) -> Json:

@@ -1,21 +1,37 @@
-"""The JSON API: the same answers as the command line, over HTTP. Handlers compute nothing."""
+"""The JSON API: the same answers as the command line, over HTTP. Handlers compute nothing.
+
+What calculates goes to the worker processes as it was sent; this process does not even parse it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, Query, Request
+from fastapi import APIRouter, Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recipe_core import __version__
-from recipe_core.base.described import SchemaOf
+from recipe_core.base.budget import Cancelled
+from recipe_core.base.described import DESCRIBED, SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES
-from recipe_core.base.errors import InputError, NoAnswer, RecipeError
+from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers
-from recipe_core.doors.answers import RECIPE_LIKE, Answers
+from recipe_core.doors.answers import RECIPE_LIKE
+from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
+
+MOST_LISTED = 10_000
+"""Candidates that one answer lists at most."""
+CLIENT_GONE = 499
+"""The status that a log shows of a request whose sender has left; nobody reads the answer."""
 
 RequestBody = Annotated[dict[str, Any], SchemaOf(PlanRequest), Body(description="A PlanRequest.")]
 CheckBody = Annotated[
@@ -25,81 +41,238 @@ CheckBody = Annotated[
 RecipeBody = Annotated[dict[str, Any], Body(description=RECIPE_LIKE)]
 
 
-def create_api(*, folders: bool) -> FastAPI:
+class Problem(BaseModel):
+    """What is wrong, and the fix."""
+
+    model_config = DESCRIBED
+
+    code: str
+    """The kind of error."""
+
+    field: str | None
+    """Where in the request it is, with dots."""
+
+    message: str
+    """What is wrong with which value."""
+
+    hint: str | None
+    """What to do."""
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is an error."""
+
+    model_config = DESCRIBED
+
+    error: Problem
+    """The error."""
+
+
+def _described(**statuses: str) -> dict[int | str, dict[str, Any]]:
+    """Answers that are errors, for the OpenAPI document."""
+    return {
+        int(status.removeprefix("s")): {"model": ErrorAnswer, "description": text}
+        for status, text in statuses.items()
+    }
+
+
+CALLER_ERRORS = _described(
+    s401="The server asks for a token, and the request has none that is right.",
+    s404="There is no such path.",
+    s421="The request was sent under a host name that is not this server's.",
+    s422="A name or value is not known, or the request would take more than it may.",
+)
+QUESTION_ERRORS = CALLER_ERRORS | _described(
+    s400="The request is understood, and has no split at all.",
+    s409="The request is understood, and the answer is no.",
+    s413="The body has no Content-Length, or is too large.",
+    s429="Too many requests of this caller wait; Retry-After says when to try again.",
+    s503="Too many requests wait; Retry-After says when to try again.",
+)
+
+
+class _AsSent(Request):
+    """A request whose JSON is not parsed here: the value is its bytes, under one name."""
+
+    async def json(self) -> Any:
+        return {"sent": await self.body()}
+
+
+class _Forwarded(APIRoute):
+    """A route that hands the body on as it was sent."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            answer: Response = await handler(_AsSent(request.scope, request.receive))
+            return answer
+
+        return handle
+
+
+def create_api(*, folders: bool, pool: Pool | None = None) -> FastAPI:
     """The API as an ASGI app.
 
     Args:
         folders: whether a request may name a model by a path on this machine; only for a server
             that strangers cannot reach.
+        pool: the worker processes; by default this process calculates.
     """
     api = FastAPI(title="Recipe Builder", version=__version__, docs_url=None, redoc_url=None)
     _errors(api)
-    _questions(api, Answers(folders=folders))
-    _recipes(api, Answers(folders=folders))
-    _catalog(api)
+    questions = APIRouter(route_class=_Forwarded, responses=QUESTION_ERRORS)
+    asked = _Asked(folders, pool or own_process())
+    _questions(questions, asked)
+    _recipes(questions, asked)
+    api.include_router(questions)
+    catalog = APIRouter(responses=CALLER_ERRORS)
+    _catalog(catalog)
+    api.include_router(catalog)
+    api.add_middleware(_BoundedBody)
     return api
+
+
+class _BoundedBody:
+    """Refuses bodies over the size of a document before they are read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            length = Request(scope).headers.get("content-length", "")
+            if not (length.isdecimal() and int(length[:20]) <= MAX_DOCUMENT_BYTES):
+                problem = InputError(
+                    f"the body needs a Content-Length of at most {MAX_DOCUMENT_BYTES:,} bytes.",
+                    hint="Send a smaller request.",
+                )
+                await JSONResponse(problem.to_json(), 413)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _errors(api: FastAPI) -> None:
     """Every error in one shape: ``{"error": {"code", "field", "message", "hint"}}``."""
 
     @api.exception_handler(RecipeError)
-    def recipe_error(_: Request, error: RecipeError) -> JSONResponse:
-        if isinstance(error, InputError):
-            return JSONResponse(error.to_json(), 422)
-        return JSONResponse(error.to_json(), 409 if isinstance(error, NoAnswer) else 400)
+    async def recipe_error(_: Request, error: RecipeError) -> JSONResponse:
+        return JSONResponse(error.to_json(), status_of(error), headers=_headers_of(error))
 
     @api.exception_handler(RequestValidationError)
-    def not_json(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = [str(part) for part in first["loc"]]
         problem = InputError(
-            f"the body is not a JSON object: {error.errors()[0]['msg']}.",
-            hint="Send a PlanRequest as application/json.",
+            f"the body is not a JSON object: {first['msg']}."
+            if where[0] == "body"
+            else f"{first['msg']}.",
+            field=None if where[0] == "body" else where[-1],
+            hint="Send a PlanRequest as application/json." if where[0] == "body" else None,
         )
         return JSONResponse(problem.to_json(), 422)
 
     @api.exception_handler(HTTPException)
-    def http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         hint = "See /api/v1/openapi.json."
         problem = {"code": "http", "field": None, "message": str(error.detail), "hint": hint}
-        return JSONResponse({"error": problem}, error.status_code)
-
-    @api.middleware("http")
-    async def bounded(request: Request, call_next: Any) -> Response:
-        length = request.headers.get("content-length", "")
-        fits = length.isdecimal() and int(length) <= MAX_DOCUMENT_BYTES
-        if request.method == "POST" and not fits:
-            problem = InputError(
-                f"the body needs a Content-Length of at most {MAX_DOCUMENT_BYTES:,} bytes.",
-                hint="Send a smaller request.",
-            )
-            return JSONResponse(problem.to_json(), 413)
-        answer: Response = await call_next(request)
-        return answer
+        return JSONResponse({"error": problem}, error.status_code, headers=error.headers)
 
 
-def _questions(api: FastAPI, ask: Answers) -> None:
-    """Routes that compute; plain functions run in a thread and do not block the server."""
+def status_of(error: RecipeError) -> int:
+    """The HTTP status that tells of an error."""
+    if isinstance(error, InputError):
+        return 422
+    if isinstance(error, BusyError):
+        return 429 if error.yours else 503
+    return 409 if isinstance(error, NoAnswer) else 400
+
+
+def _headers_of(error: RecipeError) -> dict[str, str] | None:
+    return {"Retry-After": str(error.retry_after_s)} if isinstance(error, BusyError) else None
+
+
+class _Asked:
+    """Questions on their way to a worker."""
+
+    def __init__(self, folders: bool, pool: Pool) -> None:
+        self._folders, self._pool = folders, pool
+
+    async def json(self, request: Request, method: str, body: Any, **options: Any) -> Response:
+        """The answer of a method of ``Answers``, or nothing when the caller has left."""
+        data = await self._answered(
+            request, answers.reply, method, self._folders, body["sent"], **options
+        )
+        return _gone() if data is None else Response(data, media_type="application/json")
+
+    async def zip(self, request: Request, body: Any) -> Response:
+        """A bundle, as a download."""
+        built = await self._answered(request, answers.bundle, self._folders, body["sent"])
+        if built is None:
+            return _gone()
+        name, data = built
+        return Response(
+            data,
+            media_type="application/zip",
+            headers={"Content-Disposition": f'attachment; filename="{name}.zip"'},
+        )
+
+    async def _answered(
+        self, request: Request, function: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        client = request.client.host if request.client else ""
+        question = asyncio.ensure_future(
+            self._pool.ask(function, *arguments, client=client, **options)
+        )
+        departure = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait({question, departure}, return_when=asyncio.FIRST_COMPLETED)
+            return question.result() if question.done() else None
+        except Cancelled:
+            return None
+        finally:
+            for task in (question, departure):
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception, Cancelled):
+                    await task
+
+
+async def _left(request: Request) -> None:
+    """Return when the sender of a request, whose body was read, closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _gone() -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+def _questions(api: APIRouter, asked: _Asked) -> None:
+    """Routes that calculate."""
 
     @api.post("/plan", summary="Every split, judged and ranked")
-    def plan_route(
-        body: RequestBody, top: Annotated[int | None, Query(ge=0)] = None
-    ) -> dict[str, Any]:
-        return ask.plan(body, top)
+    async def plan_route(
+        request: Request,
+        body: RequestBody,
+        top: Annotated[int | None, Query(ge=0, le=MOST_LISTED)] = None,
+    ) -> Response:
+        return await asked.json(request, "plan", body, top=top)
 
     @api.post(
         "/estimate", summary="One split: the request's candidate, or the best that matches it"
     )
-    def estimate_route(body: RequestBody) -> dict[str, Any]:
-        return ask.estimate(body)
+    async def estimate_route(request: Request, body: RequestBody) -> Response:
+        return await asked.json(request, "estimate", body)
 
     @api.post(
         "/check",
         summary="Whether a split or an engine's command can run, why not, and a better one",
-        response_model=None,
     )
-    def check_route(body: CheckBody) -> dict[str, Any] | JSONResponse:
-        answer = ask.check(body)
-        return JSONResponse(answer, 422) if "error" in answer else answer
+    async def check_route(request: Request, body: CheckBody) -> Response:
+        answer = await asked.json(request, "check", body)
+        if bytes(answer.body).startswith(b'{"error"'):  # the command could not be read
+            answer.status_code = 422
+        return answer
 
     @api.post(
         "/build",
@@ -107,46 +280,44 @@ def _questions(api: FastAPI, ask: Answers) -> None:
         response_class=Response,
         responses={200: {"content": {"application/zip": {}}}},
     )
-    def build_route(body: RecipeBody) -> Response:
-        name, data = ask.build(body)
-        return Response(
-            data,
-            media_type="application/zip",
-            headers={"Content-Disposition": f'attachment; filename="{name}.zip"'},
-        )
+    async def build_route(request: Request, body: RecipeBody) -> Response:
+        return await asked.zip(request, body)
 
 
-def _recipes(api: FastAPI, ask: Answers) -> None:
+def _recipes(api: APIRouter, asked: _Asked) -> None:
     """Routes on recipes; a request may stand in for each."""
 
     @api.post("/recipe", summary="The recipe of a request, without its files")
-    def recipe_route(body: RecipeBody) -> dict[str, Any]:
-        return ask.recipe(body)
+    async def recipe_route(request: Request, body: RecipeBody) -> Response:
+        return await asked.json(request, "recipe", body)
 
     @api.post(
         "/resolve", summary="Which variants of a recipe apply to other hardware, and what they set"
     )
-    def resolve_route(
+    async def resolve_route(
+        request: Request,
         body: Annotated[dict[str, Any], Body(description='{"recipe": …, "hardware": "mi300x:8"}')],
-    ) -> dict[str, Any]:
-        return ask.resolve(body)
+    ) -> Response:
+        return await asked.json(request, "resolve", body)
 
     @api.post("/diff", summary="The differences between two recipes and between their estimates")
-    def diff_route(
+    async def diff_route(
+        request: Request,
         body: Annotated[dict[str, Any], Body(description='{"before": …, "after": …}')],
-    ) -> dict[str, Any]:
-        return ask.diff(body)
+    ) -> Response:
+        return await asked.json(request, "diff", body)
 
     @api.post("/convert", summary="An engine's command, or a published recipe, as a recipe")
-    def convert_route(
+    async def convert_route(
+        request: Request,
         body: Annotated[
             dict[str, Any], Body(description='{"command" or "document": …, "hardware": …}')
         ],
-    ) -> dict[str, Any]:
-        return ask.convert(body)
+    ) -> Response:
+        return await asked.json(request, "convert", body)
 
 
-def _catalog(api: FastAPI) -> None:
+def _catalog(api: APIRouter) -> None:
     """Routes on models, devices, engines and schemas."""
 
     @api.get("/models", summary="The model catalog")

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any, Literal
 
+from anyio import to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import Field
 from starlette.applications import Starlette
@@ -26,7 +28,8 @@ from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import answers
-from recipe_core.doors.answers import RECIPE_LIKE, Answers, Json
+from recipe_core.doors.answers import RECIPE_LIKE, Json
+from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
 
 WholeRequest = Annotated[
@@ -64,33 +67,55 @@ KNOWN: dict[str, Callable[[str | None], Json]] = {
 }
 
 
+class Asked:
+    """Questions to ``Answers``, calculated by the server's workers; each method is one of its."""
+
+    def __init__(self, folders: bool, pool: Pool) -> None:
+        self._folders, self._pool = folders, pool
+
+    async def __call__(self, method: str, body: Json, **options: Any) -> Json:
+        """The answer of a method."""
+        answer: Json = await self._pool.ask(
+            answers.answered, method, self._folders, _sent(body), client="mcp", **options
+        )
+        return answer
+
+    async def bundle(self, body: Json) -> tuple[str, bytes]:
+        """A bundle's name, and its zip."""
+        return await self._pool.ask(answers.bundle, self._folders, _sent(body), client="mcp")
+
+
+def _sent(body: Json) -> bytes:
+    return to_json(body, indent=None).encode(errors="surrogatepass")
+
+
 class Tools:
     """The tools: each method is one, its docstring the tool's description."""
 
-    def __init__(self, ask: Answers) -> None:
+    def __init__(self, ask: Asked) -> None:
         self._ask = ask
 
-    def known(
+    async def known(
         self, what: Literal["models", "hardware", "engines", "schema"], name: str | None = None
     ) -> Json:
         """List names, or describe one model, device or engine with its sources.
 
         `schema` without a name is a request's; with one an estimate's, a recipe's or a manifest's.
         """
-        return KNOWN[what](name)
+        return await to_thread.run_sync(KNOWN[what], name)
 
-    def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
+    async def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
         """Judge and rank every split: the first `top`, the first `refused` with reasons, counts."""
-        return self._ask.plan(request, top, refused)
+        return await self._ask("plan", request, top=top, refused=refused)
 
-    def estimate(self, request: Request) -> Json:
+    async def estimate(self, request: Request) -> Json:
         """One split in full: request.candidate, or the best that matches it.
 
         Memory, times by bottleneck, percentiles, cost, bands.
         """
-        return self._ask.estimate(request)
+        return await self._ask("estimate", request)
 
-    def check(
+    async def check(
         self,
         request: Request | None = None,
         command: Annotated[
@@ -121,17 +146,18 @@ class Tools:
                 hint="A command also needs hardware.",
             )
         if request is not None:
-            return self._ask.check(request)
-        answer = self._ask.check({"command": command, "hardware": hardware, "gpus": gpus} | ground)
+            return await self._ask("check", request)
+        body = {"command": command, "hardware": hardware, "gpus": gpus} | ground
+        answer = await self._ask("check", body)
         if "error" in answer:
             raise ToolError(to_json(answer))
         return answer
 
-    def recipe(self, recipe: RecipeLike) -> Json:
+    async def recipe(self, recipe: RecipeLike) -> Json:
         """The recipe of a request: split, engine options and what set each, lock, fallbacks."""
-        return self._ask.recipe(recipe)
+        return await self._ask("recipe", recipe)
 
-    def build(
+    async def build(
         self,
         recipe: RecipeLike,
         files: Annotated[
@@ -139,7 +165,7 @@ class Tools:
         ] = [],  # noqa: B006 - read only
     ) -> Json:
         """A runnable bundle: its files with sizes, the text of `files`, and the URI of its zip."""
-        name, data = self._ask.build(recipe)
+        name, data = await self._ask.bundle(recipe)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
             unknown = [path for path in files if path not in sizes]
@@ -157,17 +183,17 @@ class Tools:
             "zip": BUNDLE.format(asked=packed(recipe)),
         }
 
-    def resolve(
+    async def resolve(
         self, recipe: RecipeLike, hardware: Annotated[str, Field(description="device:count")]
     ) -> Json:
         """Which variants of a recipe apply to other hardware, and what they set."""
-        return self._ask.resolve({"recipe": recipe, "hardware": hardware})
+        return await self._ask("resolve", {"recipe": recipe, "hardware": hardware})
 
-    def diff(self, before: RecipeLike, after: RecipeLike) -> Json:
+    async def diff(self, before: RecipeLike, after: RecipeLike) -> Json:
         """The differences between two recipes and between their estimates."""
-        return self._ask.diff({"before": before, "after": after})
+        return await self._ask("diff", {"before": before, "after": after})
 
-    def convert(
+    async def convert(
         self,
         command: str | list[str] | None = None,
         document: Annotated[
@@ -180,30 +206,30 @@ class Tools:
     ) -> Json:
         """An engine's command, or a published recipe, as a recipe; lists what it cannot express."""
         body = {"command": command, "document": document, "hardware": hardware, "choice": choice}
-        return self._ask.convert({name: value for name, value in body.items() if value is not None})
+        stated = {name: value for name, value in body.items() if value is not None}
+        return await self._ask("convert", stated)
 
 
-def http_app(server: MCPServer[Any], *, local: bool) -> Starlette:
-    """The server as an ASGI app with the one route /mcp; its ``lifespan`` must run.
+def http_app(server: MCPServer[Any]) -> Starlette:
+    """The server of ``create_mcp`` as an ASGI app with the route /mcp; its ``lifespan`` must run.
 
-    Args:
-        server: the server of ``create_mcp``.
-        local: whether only this machine may reach it; requests with a foreign Host or Origin, as
-            pages of other sites send them, are then refused.
+    Whom requests are for and from is checked before all doors, in module ``guard``.
     """
-    # only what the Host header is checked against; nothing listens on it
-    host = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104
     return server.streamable_http_app(
-        json_response=True, stateless_http=True, max_request_body_size=MAX_DOCUMENT_BYTES, host=host
+        json_response=True,
+        stateless_http=True,
+        max_request_body_size=MAX_DOCUMENT_BYTES,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
 
 
-def create_mcp(*, folders: bool) -> MCPServer[Any]:
+def create_mcp(*, folders: bool, pool: Pool | None = None) -> MCPServer[Any]:
     """The server with its tools and resources.
 
     Args:
         folders: whether a request may name a model by a path on this machine; only for a server
             that strangers cannot reach.
+        pool: the worker processes; by default this process calculates.
     """
     server: MCPServer[Any] = MCPServer(
         "recipe-builder",
@@ -212,24 +238,25 @@ def create_mcp(*, folders: bool) -> MCPServer[Any]:
         instructions=INSTRUCTIONS,
         log_level="WARNING",
     )
-    tools = Tools(Answers(folders=folders))
+    asked = Asked(folders, pool or own_process())
+    tools = Tools(asked)
     for name in TOOLS:
         server.add_tool(
             _with_errors(getattr(tools, name), ToolError),
             annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
         )
-    _resources(server, Answers(folders=folders))
+    _resources(server, asked)
     return server
 
 
-def _resources(server: MCPServer[Any], ask: Answers) -> None:
-    def schema(name: str) -> str:
+def _resources(server: MCPServer[Any], ask: Asked) -> None:
+    async def schema(name: str) -> str:
         """The JSON Schema of a request, an estimate, a recipe or a bundle's manifest."""
         return to_json(answers.schema(name))
 
-    def bundle(asked: str) -> bytes:
+    async def bundle(asked: str) -> bytes:
         """The zip of a bundle that `build` described."""
-        return ask.build(unpacked(asked))[1]
+        return (await ask.bundle(unpacked(asked)))[1]
 
     server.resource("recipe://schema/{name}", mime_type="application/schema+json")(
         _with_errors(schema, ResourceError)
@@ -241,9 +268,9 @@ def _with_errors(answer: Callable[..., Any], kind: type[Exception]) -> Callable[
     """The function, raising ``kind`` with the JSON of an error where it raises RecipeError."""
 
     @wraps(answer)
-    def wrapper(*args: Any, **arguments: Any) -> Any:
+    async def wrapper(*args: Any, **arguments: Any) -> Any:
         try:
-            return answer(*args, **arguments)
+            return await answer(*args, **arguments)
         except RecipeError as error:
             raise kind(to_json(error.to_json(), indent=None)) from None
 

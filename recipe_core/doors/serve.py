@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import ipaddress
 import os
 import socket
 import sys
 import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.resources import root
+from recipe_core.doors.settings import ServerSettings, variable
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-FOLDERS = "RECIPE_BUILDER_FOLDERS"
 PAGES = (
     "bundle.browse",
     "commands.judge",
@@ -56,7 +56,7 @@ def folders_allowed() -> bool:
     Started otherwise (another ASGI server, a proxy in front), the app cannot know who sends
     requests, so it reads no paths.
     """
-    return os.environ.get(FOLDERS) == "1"
+    return ServerSettings.of_environment().folders
 
 
 class Later:
@@ -107,28 +107,61 @@ def load_pages() -> None:
             importlib.import_module(f"recipe_core.{name}")
 
 
-def serve(host: str, port: int) -> None:
+def serve(host: str, port: int, stated: Mapping[str, object]) -> None:
     """Run the builder until it is stopped.
 
+    Args:
+        host: the address to listen on.
+        port: the port.
+        stated: settings that go before those of the environment.
+
     Raises:
-        InputError: when nothing can listen on the address.
+        InputError: when nothing can listen on the address, and when the network would reach a
+            server that asks for no token though nobody said that it need not.
     """
+    settings = _settings(stated)
+    local = _is_loopback(host)
+    if not local and not settings.token and not settings.no_auth:
+        raise InputError(
+            f"{host} can be reached from the network, and the server has no token.",
+            field="host",
+            hint=f"Set {variable('token')} (or --token), or let strangers in with --no-auth.",
+        )
     _check_free(host, port)
+    os.environ.setdefault(variable("folders"), "1" if local else "0")
     path = root("app.py")
     spec = importlib.util.spec_from_file_location("recipe_builder_app", path)
     if spec is None or spec.loader is None:  # a broken installation
         raise InputError(f"{path} is missing.", hint="Install the package again.")
-    os.environ.setdefault(FOLDERS, "1" if host in LOOPBACK else "0")
     sys.argv = [str(path)]
     module = importlib.util.module_from_spec(spec)
-    settings = _flat(
-        tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
-    )
+    config = _flat(tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8")))
     spec.loader.exec_module(module)
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - not bound here
     sys.stdout.write(f"Recipe Builder: http://{shown}:{port}\n")
     sys.stdout.flush()
-    module.app.run(config=settings | {"server.address": host, "server.port": port})
+    module.app.run(config=config | {"server.address": host, "server.port": port})
+
+
+def _settings(stated: Mapping[str, object]) -> ServerSettings:
+    """The settings of the environment with the stated ones, which then stand in it too.
+
+    The app reads them there, however it is started.
+    """
+    for name, value in stated.items():
+        if value is not None and value is not False and value != ():
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            os.environ[variable(name)] = text
+    return ServerSettings.of_environment()
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address, or all that a name stands for, is of this machine alone."""
+    try:
+        known = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in known)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.physics.serving.simulate import Simulation
 from recipe_core.space.refusal import Refusal
@@ -122,6 +123,7 @@ class EvaluatedCases(Generic[S, C, E]):
         """
         rows = np.arange(len(self)) if rows is None else rows
         for chunk in (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)):
+            budget.spend()
             refused = chunk[~self.feasible[chunk]]
             inside: list[list[str]] = []
             if len(refused):
@@ -179,6 +181,7 @@ def evaluate(
     codes: dict[str, int] = {}
     broken = _bits([*physics.rules(setting, cases), *outside], codes, len(columns))
     legal = np.flatnonzero(broken == 0)
+    budget.spend(len(broken) - len(legal))
     quantities = {name: np.full(len(columns), np.nan) for name in physics.quantities}
     estimates: Any = None
     for start in range(0, len(legal), CHUNK):
@@ -187,6 +190,7 @@ def evaluate(
         for name, get in physics.quantities.items():
             quantities[name][rows] = get(estimates)
         broken[rows] = _bits(estimates.refusals, codes, len(rows))
+        budget.spend(len(rows))
     kept = estimates if len(legal) <= CHUNK else None
     return EvaluatedCases(
         physics, setting, cases, quantities, broken, tuple(codes), legal, kept, outside

@@ -6,11 +6,12 @@ Every engine, number format, split, draft, step limit and load.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
@@ -18,6 +19,7 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
 from recipe_core.request.schema import LOADS, CandidateRequest, ServingWorkload, Speculative
 from recipe_core.search.problem import ServingProblem, check_candidate
+from recipe_core.search.size import check_size, check_splits, count_pairs
 from recipe_core.space.rules import refusals, search_rules, start_rules
 from recipe_core.space.serving import WIDE, Cases, Setting, cases
 from recipe_core.space.splits import enumerate_splits
@@ -167,23 +169,31 @@ def _pool_columns(candidate: CandidateRequest) -> dict[str, Any]:
 # Cases
 
 
+def _kv_heads(problem: ServingProblem, candidate: CandidateRequest) -> int | None:
+    """KV heads whose copies may share a cache (cp); None where no split may."""
+    if not problem.request.options.context_parallel and candidate.cp is None:
+        return None
+    mixers = [layer.attention for layer, _ in problem.model.kinds if layer.attention]
+    return max((mixer.kv_heads for mixer in mixers), default=1)
+
+
 def every_split(
     problem: ServingProblem, shared: Setting, candidate: CandidateRequest | None = None
 ) -> Cases:
-    """All splits over the cluster for one setting that agree with what ``candidate`` states."""
+    """All splits over the cluster for one setting that agree with what ``candidate`` states.
+
+    Raises:
+        LimitError: for more than the budget of the request allows, before they are made.
+    """
     candidate = candidate or CandidateRequest()
     options, place, model = problem.request.options, shared.cluster, problem.model
     copies = candidate.replicas or 1
     pool = candidate.prefill.devices if candidate.prefill else 0
-    kv_heads = None
-    if options.context_parallel or candidate.cp is not None:
-        mixers = [layer.attention for layer, _ in model.kinds if layer.attention]
-        kv_heads = max((mixer.kv_heads for mixer in mixers), default=1)
-    splits = enumerate_splits(
-        max(place.devices - pool, 0) // copies,
-        shares_experts=shared.engine.split.experts if model.is_moe else "none",
-        kv_heads=kv_heads,
-    )
+    devices = max(place.devices - pool, 0) // copies
+    sharing = shared.engine.split.experts if model.is_moe else "none"
+    kv_heads = _kv_heads(problem, candidate)
+    check_splits(place, sharing, kv_heads, devices)
+    splits = enumerate_splits(devices, shares_experts=sharing, kv_heads=kv_heads)
     keep = np.ones(len(splits["tp"]), dtype=np.bool_)
     if options.nodes == "all":
         keep &= splits["tp"] * splits["pp"] * splits["dp"] * copies + pool == place.devices
@@ -195,12 +205,48 @@ def every_split(
     return cases(int(keep.sum()), **columns, **rest)
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Splits of a setting that are to be evaluated; ``legal`` ones under every variant."""
+
+    setting: Setting
+    splits: Cases
+    legal: Bool
+
+
 def every_case(
-    problem: ServingProblem, shared: Setting, candidate: CandidateRequest | None = None
-) -> Cases:
-    """All splits; the legal ones also with each draft, step limit and load of the options."""
-    candidate, options = candidate or CandidateRequest(), problem.request.options
-    splits = every_split(problem, shared, candidate)
+    problem: ServingProblem, candidate: CandidateRequest | None = None
+) -> list[tuple[Setting, Cases]]:
+    """All splits of every setting; the legal ones also with each draft, step limit and load.
+
+    Without a ``candidate`` also the pairs of pools where the options ask for them.
+
+    Raises:
+        LimitError: for more than the budget of the request allows, before they are made.
+    """
+    options = problem.request.options
+    paired = options.disaggregated and candidate is None
+    candidate = candidate or CandidateRequest()
+    variants, planned, total = _variants(problem, candidate), [], 0
+    for shared in settings(problem):
+        budget.spend()
+        splits = every_split(problem, shared, candidate)
+        legal = _statically_legal(shared, splits)
+        total += len(splits) + int(legal.sum()) * (len(variants) - 1)
+        if paired:
+            sizes = splits.devices[_poolable(splits, legal)]
+            total += count_pairs(shared.cluster.devices, sizes)
+        check_size(total, options)
+        planned.append(_Planned(shared, splits, legal))
+    out = [(one.setting, _varied(one, variants)) for one in planned]
+    if paired:
+        out += [(one.setting, _pairs_of_pools(one)) for one in planned]
+    return [(shared, columns) for shared, columns in out if len(columns)]
+
+
+def _variants(problem: ServingProblem, candidate: CandidateRequest) -> list[dict[str, Any]]:
+    """Columns of each draft × step limit × load of the options; one empty where there are none."""
+    options = problem.request.options
     drafts: list[dict[str, Any]] = [{}]
     if not candidate.speculative:
         drafts += [_draft_columns(draft, problem.model) for draft in options.speculative]
@@ -211,13 +257,16 @@ def every_case(
     if options.loads:
         first = load_of(problem.workload)
         loads = [{"load": load} for load in dict.fromkeys((first, *map(float, options.loads)))]
-    variants = [{**draft, **step, **load} for draft in drafts for step in steps for load in loads]
+    return [{**draft, **step, **load} for draft in drafts for step in steps for load in loads]
+
+
+def _varied(planned: _Planned, variants: list[dict[str, Any]]) -> Cases:
+    """The illegal splits once, the legal ones under every variant."""
     if variants == [{}]:
-        return splits
-    legal = _statically_legal(shared, splits)
-    rows, refused = np.flatnonzero(legal), np.flatnonzero(~legal)
+        return planned.splits
+    rows, refused = np.flatnonzero(planned.legal), np.flatnonzero(~planned.legal)
     # a copy, so that its columns may be written to
-    out = splits.take(np.concatenate([refused, np.tile(rows, len(variants))]))
+    out = planned.splits.take(np.concatenate([refused, np.tile(rows, len(variants))]))
     for k, columns in enumerate(variants):
         start = len(refused) + k * len(rows)
         for name, value in columns.items():
@@ -234,15 +283,18 @@ def _statically_legal(shared: Setting, splits: Cases) -> Bool:
     return legal
 
 
-def every_pair_of_pools(problem: ServingProblem, shared: Setting) -> Cases:
+def _poolable(splits: Cases, legal: Bool) -> Bool:
+    """Splits that a pool may be made of."""
+    return np.asarray(legal & ((splits.dp == 1) | splits.shares_experts))
+
+
+def _pairs_of_pools(planned: _Planned) -> Cases:
     """All deployments with a prefill pool beside the decoding one.
 
     Any legal split in each, replicated as often as the cluster holds.
     """
-    splits = every_split(problem, shared)
-    legal = _statically_legal(shared, splits)
-    units = splits.take(np.flatnonzero(legal & ((splits.dp == 1) | splits.shares_experts)))
-    devices, size = shared.cluster.devices, units.devices
+    units = planned.splits.take(np.flatnonzero(_poolable(planned.splits, planned.legal)))
+    devices, size = planned.setting.cluster.devices, units.devices
     decode, prefill = map(np.ravel, np.indices((len(units), len(units))))
     pair, decode_replicas = _counted((devices - size[prefill]) // size[decode])
     decode, prefill = decode[pair], prefill[pair]

@@ -29,9 +29,7 @@ from recipe_core.search.serving_candidates import (
     describe,
     engine_of,
     every_case,
-    every_pair_of_pools,
     one_case,
-    settings,
     spread_of,
 )
 from recipe_core.space.rules import load_rules, place_rules, refusals, search_rules, start_rules
@@ -149,12 +147,7 @@ class ServingPlan(Plan):
 
     @classmethod
     def _searched(cls, problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
-        pairs = [(shared, every_case(problem, shared, candidate)) for shared in settings(problem)]
-        if problem.request.options.disaggregated and candidate is None:
-            pairs += [
-                (shared, every_pair_of_pools(problem, shared)) for shared in settings(problem)
-            ]
-        pairs = [(shared, cases) for shared, cases in pairs if len(cases)]
+        pairs = every_case(problem, candidate)
         return _judged(cls, problem, pairs, at_most=SIMULATED)
 
     one_case = staticmethod(one_case)

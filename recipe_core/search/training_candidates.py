@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.errors import InputError
 from recipe_core.engines.frameworks import framework, training_data
 from recipe_core.model.spec import MoeMlp
 from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
 from recipe_core.search.problem import TrainingProblem
+from recipe_core.search.size import check_training_size
 from recipe_core.space.training import (
     OFFLOADS,
     RECOMPUTE,
@@ -34,7 +35,6 @@ DEFAULT_FRAMEWORK = "torchtitan"
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro-batches that a search tries; more fill no device better."""
 VIRTUAL_STAGES = (1, 2, 4)
-MAX_CASES = 400_000
 SHORTEST_PIECE = 1024
 """Tokens of a sequence below which context parallelism cuts no further."""
 
@@ -205,7 +205,8 @@ def every_case(
     micro-batch of one and one chunk a stage are listed once.
 
     Raises:
-        InputError: for more than ``MAX_CASES``.
+        LimitError: for more than the budget of the request allows, one micro-batch size after the
+            other.
     """
     candidate = candidate or CandidateRequest()
     degrees = dict(zip(DEGREES, _degrees(problem, candidate).T, strict=True))
@@ -214,15 +215,13 @@ def every_case(
     legal = np.ones(len(base), dtype=np.bool_)
     for rule in rules(shared, base):
         legal &= ~rule.broken
-    varied = _varied(problem, shared, base, np.flatnonzero(legal), candidate)
-    cases = stack_cases([varied, base.take(np.flatnonzero(~legal))])
-    if len(cases) > MAX_CASES:
-        raise InputError(
-            f"{len(cases):,} splits are too many to evaluate at once.",
-            field="candidate",
-            hint="State some of tp, pp, cp, ep, or options.nodes: all.",
-        )
-    return cases
+    parts, total = [base.take(np.flatnonzero(~legal))], int((~legal).sum())
+    for micro_batch in [candidate.micro_batch] if candidate.micro_batch else MICRO_BATCHES:
+        budget.spend()
+        parts.append(_varied(problem, shared, base, np.flatnonzero(legal), candidate, micro_batch))
+        total += len(parts[-1])
+        check_training_size(total)
+    return stack_cases(parts)
 
 
 def _varied(
@@ -231,12 +230,13 @@ def _varied(
     base: TrainingCases,
     legal: Int,
     candidate: CandidateRequest,
+    micro_batch: int,
 ) -> TrainingCases:
-    """The legal rows of ``base`` with every choice that the candidate leaves open."""
+    """The legal rows of ``base`` with every other choice that the candidate leaves open."""
     c = candidate
     hybrid_too = shared.framework.sharding == "fsdp" and not c.shard
     axes = {
-        "micro_batch": [c.micro_batch] if c.micro_batch else MICRO_BATCHES,
+        "micro_batch": [micro_batch],
         "zero_stage": range(4) if c.zero_stage is None else [c.zero_stage],
         "virtual_stages": [c.virtual_stages] if c.virtual_stages else VIRTUAL_STAGES,
         "recompute": [RECOMPUTE.index(c.recompute)] if c.recompute else range(len(RECOMPUTE)),

@@ -47,6 +47,26 @@ def enumerate_splits(
     return MappingProxyType(dict(zip(("tp", "pp", "dp", "ep", "cp"), table.T, strict=True)))
 
 
+@lru_cache(256)
+def count_splits(
+    devices: int, *, shares_experts: ExpertSharing, kv_heads: int | None = None
+) -> int:
+    """How many splits ``enumerate_splits`` would make, without making them."""
+    most = np.arange(devices + 1)
+    shared = np.ones(devices + 1, dtype=np.int64)
+    if shares_experts == "all-ranks":
+        shared[2:] = 2
+    elif shares_experts == "divisors":
+        for divisor in range(2, devices + 1):
+            shared[divisor::divisor] += 1
+    total = 0
+    for tp in _upto(devices):
+        ranks = tp * most[1 : devices // tp + 1]  # tp × dp; pp has devices // ranks values
+        copies = tp // kv_heads if kv_heads and tp % kv_heads == 0 else 1
+        total += int((devices // ranks * shared[ranks]).sum()) * len(_halvings(copies))
+    return total
+
+
 def _shared_by(ranks: int, sharing: ExpertSharing) -> set[int]:
     """How many of the ranks can share the experts; 1 means that they are not shared."""
     if sharing == "divisors":

@@ -16,7 +16,8 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from recipe_core.base.resources import root
-from recipe_core.doors.serve import FOLDERS, Later, folders_allowed
+from recipe_core.doors.serve import Later, folders_allowed
+from recipe_core.doors.settings import variable
 
 LOAD = """
 import importlib.util, sys
@@ -39,9 +40,9 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 def test_folders_are_read_only_where_the_starter_says_so(
     monkeypatch: pytest.MonkeyPatch, value: str | None, allowed: bool
 ) -> None:
-    monkeypatch.delenv(FOLDERS, raising=False)
+    monkeypatch.delenv(variable("folders"), raising=False)
     if value is not None:
-        monkeypatch.setenv(FOLDERS, value)
+        monkeypatch.setenv(variable("folders"), value)
     assert folders_allowed() is allowed
 
 

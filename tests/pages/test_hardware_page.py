@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recipe_core.doors.serve import FOLDERS
+from recipe_core.doors.settings import variable
 from tests.pages.opening import opened, query_of, words
 
 
@@ -56,9 +56,9 @@ def test_own_hardware_makes_a_price() -> None:
 
 
 def test_this_machine_is_described_only_to_those_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDERS, raising=False)
+    monkeypatch.delenv(variable("folders"), raising=False)
     assert "does not describe its own" in words(opened("hardware.py"))
-    monkeypatch.setenv(FOLDERS, "1")
+    monkeypatch.setenv(variable("folders"), "1")
     app = opened("hardware.py")
     app.button(key="detect").click().run()
     assert "identified by" in words(app)

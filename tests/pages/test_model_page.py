@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.doors.serve import FOLDERS
+from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
 from tests.pages.opening import LLAMA_70B, opened, query_of
 
@@ -21,7 +21,7 @@ def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
 
 
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDERS, "1")
+    monkeypatch.setenv(variable("folders"), "1")
     (tmp_path / "config.json").write_text(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
     app = opened(model=str(tmp_path))
     assert app.metric[0].value == "596 M"

@@ -51,14 +51,57 @@ for _name, _summary in _LAUNCHER.items():
 @app.command()
 def serve(
     host: Annotated[
-        str, typer.Option(help="The address to listen on; beyond loopback, strangers can call it.")
+        str, typer.Option(help="The address to listen on; beyond loopback a token is needed.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    token: Annotated[
+        str | None,
+        typer.Option(help="What callers have to know; better in RECIPE_BUILDER_TOKEN."),
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let anybody in who reaches the address.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name the server may be called by; repeat for more."),
+    ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Answer /_stcore/metrics, for Prometheus.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that calculate; 0: the server's own.")
+    ] = None,
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Requests that may wait for a worker.")
+    ] = None,
+    max_candidates: Annotated[
+        int | None, typer.Option(min=1, help="Candidates that a plan may have.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds that a request may calculate.")
+    ] = None,
+    max_memory: Annotated[
+        float | None, typer.Option(metavar="GIB", min=0.1, help="Memory that a request may use.")
+    ] = None,
 ) -> None:
-    """Serve the web builder, the JSON API and MCP."""
+    """Serve the web builder, the JSON API and MCP.
+
+    Options not given are read from RECIPE_BUILDER_TOKEN, RECIPE_BUILDER_HOSTS and so on.
+    """
     from recipe_core.doors.serve import serve as run
 
-    run(host, port)
+    stated = {
+        "token": token,
+        "no_auth": no_auth,
+        "hosts": allow_host,
+        "metrics": metrics,
+        "workers": workers,
+        "queue": queue,
+        "candidates": max_candidates,
+        "seconds": max_seconds,
+        "memory_gib": max_memory,
+    }
+    run(host, port, stated)
 
 
 @app.command()

@@ -1,0 +1,124 @@
+"""What one request may cost: candidates, seconds, and whether somebody still waits for it.
+
+Long calculations count what they are about to make (``plan``), and ask between chunks whether to go
+on (``spend``). Without a budget only candidates are limited, to ``CANDIDATES``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from recipe_core.base.errors import LimitError
+
+CANDIDATES = 1_000_000
+"""Candidates of one plan: some ten seconds and one GB."""
+
+
+class Cancelled(BaseException):
+    """Nobody waits for the answer any longer; no error, so that nothing but its sender takes it."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of one request; None is no limit.
+
+    ``candidates`` of each plan, ``seconds`` from the start of the block in which it applies.
+    """
+
+    candidates: int | None = CANDIDATES
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """What a request has used of its budget.
+
+    ``planned`` and ``evaluated`` are candidates of the latest plan.
+    """
+
+    budget: Budget
+    abandoned: Callable[[], bool] = _never
+    began: float = field(default_factory=time.monotonic)
+    planned: int = 0
+    evaluated: int = 0
+
+    def progress(self) -> str:
+        """How far the latest plan is, as the end of a sentence; empty before the first."""
+        if not self.planned:
+            return ""
+        return f", with {self.evaluated:,} of {self.planned:,} candidates evaluated"
+
+
+_account: ContextVar[Account | None] = ContextVar("account", default=None)
+
+
+@contextmanager
+def limited(budget: Budget, abandoned: Callable[[], bool] = _never) -> Iterator[Account]:
+    """Hold what runs in this block to a budget; ``abandoned`` says that nobody waits any longer."""
+    account = Account(budget, abandoned)
+    token = _account.set(account)
+    try:
+        yield account
+    finally:
+        _account.reset(token)
+
+
+def most_candidates() -> int | None:
+    """How many candidates a plan may have here; None for any number."""
+    account = _account.get()
+    return CANDIDATES if account is None else account.budget.candidates
+
+
+def plan(candidates: int) -> None:
+    """Say how many candidates are about to be evaluated."""
+    if (account := _account.get()) is not None:
+        account.planned, account.evaluated = candidates, 0
+
+
+def spend(evaluated: int = 0) -> None:
+    """Count evaluated candidates, and end the calculation where it must not go on.
+
+    Raises:
+        LimitError: when the time of the request is over.
+        Cancelled: when nobody waits for the answer.
+    """
+    if (account := _account.get()) is None:
+        return
+    account.evaluated += evaluated
+    if account.abandoned():
+        raise Cancelled
+    seconds = account.budget.seconds
+    if seconds is not None and time.monotonic() - account.began > seconds:
+        raise over_time(account)
+
+
+def over_time(account: Account) -> LimitError:
+    """The refusal of a request that took longer than its budget."""
+    hint = "Ask for fewer devices, loads or formats."
+    if 0 < account.evaluated < account.planned:
+        hint = f"About {account.evaluated:,} candidates fit in that time: ask for fewer devices, "
+        hint += "loads or formats."
+    return LimitError(
+        f"took longer than the {account.budget.seconds:g} s that a request may take here"
+        f"{account.progress()}.",
+        field="request",
+        hint=hint,
+    )
+
+
+def over_memory(account: Account, memory_bytes: int) -> LimitError:
+    """The refusal of a request that needed more memory than it may have."""
+    return LimitError(
+        f"needs more than the {memory_bytes / 2**30:.1f} GiB of memory that a request may use here"
+        f"{account.progress()}.",
+        field="request",
+        hint="Ask for fewer devices, loads or formats.",
+    )

@@ -1,0 +1,215 @@
+"""What every request passes before any door: page, API, MCP, websocket and downloads alike.
+
+Whom it was meant for (its Host, against DNS rebinding), who sends it (the token, where one is
+set), how much it brings (uploads), and the headers that tell browsers what a page may do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from functools import cache
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from recipe_core.doors.policy import API_POLICY, page_policy
+from recipe_core.doors.settings import ServerSettings, variable
+from recipe_core.doors.sign_in import PATH as SIGN_IN
+from recipe_core.doors.sign_in import Visitors
+
+OPEN_PATHS = ("/_stcore/health", SIGN_IN)
+"""What anybody may ask: whether the server runs, and for the form itself."""
+METRICS = "/_stcore/metrics"
+UPLOADS = "/_stcore/upload_file/"
+MOST_UPLOADS = 16
+"""Files that a session may keep on the server at a time; a page has two places for one file."""
+MACHINES = ("/api/", "/mcp")
+"""Doors of programs, which send a token instead of signing in."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+
+class Guard:
+    """The outermost middleware.
+
+    Args:
+        app: what it protects.
+        settings: who may call the server.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app, self._settings = app, settings
+        self._visitors = Visitors(settings.token) if settings.token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what may not pass, hand on the rest."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request = HTTPConnection(scope)
+        answer = self._refusal(request)
+        sending = _with_headers(scope["path"], send)
+        if answer is None and self._visitors and scope["path"] == SIGN_IN:
+            answer = await self._visitors.answer(scope, receive)
+        if answer is None:
+            await self._app(scope, receive, sending)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
+        else:
+            await answer(scope, receive, sending)
+
+    def _refusal(self, request: HTTPConnection) -> Response | None:
+        """Why a request may not pass; None where it may."""
+        scope, settings = request.scope, self._settings
+        if (host := _foreign(request.headers, settings.hosts, _here(scope))) is not None:
+            return _problem(
+                421,
+                f"this server is not called {host!r}.",
+                "Call it by its address, or allow the name where it is started: "
+                f"recipe serve --allow-host NAME (or {variable('hosts')}).",
+            )
+        if not settings.token and not settings.no_auth and not _here(scope):
+            return _problem(
+                403,
+                "this server answers the network only with a token.",
+                f"Start it with {variable('token')} set, or with --no-auth.",
+            )
+        if scope["path"] == METRICS and not settings.metrics:
+            return _problem(404, "metrics are off.", f"Set {variable('metrics')}=1.")
+        if scope["path"].startswith(UPLOADS) and _uploads_full(scope["path"]):
+            return _problem(
+                413,
+                f"this session keeps {MOST_UPLOADS} files, the most it may.",
+                "Remove one, or reload the page.",
+            )
+        return self._stranger(request)
+
+    def _stranger(self, request: HTTPConnection) -> Response | None:
+        """The answer to somebody who has neither token nor cookie; None for anybody else."""
+        path = request.scope["path"]
+        if self._visitors is None or path in OPEN_PATHS:
+            return None
+        machine = path.startswith(MACHINES) or path == METRICS
+        if self._visitors.has_token(request) if machine else self._visitors.signed_in(request):
+            return None
+        if not machine and request.scope["type"] == "http" and _for_reading(request):
+            return RedirectResponse(self._visitors.form(request), 303)
+        return _problem(
+            401,
+            "this server asks for a token." if machine else "you are not signed in.",
+            "Send it as Authorization: Bearer TOKEN." if machine else f"Open {SIGN_IN}.",
+            {"WWW-Authenticate": "Bearer"} if machine else None,
+        )
+
+
+def _for_reading(request: HTTPConnection) -> bool:
+    """Whether a browser asks for a page to show."""
+    asked = request.headers.get("accept", "")
+    return request.scope.get("method") == "GET" and "text/html" in asked
+
+
+def _problem(
+    status: int, message: str, hint: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    problem = {"code": "http", "field": None, "message": message, "hint": hint}
+    return JSONResponse({"error": problem}, status, headers)
+
+
+# Whom a request is meant for
+
+
+def _here(scope: Scope) -> bool:
+    """Whether a connection came in on a loopback address of this machine."""
+    server = scope.get("server")
+    address = _address(server[0]) if server else None
+    return address is not None and address.is_loopback
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:\d{1,5})?")
+
+
+def _foreign(headers: Headers, allowed: tuple[str, ...], here: bool) -> str | None:
+    """The host that a request names, where it is not this server; else None.
+
+    A page of another site can make a browser call any address, but under that site's name only. So
+    on a loopback address loopback names count, elsewhere addresses and the machine's own names,
+    and names that are allowed anywhere. An Origin, which browsers add, has to name the same host.
+    """
+    if "*" in allowed:
+        return None
+    hosts = headers.getlist("host")
+    match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if match is None:
+        return ", ".join(hosts)[:100]
+    name = match[1].strip("[]").lower().rstrip(".")
+    if not (name in {other.lower() for other in allowed} or _is_this_machine(name, here)):
+        return name
+    origin = headers.get("origin")
+    if origin is None or origin.partition("://")[2].lower() == hosts[0].lower():
+        return None
+    return origin[:100]
+
+
+def _is_this_machine(name: str, here: bool) -> bool:
+    address = _address(name)
+    if here:
+        return name == "localhost" or (address is not None and address.is_loopback)
+    return address is not None or name in _own_names()
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    """The names that this machine gives itself."""
+    return frozenset({"localhost", socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
+# How much it brings
+
+
+def _uploads_full(path: str) -> bool:
+    """Whether a session keeps as many files as it may and would add another."""
+    from streamlit import runtime
+
+    if not runtime.exists():
+        return False
+    session, _, file = path.removeprefix(UPLOADS).partition("/")
+    storage: Any = getattr(runtime.get_instance().uploaded_file_mgr, "file_storage", {})
+    files = storage.get(session, {})
+    return len(files) >= MOST_UPLOADS and file not in files
+
+
+# What browsers may do with the answer
+
+
+def _with_headers(path: str, send: Send) -> Send:
+    """``send``, with the headers of every answer."""
+    policy = API_POLICY if path.startswith(MACHINES) else page_policy()
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in {**HEADERS, "Content-Security-Policy": policy}.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sending

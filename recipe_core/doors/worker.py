@@ -1,0 +1,178 @@
+"""A process that calculates for the server: ``python -m recipe_core.doors.worker SOCKET``.
+
+It speaks with the server alone, over a socket that it inherits: calls come in, progress and one
+answer go out. A signal ends the call that runs; the process stays.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from recipe_core.base import budget, progress
+from recipe_core.base.budget import Account, Budget, Cancelled
+from recipe_core.base.errors import LimitError, RecipeError
+
+NICE = 10
+"""How far behind the server, which answers everybody else, workers stand in line for processors."""
+PRELOADED = ("recipe_core.doors.answers",)
+SAID_EVERY_S = 0.1
+"""Seconds between reports of progress at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A question, a function of this package with its arguments, and what it may cost."""
+
+    question: Callable[[], Any]
+    budget: Budget
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a call is."""
+
+    done: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a call ended: with a value, or an error that is to be raised.
+
+    ``over``: the process has used so much memory that another should take its place.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    over: bool = False
+
+
+def pickled(message: Call | Answer | Progress) -> bytes:
+    """A message as bytes: plans hold functions, which only cloudpickle takes along."""
+    data: bytes = cloudpickle.dumps(message)
+    return data
+
+
+class _Interrupt:
+    """Whether the server has asked to end the call; also once the server is gone."""
+
+    def __init__(self) -> None:
+        self.asked, self._server = False, os.getppid()
+        signal.signal(signal.SIGUSR1, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked or os.getppid() != self._server
+
+
+def resident_bytes() -> int:
+    """Memory of this process that lies in RAM; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - read between chunks
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _data_bytes() -> int:
+    """What ``RLIMIT_DATA`` counts: private writable memory of this process."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - as above
+            return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _limit_memory(more_bytes: int | None) -> None:
+    """Let allocations fail that need more than this beyond what the process has now."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        soft = resource.RLIM_INFINITY if more_bytes is None else _data_bytes() + more_bytes
+        if hard != resource.RLIM_INFINITY:
+            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def answer(call: Call, connection: Connection, interrupt: Callable[[], bool]) -> Answer:
+    """Make a call, and say how it ended; progress goes to the server on the way."""
+    before, said = resident_bytes(), 0.0
+
+    def report(done: int, steps: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= SAID_EVERY_S:
+            said = time.monotonic()
+            connection.send_bytes(pickled(Progress(done, steps)))
+
+    account = Account(call.budget)
+    try:
+        _limit_memory(call.memory_bytes)
+        with budget.limited(call.budget, interrupt) as account, progress.watched(report):
+            value = call.question()
+        return Answer(value, over=_grown(before, call.memory_bytes))
+    except MemoryError:
+        _limit_memory(None)
+        return Answer(error=budget.over_memory(account, call.memory_bytes), over=True)
+    except (RecipeError, Cancelled) as error:
+        heavy = isinstance(error, LimitError) and _grown(before, call.memory_bytes)
+        return Answer(error=error.with_traceback(None), over=heavy)
+    except Exception as error:
+        error.add_note("in a worker: " + traceback.format_exc())
+        return Answer(error=error)
+    finally:
+        _limit_memory(None)
+
+
+def _grown(before: int, memory_bytes: int) -> bool:
+    return resident_bytes() - before > memory_bytes // 4
+
+
+def _frame(reply: Answer) -> bytes:
+    """The bytes of an answer; an error of another package that cannot travel says its text."""
+    try:
+        return pickled(reply)
+    except Exception as error:
+        about = reply.error if reply.error is not None else error
+        return pickled(Answer(error=RuntimeError(f"{type(about).__name__}: {about}")))
+
+
+def main(socket: int) -> None:
+    """Answer calls until the server closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the server
+    interrupt = _Interrupt()
+    with suppress(OSError):
+        os.nice(NICE)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    with Connection(socket) as connection, suppress(EOFError, ConnectionError):
+        connection.send_bytes(pickled(Answer()))
+        while True:
+            call: Call = pickle.loads(connection.recv_bytes())  # noqa: S301 - of the server
+            interrupt.asked = False
+            connection.send_bytes(_frame(answer(call, connection, interrupt)))
+
+
+if __name__ == "__main__":
+    # what is pickled names this module as it is imported elsewhere, not as __main__
+    from recipe_core.doors import worker
+
+    worker.main(int(sys.argv[1]))

@@ -1,0 +1,111 @@
+"""How many candidates a request has, counted before they are made, and what of it would fit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe_core.base import budget
+from recipe_core.base.arrays import Int
+from recipe_core.base.errors import LimitError
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.request.schema import Options
+from recipe_core.space.splits import ExpertSharing, count_splits
+
+MULTIPLYING = (
+    "hardware",
+    "engines",
+    "weight_dtypes",
+    "kv_dtypes",
+    "speculative",
+    "max_batched_tokens",
+    "loads",
+)
+"""Options of which every value multiplies the candidates."""
+
+
+def check_size(candidates: int, options: Options) -> None:
+    """Take note of a plan's candidates, or refuse more than the budget allows.
+
+    Raises:
+        LimitError: names the longest option, and how many of its values would fit.
+    """
+    most = budget.most_candidates()
+    if most is None or candidates <= most:
+        budget.plan(candidates)
+        return
+    excess = f"make {candidates:,} candidates; at most {most:,} are evaluated in one plan."
+    values = {name: len(getattr(options, name)) for name in MULTIPLYING}
+    longest = max(values, key=lambda name: values[name])
+    fitting = values[longest] * most // candidates
+    if values[longest] > 1 and fitting:
+        raise LimitError(
+            f"its {values[longest]} values {excess}",
+            field=f"options.{longest}",
+            hint=f"Give at most {fitting}.",
+        )
+    several = [f"options.{name}" for name, count in values.items() if count > 1]
+    raise LimitError(
+        f"the values of {', '.join(several) or 'the request'} {excess}",
+        field=several[0] if several else "hardware.nodes",
+        hint=f"Give fewer: {candidates / most:,.0f} times too many.",
+    )
+
+
+def check_splits(
+    place: Cluster, shares_experts: ExpertSharing, kv_heads: int | None, devices: int
+) -> int:
+    """How many splits a cluster has.
+
+    Raises:
+        LimitError: for more than the budget allows, with the nodes that would fit.
+    """
+    most = budget.most_candidates()
+    count = count_splits(devices, shares_experts=shares_experts, kv_heads=kv_heads)
+    if most is None or count <= most:
+        return count
+    fitting, beyond = 0, devices
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        if count_splits(middle, shares_experts=shares_experts, kv_heads=kv_heads) <= most:
+            fitting = middle
+        else:
+            beyond = middle
+    raise LimitError(
+        f"{devices:,} devices make {count:,} candidates; at most {most:,} are evaluated in one "
+        "plan.",
+        field="hardware.nodes",
+        hint=f"Plan at most {fitting:,} devices, {fitting // place.per_node:,} nodes of "
+        f"{place.per_node}.",
+    )
+
+
+def check_training_size(candidates: int) -> None:
+    """Take note of a training plan's candidates so far, or refuse more than the budget allows.
+
+    Raises:
+        LimitError: says what narrows the search.
+    """
+    most = budget.most_candidates()
+    if most is not None and candidates > most:
+        raise LimitError(
+            f"the splits of this run make over {most:,} candidates, the most that are evaluated "
+            "in one plan.",
+            field="candidate",
+            hint="State some of tp, pp, cp, ep, micro_batch, or options.nodes: all.",
+        )
+    budget.plan(candidates)
+
+
+def count_pairs(devices: int, sizes: Int) -> int:
+    """How many deployments of two pools a cluster holds.
+
+    ``sizes``: devices of each split that either pool may have. Each pool is replicated from once up
+    to as often as there is room.
+    """
+    several, splits = np.unique(sizes, return_counts=True)
+    total = 0
+    for decode, decode_splits in zip(several.tolist(), splits.tolist(), strict=True):
+        rest = devices - decode * np.arange(1, devices // decode + 1)  # left for prefill
+        replicas = (rest[:, None] // several).sum(axis=0)
+        total += decode_splits * int((replicas * splits).sum())
+    return total
