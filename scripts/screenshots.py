@@ -103,11 +103,11 @@ def settled(page: Page) -> None:
     """Wait until the script has run and charts and tables are drawn."""
     page.get_by_role("heading", level=1).wait_for(timeout=PATIENCE_MS)
     page.wait_for_function(
-        "document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'",
+        "() => document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'",
         timeout=PATIENCE_MS,
     )
     page.wait_for_function(
-        "!document.querySelector('[data-testid=stSkeleton]')", timeout=PATIENCE_MS
+        "() => !document.querySelector('[data-testid=stSkeleton]')", timeout=PATIENCE_MS
     )
     page.wait_for_timeout(1500)
 

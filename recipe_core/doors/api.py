@@ -23,8 +23,7 @@ from recipe_core.base.budget import Cancelled
 from recipe_core.base.described import DESCRIBED, SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
-from recipe_core.doors import answers
-from recipe_core.doors.answers import RECIPE_LIKE
+from recipe_core.doors import answers, bodies
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
 
@@ -33,12 +32,14 @@ MOST_LISTED = 10_000
 CLIENT_GONE = 499
 """The status that a log shows of a request whose sender has left; nobody reads the answer."""
 
-RequestBody = Annotated[dict[str, Any], SchemaOf(PlanRequest), Body(description="A PlanRequest.")]
-CheckBody = Annotated[
-    dict[str, Any],
-    Body(description="A PlanRequest, or {command, hardware, gpus, nodes, input_tokens, …}."),
-]
-RecipeBody = Annotated[dict[str, Any], Body(description=RECIPE_LIKE)]
+Sent = dict[str, Any]
+"""A body, which a worker reads; its schema is that of what it should be."""
+RequestBody = Annotated[Sent, SchemaOf(PlanRequest), Body()]
+CheckBody = Annotated[Sent, SchemaOf(bodies.CheckBody), Body()]
+RecipeBody = Annotated[Sent, SchemaOf(bodies.RecipeBody), Body()]
+ResolveBody = Annotated[Sent, SchemaOf(bodies.ResolveBody), Body()]
+DiffBody = Annotated[Sent, SchemaOf(bodies.DiffBody), Body()]
+ConvertBody = Annotated[Sent, SchemaOf(bodies.ConvertBody), Body()]
 
 
 class Problem(BaseModel):
@@ -294,26 +295,15 @@ def _recipes(api: APIRouter, asked: _Asked) -> None:
     @api.post(
         "/resolve", summary="Which variants of a recipe apply to other hardware, and what they set"
     )
-    async def resolve_route(
-        request: Request,
-        body: Annotated[dict[str, Any], Body(description='{"recipe": …, "hardware": "mi300x:8"}')],
-    ) -> Response:
+    async def resolve_route(request: Request, body: ResolveBody) -> Response:
         return await asked.json(request, "resolve", body)
 
     @api.post("/diff", summary="The differences between two recipes and between their estimates")
-    async def diff_route(
-        request: Request,
-        body: Annotated[dict[str, Any], Body(description='{"before": …, "after": …}')],
-    ) -> Response:
+    async def diff_route(request: Request, body: DiffBody) -> Response:
         return await asked.json(request, "diff", body)
 
     @api.post("/convert", summary="An engine's command, or a published recipe, as a recipe")
-    async def convert_route(
-        request: Request,
-        body: Annotated[
-            dict[str, Any], Body(description='{"command" or "document": …, "hardware": …}')
-        ],
-    ) -> Response:
+    async def convert_route(request: Request, body: ConvertBody) -> Response:
         return await asked.json(request, "convert", body)
 
 

@@ -137,6 +137,7 @@ _DOCUMENT = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Sign in · Recipe builder</title>
+<link rel="icon" href="data:,">
 <style>
 :root {{ color-scheme: light dark; --line: #8a949e; --main: #07446c; --on-main: #fff; }}
 @media (prefers-color-scheme: dark) {{

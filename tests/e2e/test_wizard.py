@@ -142,7 +142,9 @@ def test_a_click_on_a_point_pins_it_and_again_unpins(page: Any, address: str) ->
     click_best()
     remove = page.get_by_role("button", name="Remove")
     remove.wait_for()
-    page.wait_for_function("new URLSearchParams(location.search).get('pins')?.startsWith('vllm.')")
+    page.wait_for_function(
+        "() => new URLSearchParams(location.search).get('pins')?.startsWith('vllm.')"
+    )
     settled(page, QUESTIONS["compare"])
     page.wait_for_function(NO_DOUBLE_CLICK, arg=chart.element_handle())
     click_best()
@@ -179,7 +181,9 @@ def test_rows_of_the_table_are_pinned_from_the_keyboard(page: Any, address: str)
     table.locator("canvas").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Shift+Space")
-    page.wait_for_function("new URLSearchParams(location.search).get('pins')?.startsWith('vllm.')")
+    page.wait_for_function(
+        "() => new URLSearchParams(location.search).get('pins')?.startsWith('vllm.')"
+    )
     page.get_by_role("button", name="Remove").wait_for()
 
 
@@ -261,7 +265,7 @@ def test_a_config_is_uploaded(
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
     page.get_by_text("config · 8 × h100-sxm").wait_for()
-    page.wait_for_function("location.search.includes('hidden_size')")
+    page.wait_for_function("() => location.search.includes('hidden_size')")
     (tmp_path / "weights.json").write_bytes(b"PK\x03\x04")
     page.locator("input[type=file]").set_input_files(tmp_path / "weights.json")
     page.get_by_text("weights are never read").wait_for()
@@ -280,7 +284,7 @@ def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(
     page.locator("input[type=file]").set_input_files(tmp_path / "mine.yaml")
     page.get_by_text("8 × my-h100-sxm").first.wait_for()
     page.get_by_text("59.6 GiB").first.wait_for()
-    page.wait_for_function("location.search.includes('based_on')")
+    page.wait_for_function("() => location.search.includes('based_on')")
     (tmp_path / "weights.yaml").write_bytes(b"PK\x03\x04")
     page.locator("input[type=file]").set_input_files(tmp_path / "weights.yaml")
     page.get_by_text("is not text").wait_for()

@@ -77,7 +77,7 @@ def wait_for_query(page: Any, name: str, value: str | None) -> None:
 def fits_sideways(page: Any) -> None:
     """Wait until nothing is wider than the window: charts take their width after they are drawn."""
     parts = "[...document.querySelectorAll('[data-testid=stMain], body')]"
-    page.wait_for_function(f"{parts}.every(part => part.scrollWidth <= part.clientWidth + 1)")
+    page.wait_for_function(f"() => {parts}.every(part => part.scrollWidth <= part.clientWidth + 1)")
 
 
 def choose(page: Any, label: str, text: str, option: str) -> None:

@@ -1,0 +1,97 @@
+"""The bodies of the JSON API as models, for the OpenAPI document.
+
+What is sent is read by the same functions as anywhere else, whose errors name field and fix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, RootModel
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.commands.ground import Ground
+from recipe_core.recipe import Recipe
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.schema import PlanRequest
+
+
+class CommandBody(Ground):
+    """An engine's command, with what it is to run on and under."""
+
+    command: str | list[str]
+    """The command line, or its words; it is never run."""
+
+
+class CheckBody(RootModel[PlanRequest | CommandBody]):
+    """A request, or a command."""
+
+
+class WithAdditions(BaseModel):
+    """A request, and what its recipe has beside the decision."""
+
+    model_config = DESCRIBED
+
+    request: PlanRequest
+    """What is to be decided."""
+
+    parameters: Parameters = Parameters()
+    """Name, address and place of the deployment."""
+
+    options: dict[str, Any] = {}
+    """Options of the engine, by name."""
+
+    environment: dict[str, str] = {}
+    """Variables of the engine's environment."""
+
+    variants: list[dict[str, Any]] = []
+    """What is set on other hardware, as in a recipe."""
+
+
+class RecipeBody(RootModel[PlanRequest | Recipe | WithAdditions]):
+    """A request, a recipe, or a request with additions."""
+
+
+class ResolveBody(BaseModel):
+    """A recipe, and the hardware that it is to be resolved for."""
+
+    model_config = DESCRIBED
+
+    recipe: RecipeBody
+    """A recipe, or a request."""
+
+    hardware: str
+    """A device, or device:count."""
+
+
+class DiffBody(BaseModel):
+    """Two recipes to compare."""
+
+    model_config = DESCRIBED
+
+    before: RecipeBody
+    """A recipe, or a request."""
+
+    after: RecipeBody
+    """A recipe, or a request."""
+
+
+class ConvertCommand(CommandBody):
+    """An engine's command that is to become a recipe."""
+
+
+class ConvertDocument(BaseModel):
+    """A published recipe that is to become one of this project's."""
+
+    document: dict[str, Any]
+    """The published recipe."""
+
+    hardware: str | dict[str, Any] | None = None
+    """A device, or device:count; by default what the document names."""
+
+    choice: str | None = None
+    """Which configuration, for a document with several."""
+
+
+class ConvertBody(RootModel[ConvertCommand | ConvertDocument]):
+    """A command or a published recipe."""
