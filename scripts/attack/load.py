@@ -36,10 +36,10 @@ HEAVY = LIGHT | {
     "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 8},
     "options": {
         "loads": list(range(1, 257)),
-        "max_batched_tokens": [1024 * n for n in range(1, 9)],
+        "max_batched_tokens": [2048, 4096, 8192],
     },
 }
-"""Some 700,000 candidates, under the limit."""
+"""Some 270,000 candidates, under the limit."""
 UNBOUNDED = LIGHT | {
     "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 8},
     "options": {"loads": list(range(1, 257)), "max_batched_tokens": [64 * n for n in range(1, 65)]},
