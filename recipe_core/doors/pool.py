@@ -303,8 +303,8 @@ class Pool:
 
 
 def own_process() -> Pool:
-    """A pool without workers: callers calculate themselves."""
-    return Pool(ServerSettings(workers=0))
+    """A pool without workers: callers calculate themselves, under the limits of the environment."""
+    return Pool(ServerSettings.of_environment().model_copy(update={"workers": 0}))
 
 
 @cache

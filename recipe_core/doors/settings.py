@@ -49,7 +49,7 @@ class ServerSettings(BaseModel):
     """Candidates that a plan may have; each takes half a kilobyte of the server while pages show
     it."""
 
-    seconds: Annotated[float, Field(gt=0)] = 60.0
+    seconds: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a request may calculate."""
 
     memory_gib: Annotated[float, Field(gt=0)] = 2.0
@@ -87,7 +87,8 @@ class ServerSettings(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             name = str(first["loc"][0])
-            raise InputError(f"{first['msg']}.", field=variable(name)) from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise InputError(f"{message}.", field=variable(name)) from None
 
     @property
     def cached_candidates(self) -> int:

@@ -159,7 +159,7 @@ button {{ background: var(--main); color: var(--on-main); border-color: var(--ma
 <body>
 <main>
 <h1>Recipe builder</h1>
-<p>This server asks for its token. Whoever started it has it.</p>
+<p>This server asks for its token. Whoever started it can give it to you.</p>
 {said}
 <form method="post" action="{action}">{form}</form>
 </main>

@@ -70,12 +70,13 @@ def check_splits(
             fitting = middle
         else:
             beyond = middle
+    nodes = fitting // place.per_node
+    whole = f", {nodes:,} nodes of {place.per_node}" if nodes else ""
     raise LimitError(
         f"{devices:,} devices make {count:,} candidates; at most {most:,} are evaluated in one "
         "plan.",
         field="hardware.nodes",
-        hint=f"Plan at most {fitting:,} devices, {fitting // place.per_node:,} nodes of "
-        f"{place.per_node}.",
+        hint=f"Plan at most {fitting:,} devices{whole}.",
     )
 
 

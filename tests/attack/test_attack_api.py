@@ -86,8 +86,8 @@ def test_what_is_too_large_is_refused_before_it_is_made(server: load.Server) -> 
 
 
 def test_who_leaves_frees_the_worker(server: load.Server) -> None:
-    """Otherwise the only worker would go on until the limit of time, a minute later."""
-    assert load.seconds_until_free(server) < 50
+    """Otherwise the only worker would go on until the limit of time, two minutes later."""
+    assert load.seconds_until_free(server) < 100
 
 
 def test_too_many_at_once_are_told_to_come_again(server: load.Server) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -45,7 +46,8 @@ def main() -> None:
     """
     gc.set_threshold(COLLECT_AFTER)
     try:
-        app()
+        with _limited():
+            app()
     except RecipeError as error:
         fail(error)
     except BrokenPipeError:
@@ -53,6 +55,16 @@ def main() -> None:
         raise SystemExit(0) from None
     finally:
         gc.freeze()  # the process ends: no need to search its objects for cycles
+
+
+def _limited() -> AbstractContextManager[object]:
+    """The limit on candidates where the environment states one; seconds are the caller's own."""
+    if not os.environ.get("RECIPE_BUILDER_CANDIDATES"):
+        return nullcontext()
+    from recipe_core.base.budget import Budget, limited
+    from recipe_core.doors.settings import ServerSettings
+
+    return limited(Budget(ServerSettings.of_environment().candidates))
 
 
 def fail(error: RecipeError) -> NoReturn:
