@@ -31,6 +31,7 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.worker import Answer, Call, Progress, pickled
 
+PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
 GRACE_S = 3.0
 """Seconds that a call which must end has to reach the end of its chunk; then its process ends."""
 LOOK_EVERY_S = 0.1
@@ -55,7 +56,8 @@ class _Worker:
         here, there = socket.socketpair()
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "recipe_core.doors.worker", str(there.fileno())],
+                # imported, not run as __main__: what is pickled names the module
+                [sys.executable, "-P", "-c", PROGRAM, str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=_environment(),

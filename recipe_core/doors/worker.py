@@ -1,4 +1,4 @@
-"""A process that calculates for the server: ``python -m recipe_core.doors.worker SOCKET``.
+"""A process that calculates for the server, which starts ``main`` in it.
 
 It speaks with the server alone, over a socket that it inherits: calls come in, progress and one
 answer go out. A signal ends the call that runs; the process stays.
@@ -11,7 +11,6 @@ import importlib
 import os
 import pickle
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -169,10 +168,3 @@ def main(socket: int) -> None:
             call: Call = pickle.loads(connection.recv_bytes())  # noqa: S301 - of the server
             interrupt.asked = False
             connection.send_bytes(_frame(answer(call, connection, interrupt)))
-
-
-if __name__ == "__main__":
-    # what is pickled names this module as it is imported elsewhere, not as __main__
-    from recipe_core.doors import worker
-
-    worker.main(int(sys.argv[1]))
