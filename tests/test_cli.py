@@ -460,5 +460,8 @@ def test_the_options_are_frozen():
         "lock": {"--model", "--verify"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
-        "serve": {"--host", "--port"},
+        "serve": {
+            *("--host", "--port", "--token", "--no-auth", "--allow-host", "--metrics"),
+            *("--workers", "--queue", "--max-candidates", "--max-seconds", "--max-memory"),
+        },
     }

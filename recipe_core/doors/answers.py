@@ -165,6 +165,16 @@ def reply(method: str, folders: bool, body: bytes, **options: Any) -> bytes:
     return to_json(answered(method, folders, body, **options), indent=None).encode()
 
 
+def verdict(folders: bool, body: bytes) -> tuple[bool, bytes]:
+    """Whether what is to be checked could be read, and the verdict as the bytes of JSON.
+
+    Raises:
+        RecipeError: as ``reply``.
+    """
+    answer = answered("check", folders, body)
+    return "error" not in answer, to_json(answer, indent=None).encode()
+
+
 def bundle(folders: bool, body: bytes) -> tuple[str, bytes]:
     """The name and the zip of the bundle that a body as it was sent leads to.
 

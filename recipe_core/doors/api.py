@@ -206,6 +206,14 @@ class _Asked:
         )
         return _gone() if data is None else Response(data, media_type="application/json")
 
+    async def verdict(self, request: Request, body: Any) -> Response:
+        """A verdict; of a command that could not be read, with the status of bad input."""
+        given = await self._answered(request, answers.verdict, self._folders, body["sent"])
+        if given is None:
+            return _gone()
+        readable, data = given
+        return Response(data, 200 if readable else 422, media_type="application/json")
+
     async def zip(self, request: Request, body: Any) -> Response:
         """A bundle, as a download."""
         built = await self._answered(request, answers.bundle, self._folders, body["sent"])
@@ -270,10 +278,7 @@ def _questions(api: APIRouter, asked: _Asked) -> None:
         summary="Whether a split or an engine's command can run, why not, and a better one",
     )
     async def check_route(request: Request, body: CheckBody) -> Response:
-        answer = await asked.json(request, "check", body)
-        if bytes(answer.body).startswith(b'{"error"'):  # the command could not be read
-            answer.status_code = 422
-        return answer
+        return await asked.verdict(request, body)
 
     @api.post(
         "/build",
