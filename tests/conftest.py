@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ os.environ.setdefault(
 import pytest
 from hypothesis import settings
 
+from recipe_core.doors.pool import server_pool
+from recipe_core.doors.settings import variable
 from recipe_core.request.schema import PlanRequest
 from tests import groups
 from tests.sizes import examples
@@ -70,6 +72,16 @@ def request_values(
 
 def make_request(*args: Any, **parts: Any) -> PlanRequest:
     return PlanRequest.parse(request_values(*args, **parts))
+
+
+@pytest.fixture(scope="module")
+def no_workers() -> Iterator[None]:
+    """Pages calculate in the process of the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable("workers"), "0")
+        server_pool.cache_clear()
+        yield
+    server_pool.cache_clear()
 
 
 def finished(coroutine: Coroutine[Any, Any, Answer]) -> Answer:

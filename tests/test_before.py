@@ -24,6 +24,8 @@ from recipe_core.request.link import from_query, link_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of, read_pins, split_key
 
+pytestmark = pytest.mark.usefixtures("no_workers")
+
 BEFORE = Path(__file__).parent / "fixtures" / "before"
 LINKS = [json.loads(line) for line in (BEFORE / "links.jsonl").read_text().splitlines()]
 DECIDED = [link for link in LINKS if link["split"]]
