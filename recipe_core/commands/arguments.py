@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Literal
 
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import InputError
 from recipe_core.engines.grammar import Gone, grammars
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
@@ -317,23 +318,19 @@ def _typed(option: Option, text: str) -> Any:
         return folded if option.folded and folded in option.choices else None
     try:
         if option.type == "json":
-            return json.loads(text, parse_constant=_no_constant)
+            return parse_json(text)
         if option.type == "float":
             return float(text)
         if option.type == "int":
             scaled = _SCALED.fullmatch(text) if option.scaled else None
             return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
-    except (ValueError, RecursionError, OverflowError):
+    except (ValueError, OverflowError, InputError):
         return None
     return text
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(name)
-
-
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except InputError:
         return text

@@ -13,6 +13,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.texts import check_name
 from recipe_core.hardware.cluster import device
 
 _RENDERED = ("recommended_command", "recommended", "rendering")
@@ -112,7 +113,7 @@ def _options(engine: str, document: Mapping[str, Any]) -> Published:
     rest = dict(document)
     words = list(_PROGRAMS[engine])
     if engine == "vllm":
-        words.append(str(rest.pop("model")))
+        words.append(check_name(str(rest.pop("model")), "convert.model"))
     return Published(command=[*words, *_words(rest)])
 
 
@@ -122,9 +123,24 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
         flag = f"--{str(name).replace('_', '-')}"
         if value is None or value is False:
             continue
-        yield flag
-        if value is not True:
-            yield from map(_word, value if isinstance(value, list) else [value])
+        words = [] if value is True else map(_word, value if isinstance(value, list) else [value])
+        yield from _flagged(flag, list(words))
+
+
+def _flagged(flag: str, words: list[str]) -> Iterator[str]:
+    """A flag and its values, of which none is read as another flag.
+
+    Raises:
+        InputError: for one that would be.
+    """
+    if len(words) == 1 and words[0].startswith("-"):
+        yield f"{flag}={words[0]}"
+        return
+    if dashed := next((word for word in words if word.startswith("-")), None):
+        message = f"a value of {flag} begins with a dash ({dashed[:80]!r})."
+        raise InputError(message, field="convert", hint="Leave it out, or give the command.")
+    yield flag
+    yield from words
 
 
 def _word(value: Any) -> str:
@@ -162,8 +178,7 @@ def _cookbook(
     extra = engine.get("extra_args")
     words = [
         *_PROGRAMS["sglang"],
-        "--model-path",
-        path,
+        *_flagged("--model-path", [path]),
         *_words(flags),
         *map(str, extra if isinstance(extra, list) else []),
     ]
