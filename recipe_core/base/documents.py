@@ -242,6 +242,16 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+# Ends of lines of YAML 1.1 which are none in 1.2: as escapes they are the same to both.
+_BREAKS = re.compile(r"[\x85\u2028\u2029\ufeff]")
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    style = '"' if _BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 # What YAML 1.2 readers (Go's among them) take for numbers or booleans although PyYAML does not:
 # with these resolvers, such texts are quoted.
 _Dumper.add_implicit_resolver(

@@ -1,8 +1,8 @@
 """Texts of a user's that become words of commands, and what no such text may hold.
 
 A value is carried as it is, whatever characters it has (``base/quoting.py``). Refused is what no
-command can carry (control characters), what would be filled in (placeholders), and names that a
-program would read as options.
+command can carry (control characters, halves of characters), what would be filled in
+(placeholders), and names that a program would read as options.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from recipe_core.base.types import Text
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters but tabs and ends of lines."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""Lone surrogates: halves of a character, which no file can hold."""
 _BREAK = re.compile(r"[\t\n\r\u2028\u2029]")
 
 
@@ -26,6 +28,8 @@ def flaw_of_text(text: str) -> tuple[str, str] | None:
     """What is wrong with a text that becomes part of a command, and the fix; None for nothing."""
     if control := _CONTROL.search(text):
         return f"holds the control character {control[0]!r}", "Remove it."
+    if half := _HALF.search(text):
+        return f"holds half a character ({half[0]!r})", "Write the whole character."
     if filled := PLACEHOLDER.search(text):
         return f"holds {filled[0]}, which is filled in at a launch", "Write the value itself."
     return None

@@ -226,8 +226,7 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
             name that no command could carry.
     """
     if isinstance(model, Mapping):
-        name = str(model.get("_name_or_path") or "inline config")
-        return read_config(model, check_name(name, "model._name_or_path", ModelError))
+        return read_config(model, _own_name(model))
     check_name(model, "model", ModelError)
     if (shape := shape_config(model)) is not None:
         return read_config(shape[1], model)
@@ -243,6 +242,15 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
             hint="Send the config.json inline.",
         )
     return _named(model, online=False)
+
+
+def _own_name(config: Mapping[str, Any]) -> str:
+    """The name that a config gives itself; raises ModelError for one that no command can carry."""
+    field, name = "model._name_or_path", str(config.get("_name_or_path") or "inline config")
+    if name.startswith("~"):
+        hint = "Write the folder in full."
+        raise ModelError(f"{name[:80]!r} is a folder of an unnamed user.", field=field, hint=hint)
+    return check_name(name, field, ModelError)
 
 
 def _looks_like_path(model: str) -> bool:

@@ -152,10 +152,11 @@ def _cookbook(
 ) -> Published:
     """SGLang's cookbook of models, hardware and configurations: the first that fits."""
     rows = list(_configurations(document))
+    called = _names(device_name) if device_name is not None else frozenset()
     fitting = [
         (model, hardware, configuration)
         for model, hardware, configuration in rows
-        if (device_name is None or _is_device(hardware, device_name))
+        if (device_name is None or hardware.casefold() in called)
         and (choice is None or choice in (configuration.get("name"), model))
     ]
     if not fitting:
@@ -206,9 +207,10 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _is_device(name: str, device_name: str) -> bool:
-    """Whether a document's name for hardware (H100, MI300X) is that device."""
+def _names(device_name: str) -> frozenset[str]:
+    """What documents may call a device (H100, MI300X), casefolded; nothing for an unknown one."""
     try:
-        return device(name).name == device(device_name).name
+        profile = device(device_name)
     except HardwareError:
-        return False
+        return frozenset()
+    return frozenset(name.casefold() for name in (profile.name, *profile.aliases))
