@@ -223,7 +223,7 @@ def test_a_missing_field_names_the_way_out() -> None:
         (b"- 1\n- 2", "not a profile"),
         (b"", "not a profile"),
         (b"a: &x [1]\nb: *x", "alias"),
-        (b"!!python/object/apply:os.system ['true']", "not valid YAML"),
+        (b"!!python/object/apply:os.system ['true']", "YAML tag"),
         (b"name: a\nname: b", "duplicate"),
         (b"a: " + b"[" * 100 + b"]" * 100, "more than 64 levels"),
         (b"name: my-h100", "is missing"),

@@ -15,7 +15,7 @@ from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import Parameters, refusals, target_files, target_names
-from recipe_core.targets.fill import Variable, compose_literal, fill, kubernetes_literal, shell_word
+from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
 from recipe_core.targets.layout import INDEX, layout, same_pod
 from recipe_core.targets.pod import object_name
 from tests.sizes import examples
@@ -376,21 +376,13 @@ def test_a_word_that_counts_is_the_pods_number():
 
 def test_placeholders_are_filled_and_literals_kept():
     assert (
-        fill("http://${head}:1/$(x)", {"head": "$(LWS)"}, kubernetes_literal)
+        fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
         == "http://$(LWS):1/$$(x)"
     )
-    assert fill("$HOME ${model}", {"model": "a$b"}, compose_literal) == "$$HOME a$b"
-    with pytest.raises(NoAnswer, match=r"\$\{unknown\}"):
-        fill("${unknown}", {"model": "m"})
-
-
-@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=30))
-def test_shell_words_come_back(text):
-    literal = text.replace("${", "")
-    assert shlex.split(shell_word(literal, {})) == [literal]
-    assert shlex.split(shell_word(literal + "${head}", {"head": Variable("head")})) == [
-        literal + "$head"
-    ]
+    assert fill("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
+    assert fill("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
+    with pytest.raises(NoAnswer, match=r"\$\{head\}"):
+        fill("${head}", {"model": "m"}, IN_COMPOSE)
 
 
 SECRET = "hf_plantedSecretThatMustNotLeak"

@@ -7,7 +7,10 @@ import math
 import os
 import re
 import tempfile
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from recipe_core.base.errors import InputError
 MAX_DOCUMENT_BYTES = 4 << 20
 MAX_NODES = 200_000
 MAX_DEPTH = 64
+MAX_DIGITS = 300
+"""Digits of a number: more than any double holds, few enough that every sum of them is quick."""
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -28,12 +33,27 @@ class _Loader(_BASE):  # type: ignore[misc]  # the C loader when PyYAML was buil
     """Safe YAML without repeated keys; ``15e9`` is a number, as in YAML 1.2, not a text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"duplicate key {key!r} in line {node.start_mark.line + 1}")
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(f"a merge key (<<) in line {line}; write the fields out")
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict | set):
+                raise yaml.YAMLError(f"a key in line {line} is a list or a mapping, not a text")
+            if key in seen:
+                raise yaml.YAMLError(f"duplicate key {key!r:.80} in line {line}")
+            seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
+
+    def construct_number(self, node: Any) -> Any:
+        """A number; ``1:30:00`` counts in sixties, which takes ever longer the longer it is."""
+        if len(node.value) > MAX_DIGITS:
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"a number in line {line} has more than {MAX_DIGITS} digits")
+        is_float = node.tag == "tag:yaml.org,2002:float"
+        return self.construct_yaml_float(node) if is_float else self.construct_yaml_int(node)
 
 
 _Loader.add_implicit_resolver(
@@ -41,39 +61,108 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
     list("-+0123456789"),
 )
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+# A lone `=`, which PyYAML finds a tag for and no value.
+_Loader.add_constructor("tag:yaml.org,2002:value", _Loader.construct_yaml_str)
 
 
 def _scan(text: str, name: str) -> None:
-    """Refuse aliases ("billion laughs"), depth and size bombs before anything is built."""
+    """Refuse aliases ("billion laughs"), tags, depth and size bombs before anything is built."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
             hint = "Write the value out instead."
             raise InputError(f"{name} uses a YAML alias (*name).", hint=hint)
+        if (tag := getattr(event, "tag", None)) is not None:
+            hint = "Leave it out; put a text in quotes."
+            raise InputError(f"{name} uses a YAML tag ({tag:.80}).", hint=hint)
         nodes += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH or nodes > MAX_NODES:
-            raise InputError(f"{name} has more than {MAX_DEPTH} levels or {MAX_NODES:,} values.")
+            raise _too_large(name)
+
+
+def _too_large(name: str) -> InputError:
+    return InputError(f"{name} has more than {MAX_DEPTH} levels or {MAX_NODES:,} values.")
+
+
+def _check_length(text: str, name: str) -> None:
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise InputError(
+            f"{name} has {len(text):,} characters; the limit is {MAX_DOCUMENT_BYTES:,}."
+        )
+
+
+def check_plain(value: Any, name: str = "the document") -> None:
+    """Refuse plain values that no later step could walk, compute with or write out.
+
+    Whatever parsed them. It goes level by level, so that depth costs nothing.
+
+    Raises:
+        InputError: for more than ``MAX_DEPTH`` levels or ``MAX_NODES`` values, half a character (a
+            lone surrogate) in a key or text, and numbers that are not finite or too long.
+    """
+    level, depth, nodes = [value], 0, 0
+    while level:
+        collections = [item for item in level if isinstance(item, dict | list | tuple | set)]
+        nodes += len(level)
+        depth += bool(collections)
+        if depth > MAX_DEPTH or nodes > MAX_NODES:
+            raise _too_large(name)
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item, name)
+            elif isinstance(item, int | float):
+                _check_number(item, name)
+        level = [inner for collection in collections for inner in _inner(collection)]
+
+
+def _inner(collection: Any) -> Iterable[Any]:
+    """What a collection holds, keys included."""
+    if isinstance(collection, dict):
+        return chain(collection, collection.values())
+    return list(collection)
+
+
+def _check_text(text: str, name: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} holds half a character: {text[error.start]!r:.12} without its other half.",
+            hint="Write the whole character, or leave it out.",
+        ) from None
+
+
+def _check_number(number: float, name: str) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise InputError(f"{name} holds {number}, which is not a number.", hint="Leave it out.")
+    if isinstance(number, int) and abs(number) >= 10**MAX_DIGITS:
+        raise InputError(f"{name} holds a number of more than {MAX_DIGITS} digits.")
 
 
 def parse_yaml(text: str, name: str = "the document") -> Any:
     """Parse YAML (and so nearly all JSON) safely; ``name`` stands for the document in errors.
 
     Raises:
-        InputError: when it is not YAML, uses aliases, repeats a key or is too large.
+        InputError: when it is not YAML, uses aliases, tags or merge keys, repeats a key, is too
+            large, or for what ``check_plain`` refuses.
     """
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise InputError(
-            f"{name} has {len(text):,} characters; the limit is {MAX_DOCUMENT_BYTES:,}."
-        )
+    _check_length(text, name)
     try:
         _scan(text, name)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from the safe loader
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from the safe loader
     except yaml.YAMLError as error:
-        raise InputError(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from None
+        reason = " ".join(str(error).split())
+        raise InputError(f"{name} is not valid YAML: {reason:.300}.") from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"{name} cannot be read: {error}.") from None
+    check_plain(value, name)
+    return value
 
 
 def read_shipped(path: Path) -> Any:
@@ -88,16 +177,34 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs; raises ValueError for a repeated key."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"duplicate key {max(counts, key=lambda key: counts[key])!r:.80}")
+    return values
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS + 1:  # and a sign
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
 def parse_json(text: str, name: str = "the document") -> Any:
-    """Parse strict JSON (no NaN or Infinity); raises InputError as ``parse_yaml`` does."""
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise InputError(
-            f"{name} has {len(text):,} characters; the limit is {MAX_DOCUMENT_BYTES:,}."
-        )
+    """Parse strict JSON (no NaN or Infinity, no key twice); raises InputError as ``parse_yaml``."""
+    _check_length(text, name)
     try:
-        return json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_object
+        )
+    except RecursionError:
+        raise _too_large(name) from None
+    except ValueError as error:
         raise InputError(f"{name} is not valid JSON: {error}.") from None
+    check_plain(value, name)
+    return value
 
 
 def read_text(
@@ -135,6 +242,16 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+# Ends of lines of YAML 1.1 which are none in 1.2: as escapes they are the same to both.
+_BREAKS = re.compile(r"[\x85\u2028\u2029\ufeff]")
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    style = '"' if _BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 # What YAML 1.2 readers (Go's among them) take for numbers or booleans although PyYAML does not:
 # with these resolvers, such texts are quoted.
 _Dumper.add_implicit_resolver(

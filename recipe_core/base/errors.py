@@ -18,6 +18,12 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+LONGEST_FIELD = 400
+"""Characters of a field's dotted name that an error shows: keys may be of any length."""
+LONGEST_NAME = 120
+"""Characters of an unknown name: the closest to a longer one are not looked for, which would take
+time with its length, and a message shows no more of it."""
+
 
 class RecipeError(Exception):
     """Base of all errors this project raises on purpose.
@@ -32,7 +38,7 @@ class RecipeError(Exception):
     def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.field = field
+        self.field = field[:LONGEST_FIELD] if field else field
         self.hint = hint
 
     def __str__(self) -> str:
@@ -104,12 +110,15 @@ class BundleError(RecipeError):
 def unknown(kind: str, value: object, known: Sequence[str]) -> tuple[str, str]:
     """Message and hint for a name that is not in ``known``: the closest names, else the first."""
     folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(str(value).casefold(), list(folded), n=3, cutoff=0.5)
+    word = str(value).casefold()
+    close = []
+    if len(word) <= LONGEST_NAME:
+        close = difflib.get_close_matches(word, list(folded), n=3, cutoff=0.5)
     more = ", …" if len(known) > 12 else ""
     hint = f"Available: {', '.join(known[:12])}{more}."
     if close:
         hint = f"Did you mean {_either(folded[name] for name in close)}?"
-    return f"unknown {kind} {value!r}.", hint
+    return f"unknown {kind} {value!r:.{LONGEST_NAME + 2}}.", hint
 
 
 def _either(names: Iterable[str]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.labels import training_split
 from recipe_core.base.text_rows import cost_text, text_rows
 from recipe_core.base.units import gib
@@ -46,15 +46,18 @@ def _head(recipe: Recipe, launch: dict[str, Any]) -> str:
     d, lock = recipe.device, recipe.lock
     plural = "s" if d.count > 1 else ""
     weights = recipe.candidate.get("weight_dtype", recipe.candidate.get("precision"))
-    image = f" or the container image `{lock.image.reference}`" if lock and lock.image else ""
+    image = ""
+    if lock and lock.image:
+        image = f" or the container image {quoting.markdown_code(lock.image.reference)}"
+    model, device = quoting.markdown(recipe.model.id), quoting.markdown(d.title)
     version = f" {recipe.engine.version}" if recipe.engine.version else ""
     return (
         f"# {recipe.name}\n\n"
-        f"{recipe.model.id} ({recipe.model.parameters / 1e9:.3g} B parameters, {weights}) on "
-        f"{d.count} × {d.title}, {_split(recipe)}, with {recipe.engine.title}{version}.\n\n"
+        f"{model} ({recipe.model.parameters / 1e9:.3g} B parameters, {weights}) on "
+        f"{d.count} × {device}, {_split(recipe)}, with {recipe.engine.title}{version}.\n\n"
         f"Needs {d.count} {d.vendor.upper()} device{plural} of this kind "
         f"({gib(recipe.estimate['memory']['total_bytes'])} used on each), Python 3.10 or newer, "
-        f"and the engine (`{launch['engine']['install']}`{image})."
+        f"and the engine ({quoting.markdown_code(launch['engine']['install'])}{image})."
     )
 
 
@@ -82,9 +85,7 @@ python launch.py down        # stop
 
 {_nodes(launch)}{options} It starts:
 
-```
-{_commands(launch)}
-```"""
+{quoting.markdown_block(_commands(launch))}"""
 
 
 def _nodes(launch: dict[str, Any]) -> str:
@@ -105,8 +106,8 @@ def _addresses(launch: dict[str, Any]) -> str:
     ]
     return (
         "Options: `--model FOLDER_OR_ID`, `--host`, `--port`. "
-        f"It listens on {', '.join(addresses)}\n"
-        f"(OpenAI-compatible, model name `{launch['api']['model']}`)."
+        f"It listens on {quoting.markdown(', '.join(addresses))}\n"
+        f"(OpenAI-compatible, model name {quoting.markdown_code(launch['api']['model'])})."
     )
 
 
@@ -114,7 +115,7 @@ def _commands(launch: dict[str, Any]) -> str:
     """Each command once, with the number of processes that run it, or their nodes."""
     counts: dict[str, list[int]] = {}
     for process in launch["processes"]:
-        counts.setdefault(shlex.join(process["argv"]), []).append(process["node"])
+        counts.setdefault(quoting.shell_command(process["argv"]), []).append(process["node"])
     return "\n".join(
         f"{command}{_placement(nodes, launch['nodes'])}" for command, nodes in counts.items()
     )
@@ -143,12 +144,12 @@ def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -
         lines += ["| target | start | stop |", "|---|---|---|", *rows]
     lines += ["", _GATED]
     for name, reason in refused.items():
-        lines += ["", f"Not for {name}: {reason}"]
+        lines += ["", f"Not for {name}: {quoting.markdown(reason)}"]
     return "\n".join(lines)
 
 
 def _expected(recipe: Recipe) -> str:
-    load = ", ".join(
+    load = _terms(
         f"{name} {value}"
         for name, value in recipe.request["workload"].items()
         if name != "kind" and value
@@ -166,7 +167,11 @@ def _expected(recipe: Recipe) -> str:
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return _terms(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _terms(texts: Iterable[str]) -> str:
+    return ", ".join(map(quoting.markdown, texts))
 
 
 def _fallbacks(recipe: Recipe) -> str:
@@ -194,13 +199,13 @@ def _fallback(recipe: Recipe, fallback: Fallback) -> str:
     metrics = [
         (name, value) for name, value in [*fallback.figures.items()][:3] if value is not None
     ]
-    devices = f"{fallback.gpus} × {fallback.device}"
+    devices = f"{fallback.gpus} × {quoting.markdown(fallback.device)}"
     kind = fallback.kind.replace("-", " ")
-    return f"- {kind}: {devices}, {', '.join(terms)} ({_metrics(dict(metrics))})"
+    return f"- {kind}: {devices}, {_terms(terms)} ({_metrics(dict(metrics))})"
 
 
 def _notes(recipe: Recipe) -> str:
-    notes = "\n".join(f"- {note}" for note in recipe.notes)
+    notes = "\n".join(f"- {quoting.markdown(note)}" for note in recipe.notes)
     return f"## Notes\n\n{notes or 'None.'}"
 
 

@@ -70,7 +70,7 @@ def _model(model: ModelLock) -> dict[str, Any]:
         component["version"] = model.revision
     if on_hub:
         revision = f"@{model.revision.lower()}" if model.revision else ""
-        component["purl"] = f"pkg:huggingface/{model.id}{revision}"
+        component["purl"] = f"pkg:huggingface/{quote(model.id)}{revision}"
     digests = {"architecture-digest": model.architecture_digest}
     if model.checkpoint:
         digests[f"checkpoint-{model.checkpoint.of}-digest"] = model.checkpoint.digest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -11,11 +10,16 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Literal
 
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import InputError
 from recipe_core.engines.grammar import Gone, grammars
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
 
 Level = Literal["error", "warning", "note"]
+
+SUGGESTIONS = 40
+"""Unknown names of one command for which the nearest known one is looked for."""
 
 _OPEN = re.compile(r"\$[\w{(]|`|^<[A-Za-z][^<>]*>$|\{\{")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
@@ -97,6 +101,7 @@ class _Reader:
         self.title = f"{spec.title} {spec.version}"
         self.table, self.grammar = spec.options, grammars()[name]
         self.words, self.at = words, 0
+        self.suggested = 0
         self.out = Arguments(name)
         # Parts of JSON values (``--flag.key value``), laid over the whole ones at the end.
         self.nested: dict[str, dict[str, Any]] = {}
@@ -211,7 +216,8 @@ class _Reader:
         value = _typed(option, text)
         if value is None:
             message = f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}."
-            self.out.say("error", "value", option.flag, message, _closest(text, option.choices))
+            nearest = _closest(text, option.choices) if self._may_suggest() else None
+            self.out.say("error", "value", option.flag, message, nearest)
         elif isinstance(value, dict):
             self._check_keys(option, value)
         elif option.keys:
@@ -223,7 +229,8 @@ class _Reader:
         for key in keys if option.keys else ():
             if key not in option.keys:
                 message = f"{option.flag} has no key {key[:80]!r} in {self.title}."
-                self.out.say("error", "key", option.flag, message, _closest(key, option.keys))
+                nearest = _closest(key, option.keys) if self._may_suggest() else None
+                self.out.say("error", "key", option.flag, message, nearest)
 
     def _nested(self, option: Option, flag: str, path: str, text: str | None) -> None:
         """``--flag.key.sub value``: a part of a JSON value; ``key+`` is a list."""
@@ -247,13 +254,18 @@ class _Reader:
         inner[keys[-1]] = part
 
     def _unknown(self, flag: str, word: str, glued: bool) -> None:
-        takes, message, hint = _explained(self.out.engine, flag)
+        takes, message, hint = _explained(self.out.engine, flag, self._may_suggest())
         self.out.unread.append(word)
         last = 0 if glued else min(self.at + takes, len(self.words))
         while self.at < last and self._is_value(self.words[self.at]):
             self.out.unread.append(self.words[self.at])
             self.at += 1
         self.out.say("error", "unknown", flag, f"{self.title} {message}", hint)
+
+    def _may_suggest(self) -> bool:
+        """Whether to look for the nearest name once more; for thousands it would take minutes."""
+        self.suggested += 1
+        return self.suggested <= SUGGESTIONS
 
 
 @cache
@@ -273,7 +285,7 @@ def _beginning(name: str, flag: str) -> list[Option]:
 
 
 @lru_cache(maxsize=4096)
-def _explained(name: str, flag: str) -> tuple[int, str, str | None]:
+def _explained(name: str, flag: str, suggest: bool) -> tuple[int, str, str | None]:
     """How many words an unknown flag takes, the message about it, and a hint."""
     spec, grammar = engine(name), grammars()[name]
     gone = grammar.gone.get(flag)
@@ -284,7 +296,8 @@ def _explained(name: str, flag: str) -> tuple[int, str, str | None]:
     if len(options) > 1:
         hint = f"Write one in full: {', '.join(option.flag for option in options[:5])}."
         return 1, f"has several options that begin with {flag[:80]}.", hint
-    return 1, f"has no {flag[:80]}.", _closest(flag, tuple(spec.options.by_spelling))
+    nearest = _closest(flag, tuple(spec.options.by_spelling)) if suggest else None
+    return 1, f"has no {flag[:80]}.", nearest
 
 
 def _instead(gone: Gone | None) -> str | None:
@@ -317,23 +330,19 @@ def _typed(option: Option, text: str) -> Any:
         return folded if option.folded and folded in option.choices else None
     try:
         if option.type == "json":
-            return json.loads(text, parse_constant=_no_constant)
+            return parse_json(text)
         if option.type == "float":
             return float(text)
         if option.type == "int":
             scaled = _SCALED.fullmatch(text) if option.scaled else None
             return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
-    except (ValueError, RecursionError, OverflowError):
+    except (ValueError, OverflowError, InputError):
         return None
     return text
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(name)
-
-
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except InputError:
         return text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from recipe_core.base.documents import parse_json
+from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import Arguments, Finding, Level
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
@@ -218,8 +219,8 @@ class _Reading:
         value = self._value("config")
         if isinstance(value, str):
             try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
+                value = parse_json(value)
+            except InputError:
                 flag = self._flag("config")
                 message = f"{flag} is not JSON and is ignored."
                 self.out.say("note", "unmodelled", flag, message)

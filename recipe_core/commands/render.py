@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
+from recipe_core.base import quoting
+from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
@@ -20,7 +21,6 @@ _DRAFTS: frozenset[Meaning] = frozenset(
     {"speculative", "draft_tokens", "draft_method", "draft_model"}
 )
 _STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - _DRAFTS - {"nodes", "config", "eager"}
-_ELSEWHERE = re.compile(r"\$\{(node|port)(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Rendered:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*variables, shlex.join(self.argv)])
+        variables = [f"{name}={quoting.shell(value)}" for name, value in self.env.items()]
+        return " ".join([*variables, quoting.shell_command(self.argv)])
 
     def to_json(self) -> dict[str, Any]:
         """``{"argv", "env", "node", "files", "command"}``."""
@@ -157,11 +157,13 @@ def _fill(argv: Sequence[str], values: dict[str, Any]) -> list[str]:
 def _word(word: str, values: dict[str, Any]) -> str:
     """A word with placeholders replaced; files stand below the folder the command runs in."""
     word = word.removeprefix("${root}/")
-    for name, value in values.items():
-        word = word.replace(name, str(value)) if name.startswith("$") else word
 
-    def address(match: re.Match[str]) -> str:
-        kind, number = match.groups()
-        return f"node{number}" if kind == "node" else str(values["base"] + int(number))
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if match[0] in values:
+            return str(values[match[0]])
+        if name.startswith("node"):
+            return name
+        return str(values["base"] + int(name[4:])) if name.startswith("port") else match[0]
 
-    return _ELSEWHERE.sub(address, word)
+    return PLACEHOLDER.sub(value, word)

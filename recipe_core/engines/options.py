@@ -7,7 +7,7 @@ parsers.
 from __future__ import annotations
 
 import json
-import re
+import math
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.placeholders import PLACEHOLDER
 
 FOLDER = Path(__file__).with_name("options")
 Meaning = Literal[
@@ -58,7 +59,6 @@ _PYTHON: dict[str, tuple[type, ...]] = {
     "json": (dict, list),
     "switch": (bool,),
 }
-_FILLED = re.compile(r"\$\{\w+\}.*")  # filled at launch, whatever the type
 
 
 class _Data(BaseModel):
@@ -112,6 +112,8 @@ class OptionTable(_Data):
     """Every option of one engine at one version, by flag.
 
     ``means``: what options say about a candidate, for engines without a `Grammar`, which says it.
+    ``any_value``: a flag takes the next word whatever it is, and none after ``=`` (llama.cpp);
+    other parsers read a word that begins with a dash as a flag.
     """
 
     schema_version: Literal[1]
@@ -119,6 +121,7 @@ class OptionTable(_Data):
     version: str
     options: dict[str, Option]
     means: dict[str, Meaning] = {}
+    any_value: bool = False
 
     @field_validator("options", mode="before")
     @classmethod
@@ -160,18 +163,35 @@ class OptionTable(_Data):
             self._check(option, item)
         if option.type == "json":
             return [option.flag, *(json.dumps(item, separators=(",", ":")) for item in values)]
-        return [option.flag, *map(str, values)]
+        return self._flagged(option, list(map(str, values)))
+
+    def _flagged(self, option: Option, texts: list[str]) -> list[str]:
+        """A flag and its values; one that is empty or begins with a dash is glued to the flag.
+
+        Raises:
+            InputError: where the engine's parser would read such a value as a flag all the same.
+        """
+        odd = next((text for text in texts if not text or text.startswith("-")), None)
+        if odd is None or self.any_value:
+            return [option.flag, *texts]
+        if len(texts) == 1 and option.flag.startswith("--"):
+            return [f"{option.flag}={odd}"]
+        reason = "programs would read it as an option" if odd else "programs would pass over it"
+        message = f"{option.flag} cannot take {odd[:80]!r}: {reason}."
+        raise InputError(message, field=f"options.{option.name}", hint="Leave it out.")
 
     @staticmethod
     def _check(option: Option, value: Any) -> None:
-        if isinstance(value, str) and _FILLED.fullmatch(value):
-            return
+        if isinstance(value, str) and PLACEHOLDER.match(value):
+            return  # filled at launch, whatever the type
         # A bool is an int to Python, but not to an engine.
         number = option.type == "switch" or not isinstance(value, bool)
         typed = isinstance(value, _PYTHON[option.type]) and number
         allowed = typed and (not option.choices or str(value) in option.choices)
+        if isinstance(value, float) and not math.isfinite(value):
+            allowed = False
         if value not in option.words and not allowed:
-            message = f"{option.flag} takes {option.takes}, not {value!r}."
+            message = f"{option.flag} takes {option.takes}, not {value!r:.80}."
             raise InputError(message, field=f"options.{option.name}")
         if option.keys and isinstance(value, dict):
             for key in sorted(value.keys() - set(option.keys)):

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from recipe_core.base.errors import InputError
+from recipe_core.base.texts import check_texts
 from recipe_core.engines.grammar import meanings, placed
 from recipe_core.engines.options import OptionTable
 from recipe_core.engines.spec import Engine, engine
@@ -45,8 +46,8 @@ def check_options(
         settled: the names that the deployment sets itself.
 
     Raises:
-        InputError: for an option that this version does not have, a value of the wrong type, a
-            secret, or what the candidate, the workload or the launch sets.
+        InputError: for an option that this version does not have, a value of the wrong type or that
+            no command can carry, a secret, or what the candidate, the workload or the launch sets.
     """
     means, by_place = meanings(spec), placed(spec)
     out: dict[str, Any] = {}
@@ -66,20 +67,26 @@ def check_options(
             hint = "Set it in the candidate."
         if message:
             raise InputError(message, field=f"{FIELD}.{word}", hint=hint)
+        check_texts(value, f"{FIELD}.{word}")
         table.argv({name: value})
         out[name] = value
     return out
 
 
 def check_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment variables; raises InputError for invalid names and for secrets."""
-    for name in values:
+    """The user's environment variables.
+
+    Raises:
+        InputError: for invalid names, values that no command can carry, and secrets.
+    """
+    for name, value in values.items():
         field = f"options.environment.{name}"
         if not _VARIABLE.fullmatch(name):
-            raise InputError("is not a valid environment variable name.", field=field)
+            raise InputError("is not a valid environment variable name.", field=field[:120])
         if _SECRET.search(name) or name.upper().endswith(("_TOKEN", "_KEY")):
             message = "is a secret and must not be part of a recipe."
             raise InputError(message, field=field, hint="Set it where the bundle runs.")
+        check_texts(value, field)
     return dict(values)
 
 

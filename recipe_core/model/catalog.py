@@ -19,6 +19,7 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
+from recipe_core.base.texts import check_name
 from recipe_core.base.units import gib
 from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config.read import read_config
@@ -211,6 +212,9 @@ def _by_name() -> dict[str, list[str]]:
 def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> ModelSpec:
     """The model a request names.
 
+    Without ``folders`` a name is judged by its form alone: neither files nor users of this machine
+    are looked up, neither the hub nor its cache is asked, so that no answer tells what they hold.
+
     Args:
         model: an id of the catalog or the Hugging Face Hub (``owner/name`` or
             ``owner/name@revision``), a folder with a ``config.json`` (or that file), dimensions
@@ -218,24 +222,45 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
         folders: whether to read paths and ask the hub; public servers must not.
 
     Raises:
-        ModelError: when it is unknown, unreadable or not a decoder-only language model.
+        ModelError: when it is unknown, unreadable or not a decoder-only language model, and for a
+            name that no command could carry.
     """
     if isinstance(model, Mapping):
-        return read_config(model, str(model.get("_name_or_path") or "inline config"))
+        return read_config(model, _own_name(model))
+    check_name(model, "model", ModelError)
     if (shape := shape_config(model)) is not None:
         return read_config(shape[1], model)
-    path = _path(model)
-    if model.casefold() in _files() or not (
-        path.is_absolute() or model.startswith(".") or path.exists()
-    ):
+    if model.casefold() in _files():
         return _named(model, online=folders)
-    if not folders:
+    if folders:
+        path = _path(model)
+        return read_folder(path) if _is_folder(model, path) else _named(model, online=True)
+    if _looks_like_path(model):
         raise ModelError(
-            f"{model!r} is a path; this server does not read paths.",
+            f"{model[:80]!r} is a path; this server does not read paths.",
             field="model",
             hint="Send the config.json inline.",
         )
-    return read_folder(path)
+    return _named(model, online=False)
+
+
+def _own_name(config: Mapping[str, Any]) -> str:
+    """The name that a config gives itself; raises ModelError for one that no command can carry."""
+    field, name = "model._name_or_path", str(config.get("_name_or_path") or "inline config")
+    if name.startswith("~"):
+        hint = "Write the folder in full."
+        raise ModelError(f"{name[:80]!r} is a folder of an unnamed user.", field=field, hint=hint)
+    return check_name(name, field, ModelError)
+
+
+def _looks_like_path(model: str) -> bool:
+    """Whether a name can only be a path, by its form."""
+    name = split_revision(model)[0]
+    return name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
+
+
+def _is_folder(model: str, path: Path) -> bool:
+    return path.is_absolute() or model.startswith(".") or path.exists()
 
 
 def _path(text: str) -> Path:

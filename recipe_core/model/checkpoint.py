@@ -11,6 +11,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 MAX_HEADER_BYTES = 64 << 20
+_DAMAGED = (
+    OSError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
+"""What reading an index or a header of any content raises."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -29,7 +40,7 @@ def checkpoint_bytes(folder: Path) -> int | None:
                 return int(total)
         files = sorted(folder.glob("*.safetensors"))
         return sum(map(_tensor_bytes, files)) if files else None
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, struct.error):
+    except _DAMAGED:
         # A damaged checkpoint is for the engine to report; planning does not need its size.
         return None
 

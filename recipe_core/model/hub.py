@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.errors import ModelError
+from recipe_core.base.documents import parse_json, read_text
+from recipe_core.base.errors import InputError, ModelError
 
 TIMEOUT_S = 5.0  # a hub that can be reached answers well within it
 
@@ -17,8 +17,8 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
     """The configuration of a model on the hub, cached or downloaded (a few kB, never weights).
 
     Raises:
-        ModelError: when the hub cannot be reached, does not have it, or wants a licence to be
-            accepted first.
+        ModelError: when the hub cannot be reached, does not have it, wants a licence to be accepted
+            first, or answers what is no config.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
@@ -62,7 +62,10 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
             field="model",
             hint="Check the id.",
         ) from None
-    config = json.loads(Path(file).read_text(encoding="utf-8"))
+    try:
+        config = parse_json(read_text(Path(file)), f"the config.json of {model_id}")
+    except InputError as error:
+        raise ModelError(error.message, field="model", hint=error.hint) from None
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of {model_id} is not an object.", field="model")
     return config

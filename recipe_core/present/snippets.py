@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pprint import pformat
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 
@@ -48,7 +48,7 @@ def curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> 
         "-d",
         text,
     ]
-    return shlex.join([*words, "-o", f"{name}.zip"])
+    return quoting.shell_command([*words, "-o", f"{name}.zip"])
 
 
 def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
@@ -87,6 +87,6 @@ def command_line(parameters: Parameters, name: str) -> list[str]:
     place = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
     return [
         "recipe plan request.yaml --top 5",
-        shlex.join(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
-        shlex.join(["recipe", "check", f"{name}.zip"]),
+        quoting.shell_command(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
+        quoting.shell_command(["recipe", "check", f"{name}.zip"]),
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
+from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.base.secrets import is_secret
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.ground import Ground
@@ -176,8 +177,8 @@ def _environment(
     environment: dict[str, str] = {}
     lost: list[Lost] = []
     for name, value in {**case.launch.env, **published.env}.items():
-        if shared.get(name) == value:
-            continue
+        if shared.get(name) == value or PLACEHOLDER.search(value):
+            continue  # a launch sets it, and fills in addresses
         why = _not_passed_on(name, value)
         if why is None:
             environment[name] = value

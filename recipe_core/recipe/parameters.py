@@ -12,6 +12,13 @@ from recipe_core.base.errors import InputError
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.variants import Variant
 
+_STRUCTURED = tuple(
+    name
+    for name, field in Parameters.model_fields.items()
+    if isinstance(field.default, Mapping | tuple)
+)
+"""Parameters that are mappings or lists, and JSON where they are given as text."""
+
 
 def read_parameters(values: Mapping[str, Any]) -> Parameters:
     """Parameters by name; text becomes what a parameter takes, ``{"zone": "a"}`` (JSON) a mapping.
@@ -20,15 +27,19 @@ def read_parameters(values: Mapping[str, Any]) -> Parameters:
         InputError: naming the parameter that is unknown or wrong.
     """
     try:
-        return Parameters.model_validate({k: _structured(value) for k, value in values.items()})
+        return Parameters.model_validate({k: _structured(k, value) for k, value in values.items()})
     except ValidationError as error:
         raise _first(error, "parameters", f"Known: {', '.join(Parameters.model_fields)}.") from None
 
 
-def _structured(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(("{", "[")):
-        return parse_json(value, "the parameter")
-    return value
+def _structured(name: str, value: Any) -> Any:
+    """The value of a parameter; raises InputError for a mapping or list that is not JSON."""
+    if name not in _STRUCTURED or not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value, "the value")
+    except InputError as error:
+        raise InputError(error.message, field=f"parameters.{name}", hint=error.hint) from None
 
 
 def read_variants(value: Any) -> tuple[Variant, ...]:

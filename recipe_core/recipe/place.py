@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from recipe_core.base.described import DESCRIBED
+from recipe_core.base.texts import a_name
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-Word = Annotated[str, Field(pattern=r"^[\w.:/@%+=,-]+$", max_length=512)]
+Word = Annotated[
+    str, BeforeValidator(a_name), Field(pattern=r"^[\w.:/@%+=,][\w.:/@%+=,-]*$", max_length=512)
+]
+Address = Annotated[
+    str, BeforeValidator(a_name), Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9:._-]*$", max_length=253)
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -25,7 +31,7 @@ class Parameters(BaseModel):
     """Folder on the nodes that holds the model, or an id of the hub; left out, the recipe's
     model."""
 
-    host: Word = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """Address that servers listen on when the bundle's launcher starts them; 0.0.0.0 for all."""
 
     port: Port = 8000

@@ -13,6 +13,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.texts import check_name
 from recipe_core.hardware.cluster import device
 
 _RENDERED = ("recommended_command", "recommended", "rendering")
@@ -112,7 +113,7 @@ def _options(engine: str, document: Mapping[str, Any]) -> Published:
     rest = dict(document)
     words = list(_PROGRAMS[engine])
     if engine == "vllm":
-        words.append(str(rest.pop("model")))
+        words.append(check_name(str(rest.pop("model")), "convert.model"))
     return Published(command=[*words, *_words(rest)])
 
 
@@ -122,9 +123,24 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
         flag = f"--{str(name).replace('_', '-')}"
         if value is None or value is False:
             continue
-        yield flag
-        if value is not True:
-            yield from map(_word, value if isinstance(value, list) else [value])
+        words = [] if value is True else map(_word, value if isinstance(value, list) else [value])
+        yield from _flagged(flag, list(words))
+
+
+def _flagged(flag: str, words: list[str]) -> Iterator[str]:
+    """A flag and its values, of which none is read as another flag.
+
+    Raises:
+        InputError: for one that would be.
+    """
+    if len(words) == 1 and words[0].startswith("-"):
+        yield f"{flag}={words[0]}"
+        return
+    if dashed := next((word for word in words if word.startswith("-")), None):
+        message = f"a value of {flag} begins with a dash ({dashed[:80]!r})."
+        raise InputError(message, field="convert", hint="Leave it out, or give the command.")
+    yield flag
+    yield from words
 
 
 def _word(value: Any) -> str:
@@ -136,10 +152,11 @@ def _cookbook(
 ) -> Published:
     """SGLang's cookbook of models, hardware and configurations: the first that fits."""
     rows = list(_configurations(document))
+    called = _names(device_name) if device_name is not None else frozenset()
     fitting = [
         (model, hardware, configuration)
         for model, hardware, configuration in rows
-        if (device_name is None or _is_device(hardware, device_name))
+        if (device_name is None or hardware.casefold() in called)
         and (choice is None or choice in (configuration.get("name"), model))
     ]
     if not fitting:
@@ -162,8 +179,7 @@ def _cookbook(
     extra = engine.get("extra_args")
     words = [
         *_PROGRAMS["sglang"],
-        "--model-path",
-        path,
+        *_flagged("--model-path", [path]),
         *_words(flags),
         *map(str, extra if isinstance(extra, list) else []),
     ]
@@ -191,9 +207,10 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _is_device(name: str, device_name: str) -> bool:
-    """Whether a document's name for hardware (H100, MI300X) is that device."""
+def _names(device_name: str) -> frozenset[str]:
+    """What documents may call a device (H100, MI300X), casefolded; nothing for an unknown one."""
     try:
-        return device(name).name == device(device_name).name
+        profile = device(device_name)
     except HardwareError:
-        return False
+        return frozenset()
+    return frozenset(name.casefold() for name in (profile.name, *profile.aliases))

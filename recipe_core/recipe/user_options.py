@@ -85,4 +85,4 @@ def _typed(option: Option, text: str) -> Any:
                 return text
     except (ValueError, KeyError):
         takes = "true or false" if option.type == "switch" else option.takes
-        raise InputError(f"{option.flag} takes {takes}, not {text!r}.", field=field) from None
+        raise InputError(f"{option.flag} takes {takes}, not {text!r:.80}.", field=field) from None

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 
 from recipe_core.base.described import DESCRIBED, description_of, field_of, models_in
 from recipe_core.base.errors import InputError
+from recipe_core.base.texts import Name
 from recipe_core.base.types import (
     Count,
     Degree,
@@ -49,7 +50,7 @@ class Speculative(_Part):
     the model's shape, ``ngram`` looked up in the prompt. Left out: ``mtp`` where the model has
     draft layers, else ``eagle``."""
 
-    model: Text | None = None
+    model: Name | None = None
     """Checkpoint of an ``eagle`` draft. An estimate does without; a launch needs it."""
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from recipe_core.base.documents import parse_json, to_json
-from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.errors import HardwareError, InputError, ModelError
 from recipe_core.hardware.cluster import Cluster, cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
@@ -115,7 +115,11 @@ def _model(request: PlanRequest, folders: bool) -> ModelSpec:
 @lru_cache(maxsize=1024)
 def _inline_model(config: str) -> ModelSpec:
     """A model given as a config; the lines of a file repeat few of them."""
-    return load_model(parse_json(config, "model"))
+    try:
+        values = parse_json(config, "the config")
+    except InputError as error:
+        raise ModelError(error.message, field="model", hint=error.hint) from None
+    return load_model(values)
 
 
 # What the other kind has

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from recipe_core.base import quoting
 from recipe_core.base.errors import InputError
 from recipe_core.launch.process import Launch, Process
-from recipe_core.recipe.place import Parameters, Word
+from recipe_core.recipe.place import Address, Parameters
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import Values, shell_word
+from recipe_core.targets.fill import IN_SHELL, Values, fill
 from recipe_core.targets.node_script import visible, wrapped
 from recipe_core.targets.pod import port_values
 
 WIDTH = 96
 """Columns of a command's line."""
-_ADDRESSES = TypeAdapter(tuple[Word, ...])
+_ADDRESSES = TypeAdapter(tuple[Address, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _unnamed(nodes: int) -> tuple[str, ...]:
 def _launcher(context: Context, node: int, addresses: Sequence[str]) -> str:
     """The launcher's command; the bundle already holds model, host and port."""
     several = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
-    return shlex.join(["python", "launch.py", "up", *several])
+    return quoting.shell_command(["python", "launch.py", "up", *several])
 
 
 def _command(context: Context, process: Process, addresses: Sequence[str]) -> str:
@@ -112,9 +112,9 @@ def _known(
 
 
 def _typed(process: Process, known: Values, more: Sequence[str] = ()) -> str:
-    settings = [f"{name}={shell_word(value, known)}" for name, value in process.env.items()]
+    settings = [f"{name}={fill(value, known, IN_SHELL)}" for name, value in process.env.items()]
     return wrapped(
-        [*settings, *more, *_with_values([shell_word(word, known) for word in process.argv])],
+        [*settings, *more, *_with_values([fill(word, known, IN_SHELL) for word in process.argv])],
         WIDTH,
         "    ",
     )

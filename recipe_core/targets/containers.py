@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-import shlex
+import re
+from ipaddress import ip_address
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import compose_literal, fill
+from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill
 from recipe_core.targets.layout import layout
 from recipe_core.targets.node_script import VISIBLE
 from recipe_core.targets.pod import CACHE, ROOT, RUN, image, mounted_model, object_name, port_values
@@ -29,6 +31,7 @@ _GPUS = """gpus() {  # docker wants the list in quotes of its own, podman CDI de
 }"""
 COMPOSE, SCRIPT = "targets/compose/compose.yaml", "targets/docker/run.sh"
 BUNDLE = "../.."  # from a target's folder
+_VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # images have curl or Python, not always both
 _PROBE = (
     "curl -fsS {url} || python3 -c 'import urllib.request as r; r.urlopen(\"{url}\", timeout=5)'"
@@ -103,7 +106,21 @@ def _published(context: Context, process: Process) -> list[str]:
     if _together(context):
         first = process is _first(context)
         answering = [p for p in context.launch.processes if p.answers] if first else []
-    return [f"{context.parameters.host}:{_port(context, p)}:{_port(context, p)}" for p in answering]
+    host = _ip(context.parameters.host)
+    return [f"{host}:{_port(context, p)}:{_port(context, p)}" for p in answering]
+
+
+def _ip(host: str) -> str:
+    """The address to publish at; raises NoAnswer for a name, which containers cannot have there."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        raise NoAnswer(
+            f"a container is published at an IP address, not at {host}.",
+            field="parameters.host",
+            hint="Set host: 127.0.0.1, or 0.0.0.0 for all.",
+        ) from None
+    return f"[{address}]" if address.version == 6 else str(address)
 
 
 def _values(context: Context, process: Process) -> dict[str, str]:
@@ -119,11 +136,11 @@ def _values(context: Context, process: Process) -> dict[str, str]:
     }
 
 
-def _environment(context: Context, process: Process) -> dict[str, str | None]:
+def _environment(context: Context, process: Process, syntax: Syntax) -> dict[str, str | None]:
     """The process's variables; None: passed through from the environment of whoever starts it."""
     known = _values(context, process)
     variables: dict[str, str | None] = {"HF_HOME": CACHE}
-    variables |= {key: fill(value, known) for key, value in process.env.items()}
+    variables |= {key: fill(value, known, syntax) for key, value in process.env.items()}
     if not context.model_is_folder:
         variables["HF_TOKEN"] = None
     # /dev/kfd shows a container every AMD device, so processes that share a node are told theirs
@@ -137,30 +154,42 @@ def _shm_gib(process: Process) -> int:
 
 
 def _mounts(context: Context) -> list[tuple[str, str, bool]]:
-    """Per mount: source (a folder or a volume's name), path in the container, whether read-only."""
+    """Per mount: source (a folder or a volume's name), path in the container, whether read-only.
+
+    Raises:
+        NoAnswer: for a folder that cannot be mounted, and for what is neither folder nor name.
+    """
     cache = context.parameters.model_cache or "models"
     folder = [(context.model_source, context.model_source, True)] if context.model_is_folder else []
     files = [(BUNDLE, ROOT, True)] if context.mounted else []
-    return [(cache, CACHE, False), *folder, ("run", RUN, False), *files]
+    mounts = [(cache, CACHE, False), *folder, ("run", RUN, False), *files]
+    for source, _, _ in mounts:
+        if ":" in source or not (_is_path(source) or _VOLUME.fullmatch(source)):
+            raise NoAnswer(
+                f"{source!r:.80} cannot be mounted in a container.",
+                field="parameters.model_cache" if source == cache else "parameters.model",
+                hint="Name a folder whose path has no colon, or a volume in letters and digits.",
+            )
+    return mounts
+
+
+def _is_path(source: str) -> bool:
+    return source.startswith(("/", "."))
 
 
 def _named_volumes(context: Context) -> dict[str, dict[str, Any]]:
-    return {source: {} for source, _, _ in _mounts(context) if not source.startswith(("/", "."))}
+    return {source: {} for source, _, _ in _mounts(context) if not _is_path(source)}
 
 
 def _service(context: Context, process: Process) -> dict[str, Any]:
     known = _values(context, process)
-    argv = [fill(word, known, compose_literal) for word in process.argv]
-    environment = {
-        key: compose_literal(value) if value is not None else None
-        for key, value in _environment(context, process).items()
-    }
+    argv = [fill(word, known, IN_COMPOSE) for word in process.argv]
     ports = _published(context, process)
     return {
         "image": image(context),
         "entrypoint": argv[:1],
         "command": argv[1:],
-        "environment": environment,
+        "environment": _environment(context, process, IN_COMPOSE),
         **(
             {"network_mode": f"service:{_name(_first(context))}"}
             if _together(context) and process is not _first(context)
@@ -170,7 +199,8 @@ def _service(context: Context, process: Process) -> dict[str, Any]:
         **_compose_devices(context, process),
         "shm_size": f"{_shm_gib(process)}gb",
         "volumes": [
-            f"{source}:{place}{':ro' if read else ''}" for source, place, read in _mounts(context)
+            quoting.compose(f"{source}:{place}{':ro' if read else ''}")
+            for source, place, read in _mounts(context)
         ],
         **({"healthcheck": _health(context, process)} if process.answers else {}),
         **_waits(context, process),
@@ -218,7 +248,7 @@ def _waits(context: Context, process: Process) -> dict[str, Any]:
 def _run(context: Context, process: Process) -> list[str]:
     """Words of one ``docker run``, without the program."""
     known = _values(context, process)
-    argv = [fill(word, known) for word in process.argv]
+    argv = [fill(word, known, PLAIN) for word in process.argv]
     options = [
         "--detach",
         "--name",
@@ -236,7 +266,7 @@ def _run(context: Context, process: Process) -> list[str]:
         volume = f"{object_name(context)}-{source}" if is_volume else source
         mount = f"{volume}:{place}{':ro' if read else ''}"
         options += ["--volume", _Shell(f'"$PWD":{place}:ro') if source == BUNDLE else mount]
-    for key, value in _environment(context, process).items():
+    for key, value in _environment(context, process, PLAIN).items():
         options += ["--env", key if value is None else f"{key}={value}"]
     return [*options, "--entrypoint", argv[0], image(context), *argv[1:]]
 
@@ -264,7 +294,7 @@ def _lines(words: list[str]) -> str:
     """Words as a command, one option per line."""
     lines: list[str] = []
     for word in words:
-        shown = word if isinstance(word, _Shell) else shlex.quote(word)
+        shown = word if isinstance(word, _Shell) else quoting.shell(word)
         if lines and not word.startswith(("-", "$(")):
             lines[-1] += f" {shown}"
         else:

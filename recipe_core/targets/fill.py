@@ -1,22 +1,22 @@
-"""Placeholders of a launch (``${model}``, ``${host}`` …) replaced by what a target calls them."""
+"""A launch's words in the language of a target: text quoted, placeholders filled.
+
+A placeholder (``${model}``, ``${head}``) becomes a text, which is quoted as every other text is, or
+a ``Variable``, which only the target knows when it runs. So no text is ever taken for a reference.
+"""
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
+from recipe_core.base import quoting
 from recipe_core.base.errors import NoAnswer
-
-_PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
-_T = TypeVar("_T")
+from recipe_core.base.placeholders import pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A value that a shell script holds in a variable or array element, known when it runs."""
+    """A value that is known when a launch runs, by the name that its target has for it."""
 
     name: str
 
@@ -24,53 +24,53 @@ class Variable:
 Values = Mapping[str, "str | Variable"]
 
 
-def fill(template: str, values: Mapping[str, str], literal: Callable[[str], str] = str) -> str:
-    """``template`` with every placeholder replaced; ``literal`` escapes what stands between them.
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How a language writes a text, a reference to a variable, and nothing at all."""
+
+    text: Callable[[str], str]
+    reference: Callable[[str], str]
+    nothing: str = ""
+
+
+def _in_shell(name: str) -> str:
+    """A variable or array element, in double quotes so that it stays one word."""
+    return f'"${{{name}}}"' if "[" in name else f'"${name}"'
+
+
+def _in_kubernetes(name: str) -> str:
+    return f"$({name})"
+
+
+def _in_compose(name: str) -> str:
+    return f"${{{name}}}"
+
+
+IN_SHELL = Syntax(quoting.shell, _in_shell, nothing="''")
+IN_KUBERNETES = Syntax(quoting.kubernetes, _in_kubernetes)
+IN_COMPOSE = Syntax(quoting.compose, _in_compose)
+PLAIN = Syntax(str, str)
+"""Words that are quoted later, by a target whose values are all texts."""
+
+
+def fill(template: str, values: Values, syntax: Syntax) -> str:
+    """``template`` in a language, with every placeholder replaced.
 
     Raises:
         NoAnswer: for a placeholder that the target has no value for.
     """
-    return "".join(
-        _value(values, text) if is_name else literal(text) for is_name, text in _pieces(template)
+    parts = (
+        _written(_value(values, text) if is_name else text, syntax)
+        for is_name, text in pieces(template)
     )
+    return "".join(parts) or syntax.nothing
 
 
-def shell_word(template: str, values: Values) -> str:
-    """One word of a shell command: literals quoted, variables expanded inside double quotes.
-
-    Raises:
-        NoAnswer: for a placeholder that the target has no value for.
-    """
-    if not template:
-        return "''"
-    return "".join(
-        _shell(_value(values, text) if is_name else text) for is_name, text in _pieces(template)
-    )
+def _written(value: str | Variable, syntax: Syntax) -> str:
+    return syntax.reference(value.name) if isinstance(value, Variable) else syntax.text(value)
 
 
-def kubernetes_literal(text: str) -> str:
-    """Text escaped for a container's command, where ``$(`` starts a variable."""
-    return text.replace("$(", "$$(")
-
-
-def compose_literal(text: str) -> str:
-    """Text escaped for a compose file, where ``$`` starts a variable."""
-    return text.replace("$", "$$")
-
-
-def _shell(value: str | Variable) -> str:
-    if isinstance(value, Variable):
-        return f'"${{{value.name}}}"' if "[" in value.name else f'"${value.name}"'
-    return shlex.quote(value)
-
-
-def _pieces(template: str) -> list[tuple[bool, str]]:
-    """The template cut into (whether a placeholder's name, text), without empty texts."""
-    parts = _PLACEHOLDER.split(template)
-    return [(bool(n % 2), part) for n, part in enumerate(parts) if part]
-
-
-def _value(values: Mapping[str, _T], name: str) -> _T:
+def _value(values: Values, name: str) -> str | Variable:
     if name not in values:
         available = ", ".join(values)
         message = f"the launch needs ${{{name}}}, which this target lacks. Available: {available}."

@@ -7,16 +7,17 @@ answers through, and a folder for temporary files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.launch.process import Process
 from recipe_core.targets import kserve, kubernetes, pod
 from recipe_core.targets.context import Context
+from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
 from recipe_core.targets.pod import metadata
 
@@ -70,7 +71,7 @@ def service(context: Context) -> dict[str, Any]:
         "apiVersion": VERSION,
         "kind": "LLMInferenceService",
         "metadata": metadata(context),
-        "spec": spec,
+        "spec": _literal(spec),
     }
 
 
@@ -135,24 +136,21 @@ def _parallelism(unit: Unit) -> dict[str, Any]:
 
 def _pod(context: Context, processes: Pod, *, sidecar: bool) -> dict[str, Any]:
     """A pod to merge with a preset's; its sidecar asks the cluster for the prefill pods."""
-    known = pod.values(context, "$(LWS_LEADER_ADDRESS)", index="$(LWS_WORKER_INDEX)")
+    known = pod.values(context, Variable("LWS_LEADER_ADDRESS"), index=Variable("LWS_WORKER_INDEX"))
     spec = pod.pod_spec(context, processes, known)
     if sidecar:
         del spec["automountServiceAccountToken"]
     return spec | {"containers": [_container(context, processes[0], known)]}
 
 
-def _container(context: Context, process: Process, known: Mapping[str, str]) -> dict[str, Any]:
+def _container(context: Context, process: Process, known: Values) -> dict[str, Any]:
     spec, port = pod.container(context, process, known, name=CONTAINER), context.parameters.port
-    program, *words = (_literal(word) for word in spec.pop("command"))
+    program, *words = spec.pop("command")
     if process.answers:
         words += _certificates()
         spec["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
         for probe in pod.PROBES:
             spec[probe]["httpGet"]["port"] = port  # its scheme is left to the preset
-    for entry in spec["env"]:
-        if "value" in entry:
-            entry["value"] = _literal(entry["value"])
     # command and args each replace the preset's
     first = {"name": spec.pop("name"), "image": spec.pop("image")}
     return {**first, "command": [program], "args": words, **spec}
@@ -161,9 +159,22 @@ def _container(context: Context, process: Process, known: Mapping[str, str]) -> 
 def _certificates() -> list[str]:
     """Options for KServe's certificate; without TLS in the cluster their paths come out empty."""
     path = "{{ if .GlobalConfig.EnableTLS }}" + CERTIFICATES + "/tls.%s{{ end }}"
-    return [f"--ssl-certfile={path % 'crt'}", f"--ssl-keyfile={path % 'key'}"]
+    return [
+        _Template(f"--ssl-certfile={path % 'crt'}"),
+        _Template(f"--ssl-keyfile={path % 'key'}"),
+    ]
 
 
-def _literal(text: str) -> str:
-    """Text escaped for KServe's templates, where ``{{`` starts an action."""
-    return text.replace("{{", "{{`{{`}}")
+class _Template(str):
+    """A text for KServe to render; it renders every text of the specification."""
+
+
+def _literal(value: Any) -> Any:
+    """A specification with its texts escaped for KServe, and its templates as plain texts."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if isinstance(value, _Template):
+        return str(value)
+    return quoting.go_template(value) if isinstance(value, str) else value

@@ -14,7 +14,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Pod, Unit, layout, same_pod
+from recipe_core.targets.fill import Variable
+from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
 from recipe_core.targets.pod import GIB, kustomization, label_name, labels, metadata, object_name
 
 FOLDER = "targets/kubernetes"
@@ -43,7 +44,7 @@ def objects(context: Context) -> dict[str, dict[str, Any]]:
     """
     units = layout(context.launch)
     single = [process for unit in units if len(unit.pods) == 1 for process in unit.leader]
-    if any("${node" in word for p in single for word in (*p.argv, *p.env.values())):
+    if any(NODE.search(word) for p in single for word in (*p.argv, *p.env.values())):
         raise NoAnswer(
             "its servers rendezvous at another node's address, and pods are not placed by node.",
             hint="Use Slurm.",
@@ -133,9 +134,9 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
             f"its workers run {', '.join(programs)}, which needs root and SSH keys in a container.",
             hint="Use Slurm.",
         )
-    known = {
-        "head": "$(LWS_LEADER_ADDRESS)",
-        "index": "$(LWS_WORKER_INDEX)",
+    known: dict[str, Any] = {
+        "head": Variable("LWS_LEADER_ADDRESS"),
+        "index": Variable("LWS_WORKER_INDEX"),
         **_members(context, unit),
     }
     return {
@@ -175,10 +176,16 @@ def worker_role(unit: Unit) -> str:
 
 
 def _template(
-    context: Context, processes: Pod, role: str, *, head: str, index: str = "0", **more: Any
+    context: Context,
+    processes: Pod,
+    role: str,
+    *,
+    head: str | Variable,
+    index: str | Variable = "0",
+    **more: Any,
 ) -> dict[str, Any]:
     """A pod template; ``more`` are addresses of other pods, or fields of the specification."""
-    addresses = {key: value for key, value in more.items() if isinstance(value, str)}
+    addresses = {key: value for key, value in more.items() if isinstance(value, str | Variable)}
     known = {**pod.values(context, head, index=index), **_answering(context), **addresses}
     grace = max(60, math.ceil(2 * context.estimate.get("serving", {}).get("request_latency_s", 0)))
     fields = {key: value for key, value in more.items() if key not in addresses}

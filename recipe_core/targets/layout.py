@@ -11,7 +11,7 @@ from recipe_core.launch.process import Launch, Process
 Pod = tuple[Process, ...]
 INDEX = "${index}"  # a pod's number within its unit; every target has its own variable for it
 _AT = re.compile(r"\$\{node\d+\}:\$\{port(\d+)\}")
-_NODE = re.compile(r"\$\{node(\d+)\}")
+NODE = re.compile(r"\$\{node(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _seen_from(process: Process, nodes: Sequence[int]) -> Process:
         return "${head}" if node == nodes[0] else f"${{node{nodes.index(node)}}}"
 
     def word(text: str) -> str:
-        text = _NODE.sub(address, _AT.sub(r"${at\1}", text))
+        text = NODE.sub(address, _AT.sub(r"${at\1}", text))
         return text.replace(f"${{port{process.port_offset}}}", "${port}")
 
     return replace(

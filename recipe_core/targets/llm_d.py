@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kubernetes, pod
@@ -84,7 +85,7 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
         "modelCommand": "custom",
         **{key: server[key] for key in fields},
         # the chart sets HF_HOME itself, to where it mounts the model
-        "env": [entry for entry in server["env"] if entry["name"] != "HF_HOME"],
+        "env": [_rendered(entry) for entry in server["env"] if entry["name"] != "HF_HOME"],
         "mountModelVolume": True,
         "volumeMounts": [mount for mount in server["volumeMounts"] if mount["name"] in OWN_VOLUMES],
     }
@@ -100,3 +101,12 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
         "containers": [container],
         "volumes": [volume for volume in spec["volumes"] if volume["name"] in OWN_VOLUMES],
     }
+
+
+def _rendered(entry: dict[str, Any]) -> dict[str, Any]:
+    """A variable for the chart, which renders variables as templates, unlike commands."""
+    return {key: _literal(item) for key, item in entry.items()}
+
+
+def _literal(value: Any) -> Any:
+    return quoting.go_template(value) if isinstance(value, str) else value

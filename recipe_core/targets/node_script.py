@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
+from recipe_core.base import quoting
 from recipe_core.launch.process import Process
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import Values, Variable, shell_word
+from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
 from recipe_core.targets.pod import port_values
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
@@ -83,15 +83,15 @@ def _folders(processes: Sequence[Process]) -> str:
         for value in p.env.values()
         if value.startswith("${run}/")
     }
-    return "".join(f'mkdir -p "$run"/{shlex.quote(folder)}\n' for folder in sorted(inside))
+    return "".join(f'mkdir -p "$run"/{quoting.shell(folder)}\n' for folder in sorted(inside))
 
 
 def _programs(processes: Sequence[Process]) -> str:
     """Commands that fail at once when a program is not installed on the node."""
     lines = []
     for name in dict.fromkeys(p.argv[0] for p in processes):
-        message = shlex.quote(f"{name} is not installed on this node")
-        check = f"command -v {shlex.quote(name)} >/dev/null"
+        message = quoting.shell(f"{name} is not installed on this node")
+        check = f"command -v {quoting.shell(name)} >/dev/null"
         lines.append(f"{check} || {{ echo {message} >&2; exit 1; }}\n")
     return "".join(lines)
 
@@ -115,10 +115,10 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
         "root": Variable("root"),
         "run": Variable("run"),
     }
-    settings = [f"{key}={shell_word(value, known)}" for key, value in process.env.items()]
+    settings = [f"{key}={fill(value, known, IN_SHELL)}" for key, value in process.env.items()]
     if not alone:
         settings += visible(context, process, visible_given=visible_given)
-    words = [*settings, *(shell_word(word, known) for word in process.argv)]
+    words = [*settings, *(fill(word, known, IN_SHELL) for word in process.argv)]
     start = "exec env " if alone else "env "
     return f"{_INDENT}{start}{wrapped(words)}{'' if alone else ' &'}\n"
 

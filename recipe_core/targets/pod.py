@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch, Process
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import fill, kubernetes_literal
+from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill
 from recipe_core.targets.layout import Pod
 from recipe_core.targets.names import names, node_affinity
 
@@ -59,7 +58,9 @@ def kustomization(resources: list[str]) -> dict[str, Any]:
     }
 
 
-def values(context: Context, head: str, **more: str) -> dict[str, str]:
+def values(
+    context: Context, head: str | Variable, **more: str | Variable
+) -> dict[str, str | Variable]:
     """Values of a launch's placeholders in a pod, without ``port``, which each process has."""
     return {
         "model": mounted_model(context),
@@ -67,7 +68,7 @@ def values(context: Context, head: str, **more: str) -> dict[str, str]:
         "head": head,
         "root": ROOT,
         "run": RUN,
-        "self": "$(POD_IP)",
+        "self": Variable("POD_IP"),
         **port_values(context.launch, context.parameters.port),
         **more,
     }
@@ -99,7 +100,7 @@ def port_of(context: Context, process: Process) -> int:
     return context.parameters.port + process.port_offset
 
 
-def pod_spec(context: Context, pod: Pod, known: Mapping[str, str], **more: Any) -> dict[str, Any]:
+def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str, Any]:
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
     # a router alone needs no node with devices
     computes = context.vendor == "cpu" or any(process.devices for process in pod)
@@ -118,7 +119,7 @@ def pod_spec(context: Context, pod: Pod, known: Mapping[str, str], **more: Any) 
 
 
 def container(
-    context: Context, process: Process, known: Mapping[str, str], name: str | None = None
+    context: Context, process: Process, known: Values, name: str | None = None
 ) -> dict[str, Any]:
     """One process as a container."""
     port = port_of(context, process)
@@ -129,7 +130,7 @@ def container(
     return {
         "name": name or label_name(process.name),
         "image": image(context),
-        "command": [fill(word, filled, kubernetes_literal) for word in process.argv],
+        "command": [fill(word, filled, IN_KUBERNETES) for word in process.argv],
         "workingDir": ROOT if context.mounted else RUN,
         "env": environment(context, process, filled),
         **answers,
@@ -168,9 +169,7 @@ def image(context: Context) -> str:
     return context.image.pinned
 
 
-def environment(
-    context: Context, process: Process, known: Mapping[str, str]
-) -> list[dict[str, Any]]:
+def environment(context: Context, process: Process, known: Values) -> list[dict[str, Any]]:
     """Variables of a container: the process's, writable caches, the hub token from its Secret."""
     # USER: torch looks it up, and no entry of passwd has this user's number
     variables = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}
@@ -178,7 +177,7 @@ def environment(
         # Kubeflow's TrainJob cannot set a working folder, where Python would find the modules
         variables["PYTHONPATH"] = ROOT
     for key, value in process.env.items():
-        variables[key] = fill(value, known, kubernetes_literal)
+        variables[key] = fill(value, known, IN_KUBERNETES)
     entries: list[dict[str, Any]] = []
     if any("${self}" in text for text in (*process.argv, *process.env.values())):
         address = {"fieldRef": {"fieldPath": "status.podIP"}}

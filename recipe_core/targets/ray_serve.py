@@ -6,6 +6,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.monitoring.thresholds import warm_up_s
@@ -74,10 +75,7 @@ def config(context: Context) -> dict[str, Any]:
 
 def _model(context: Context) -> dict[str, Any]:
     accelerator = names().ray.names.get(context.device)
-    # Ray knows its nodes' addresses, so values that name one are left out
-    environment = {
-        key: value for key, value in context.launch.processes[0].env.items() if "${" not in value
-    }
+    environment = _environment(context)
     return {
         "model_loading_config": {
             "model_id": context.launch.api_model,
@@ -88,6 +86,25 @@ def _model(context: Context) -> dict[str, Any]:
         "deployment_config": _replicas(context),
         **({"runtime_env": {"env_vars": environment}} if environment else {}),
     }
+
+
+def _environment(context: Context) -> dict[str, str]:
+    """Variables of an engine; Ray knows its nodes' addresses, so values that name one are left out.
+
+    Raises:
+        NoAnswer: for a value with a dollar sign. Ray expands variables in such values when it
+            starts a worker, and knows no way to write the sign itself.
+    """
+    variables = context.launch.processes[0].env
+    environment = {k: value for k, value in variables.items() if not PLACEHOLDER.search(value)}
+    for name, value in environment.items():
+        if "$" in value:
+            raise NoAnswer(
+                f"Ray would expand the $ in the value of {name}.",
+                field=f"options.environment.{name}",
+                hint="Use another target, or a value without it.",
+            )
+    return environment
 
 
 def _engine(context: Context) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import replace
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets.context import Context
@@ -112,7 +112,7 @@ def _setup(context: Context) -> dict[str, str]:
         return {}
     if not context.install:
         image(context)  # raises that none is known
-    return {"setup": shlex.join(context.install) + "\n"}
+    return {"setup": quoting.shell_command(context.install) + "\n"}
 
 
 def _service(context: Context, copies: int) -> dict[str, Any]:

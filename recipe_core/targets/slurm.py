@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.cluster import device
 from recipe_core.targets.context import Context
@@ -37,9 +38,13 @@ wait $!
 
 
 def files(context: Context) -> dict[str, str]:
-    """``job.sbatch``, submitted from the bundle's folder, and ``node.sh``."""
+    """``job.sbatch``, submitted from the bundle's folder, and ``node.sh``.
+
+    Raises:
+        NoAnswer: for a parameter that a line of #SBATCH cannot carry.
+    """
     options = "".join(
-        f"#SBATCH --{name}{'' if value is FLAG else f'={value}'}\n"
+        f"#SBATCH --{name}{'' if value is FLAG else f'={quoting.sbatch(value)}'}\n"
         for name, value in directives(context).items()
     )
     usage = (

@@ -12,6 +12,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
+from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import QUEUE, cache_gib, claim
 from recipe_core.targets.layout import Pod, layout, same_pod
 from recipe_core.targets.pod import GIB, kustomization, labels, metadata, object_name
@@ -24,7 +25,7 @@ RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntim
 NODE = "node"
 # Fields of the runtime's pod that a TrainJob may patch.
 PATCHABLE = ("affinity", "nodeSelector", "securityContext", "tolerations", "volumes")
-INDEX = "$(JOB_COMPLETION_INDEX)"
+INDEX = Variable("JOB_COMPLETION_INDEX")
 
 
 def train_job(context: Context) -> dict[str, str]:
@@ -87,7 +88,9 @@ def job_set(context: Context) -> dict[str, str]:
 
 def pytorch_job(context: Context) -> dict[str, str]:
     """A PyTorchJob of Kubeflow's training operator (v1)."""
-    container, spec = _parts(context, f"{object_name(context)}-master-0", "$(RANK)", "pytorch")
+    container, spec = _parts(
+        context, f"{object_name(context)}-master-0", Variable("RANK"), "pytorch"
+    )
     template = {
         "metadata": {"labels": labels(context)},
         "spec": {**spec, "containers": [container]},
@@ -116,7 +119,7 @@ def volcano(context: Context) -> dict[str, str]:
     """A Volcano job: its nodes are scheduled together or not at all."""
     # the name that the svc plugin gives to the first pod
     head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"
-    container, spec = _parts(context, head, "$(VC_TASK_INDEX)", NODE)
+    container, spec = _parts(context, head, Variable("VC_TASK_INDEX"), NODE)
     template = {
         "metadata": {"labels": labels(context)},
         "spec": {**spec, "restartPolicy": "OnFailure", "containers": [container]},
@@ -150,7 +153,7 @@ def _about(context: Context) -> dict[str, Any]:
 
 
 def _parts(
-    context: Context, head: str, index: str, name: str
+    context: Context, head: str, index: Variable, name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The container of every node, and the rest of its pod."""
     (process,) = _process_of_nodes(context)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.base.placeholders import pieces
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch, Role
 from recipe_core.launch.serving import rules, vllm
@@ -140,10 +142,13 @@ def _component(
     # The operator numbers the nodes itself, so that the words are those of one node.
     alone = Group(first.number, first.role, first.split, first.places[:1])
     words = [
-        word.replace("${model}", deployment.setting.model.name)
+        _in_kubernetes(word, deployment.setting.model.name)
         for word in _arguments(deployment, alone, 0, extra)
     ]
-    env = [{"name": key, "value": value} for key, value in rules.environment(deployment).items()]
+    env = [
+        {"name": key, "value": quoting.kubernetes(value)}
+        for key, value in rules.environment(deployment).items()
+    ]
     container = {
         "image": image,
         "command": list(WORKER),
@@ -160,6 +165,11 @@ def _component(
     if first.nodes > 1:
         component["multinode"] = {"nodeCount": first.nodes}
     return component
+
+
+def _in_kubernetes(word: str, model: str) -> str:
+    """A word of a container's command; the model is the only placeholder of a worker's."""
+    return "".join(quoting.kubernetes(model if is_name else text) for is_name, text in pieces(word))
 
 
 def _pod(container: dict[str, Any]) -> dict[str, Any]:

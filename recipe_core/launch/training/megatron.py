@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     Job,
@@ -183,7 +184,7 @@ def _model(job: Job) -> dict[str, Any]:
     }
     for name, key in (("rotary_base", "rope_theta"), ("norm_epsilon", "rms_norm_eps")):
         if config.get(key) is not None:
-            out[name] = config[key]
+            out[name] = _number(config[key], key)
     if isinstance(mlp, MoeMlp):
         out |= {
             "num_experts": mlp.experts,
@@ -196,6 +197,14 @@ def _model(job: Job) -> dict[str, Any]:
         if mlp.shared_intermediate:
             out["moe_shared_expert_intermediate_size"] = mlp.shared_intermediate
     return out
+
+
+def _number(value: Any, key: str) -> float:
+    """A number of the model's config; raises NoAnswer for anything else, such as a text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        message, hint = f"is {value!r:.80}, not a number.", "Correct the model's config.json."
+        raise NoAnswer(message, field=f"model.{key}", hint=hint)
+    return value
 
 
 def _split(job: Job) -> dict[str, Any]:

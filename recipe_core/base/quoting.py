@@ -1,0 +1,86 @@
+"""Text as a literal of the languages that launches are written in: one function each.
+
+Whatever is quoted here arrives as it was, character by character; references that a file makes on
+purpose (``"$root"``, ``$(POD_IP)``) are never quoted, and are not texts (``targets/fill.py``).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from recipe_core.base.errors import NoAnswer
+
+_MARKUP = re.compile(
+    r"""
+    [\\`*\[\]<>|~$&]             # wherever they stand
+  | (?<![^\W_])_ | _(?![^\W_])  # not within a word
+  | \A[-+=\#]                   # a list, a heading
+    """,
+    re.VERBOSE,
+)
+_NUMBERED = re.compile(r"\A(\d+)([.)])")
+_SBATCH = re.compile(r"[\w.:/@%+=,-]+")
+
+
+def shell(text: str) -> str:
+    """One word of a POSIX shell."""
+    return shlex.quote(text)
+
+
+def shell_command(words: Iterable[str]) -> str:
+    """Words as one command of a POSIX shell."""
+    return " ".join(map(shell, words))
+
+
+def compose(text: str) -> str:
+    """Text in a compose file, where ``$`` starts a variable of whoever reads the file."""
+    return text.replace("$", "$$")
+
+
+def kubernetes(text: str) -> str:
+    """Text in a container's command, arguments or variables, where ``$(NAME)`` is a variable."""
+    return text.replace("$", "$$")
+
+
+def go_template(text: str) -> str:
+    """Text in what Go's ``text/template`` renders, where ``{{`` starts an action."""
+    return text.replace("{{", "{{`{{`}}")
+
+
+def sbatch(value: object) -> str:
+    """A value in a ``#SBATCH`` line, which knows no quotes.
+
+    Raises:
+        NoAnswer: for a value that such a line cannot carry.
+    """
+    text = str(value)
+    if not _SBATCH.fullmatch(text):
+        message = f"a line of #SBATCH cannot carry {text[:80]!r}."
+        raise NoAnswer(message, hint="Use letters, digits and . : / @ % + = , -.")
+    return text
+
+
+def markdown(text: str) -> str:
+    """Text of one line within a paragraph of Markdown."""
+    text = _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    return _NUMBERED.sub(r"\1\\\2", text)
+
+
+def markdown_code(text: str) -> str:
+    """Text of one line as inline code of Markdown."""
+    text = " ".join(text.split())
+    fence = "`" * (_longest_run(text) + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def markdown_block(text: str) -> str:
+    """Lines as a block of code of Markdown."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)

@@ -1,0 +1,89 @@
+"""Texts of a user's that become words of commands, and what no such text may hold.
+
+A value is carried as it is, whatever characters it has (``base/quoting.py``). Refused is what no
+command can carry (control characters, halves of characters), what would be filled in
+(placeholders), and names that a program would read as options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from recipe_core.base.errors import InputError
+from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.base.types import Text
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Control characters but tabs and ends of lines."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""Lone surrogates: halves of a character, which no file can hold."""
+_BREAK = re.compile(r"[\t\n\r\u2028\u2029]")
+
+
+def flaw_of_text(text: str) -> tuple[str, str] | None:
+    """What is wrong with a text that becomes part of a command, and the fix; None for nothing."""
+    if control := _CONTROL.search(text):
+        return f"holds the control character {control[0]!r}", "Remove it."
+    if half := _HALF.search(text):
+        return f"holds half a character ({half[0]!r})", "Write the whole character."
+    if filled := PLACEHOLDER.search(text):
+        return f"holds {filled[0]}, which is filled in at a launch", "Write the value itself."
+    return None
+
+
+def flaw_of_name(text: str) -> tuple[str, str] | None:
+    """What is wrong with a name (of a model, a host, an image), and the fix; None for nothing."""
+    if text.startswith("-"):
+        return "begins with a dash, which programs read as an option", "Write ./ before a folder."
+    if _BREAK.search(text):
+        return "holds a tab or the end of a line", "Write it on one line."
+    return flaw_of_text(text)
+
+
+def check_texts(value: Any, field: str) -> None:
+    """Check every text inside plain values, keys included.
+
+    Raises:
+        InputError: naming the field of the first that is not allowed, and the fix.
+    """
+    for where, text in _texts(value, field):
+        if (flaw := flaw_of_text(text)) is not None:
+            raise InputError(f"{flaw[0]}.", field=where, hint=flaw[1])
+
+
+def check_name(text: str, field: str, error: type[InputError] = InputError) -> str:
+    """The name.
+
+    Raises:
+        InputError: of the class ``error``, when it is not allowed.
+    """
+    if (flaw := flaw_of_name(text)) is not None:
+        raise error(f"{text[:80]!r} {flaw[0]}.", field=field, hint=flaw[1])
+    return text
+
+
+def a_name(value: Any) -> Any:
+    """A field's value, for pydantic; raises ValueError for a text that is not allowed as a name."""
+    if isinstance(value, str) and (flaw := flaw_of_name(value)) is not None:
+        raise ValueError(f"{flaw[0]}: {flaw[1][0].lower()}{flaw[1][1:].rstrip('.')}")
+    return value
+
+
+Name = Annotated[Text, AfterValidator(a_name)]
+"""A text that stands for one thing in a command: a model, a checkpoint."""
+
+
+def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key, field)
+            yield from _texts(item, f"{field}.{key}"[:120])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item, field)
