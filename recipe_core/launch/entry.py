@@ -15,11 +15,11 @@ if sys.version_info < (3, 10):
     sys.exit("{program} needs Python 3.10 or newer; this is %d.%d." % sys.version_info[:2])
 
 import os  # loaded already
-
+{setup}
 HERE = os.path.dirname(os.path.realpath(__file__))
 # Nothing beside this file stands in for Python's own library or an installed package.
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != HERE]
-{setup}
+
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
 
@@ -43,25 +43,29 @@ class Sources(SourceFileLoader):
 
 sys.meta_path.insert(0, Sources)
 
-from {package}.{module} import main
+{load}
 
 if __name__ == "__main__":
     raise SystemExit(main())
 '''
-_QUIET = """
-import signal
+_QUIET = """import _signal  # the built-in part, which is there at once
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C before anything runs
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # Ctrl-C before anything runs
+    _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
 """
+
+_WHOLE = """try:
+    from launcher.main import main
+except Exception as error:
+    sys.exit("launch: launcher/ is damaged: %s. Unpack or build the bundle again." % error)"""
 
 LAUNCH_PY = _SCRIPT.format(
     first="#!/usr/bin/env python3\n",
     title="Run this bundle: python launch.py preflight | up | bench | status | down.",
     program="launch.py",
     package="launcher",
-    module="main",
     setup=_QUIET,
+    load=_WHOLE,
 )
 
 
@@ -72,6 +76,6 @@ def train_py(script: str, module: str) -> str:
         title="One process of the run: started by launch.py.",
         program=script,
         package="trainer",
-        module=module,
         setup="",
+        load=f"from trainer.{module} import main",
     )

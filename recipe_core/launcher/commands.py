@@ -8,9 +8,10 @@ from contextlib import ExitStack, suppress
 from . import report, runs, state, supervisor
 from .bench import Options, measure
 from .errors import InputError, LauncherError, StartError
+from .output import print_json
 from .plan import LaunchPlan, load_plan
 from .preflight import Preflight, preflight
-from .request import Request, print_json
+from .request import Request
 from .running import passed_preflight, recorded, require_files, running, stop_started
 from .state import State
 from .supervisor import Progress
@@ -112,8 +113,7 @@ def run_bench(request: Request) -> int:
             checked = preflight(plan, own_ports=current.ports)
             require_files(checked)
         measurement = measure(plan, checked, options, progress)
-    request.show_measurement(plan, measurement, report.bench_text)
-    return 0
+    return request.show_measurement(plan, measurement, report.bench_text)
 
 
 def run_status(request: Request) -> int:

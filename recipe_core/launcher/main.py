@@ -7,7 +7,6 @@ Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not runni
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,8 +16,9 @@ from typing import Any, NoReturn
 from . import commands
 from .errors import InputError, LauncherError, file_error
 from .interrupts import interruptible
+from .output import complain, flushed, print_any_letter, print_json
 from .plan import check_port
-from .request import Request, print_json
+from .request import Request
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
@@ -45,9 +45,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None, root: Path | None = None) -> int:
     """Run one command on the bundle in ``root``, by default the one this package is part of."""
     words = list(sys.argv[1:] if argv is None else argv)
-    _print_any_letter()
+    print_any_letter()
     code = _run(words, root or Path(__file__).parent.parent)
-    return code if _flushed() else code or 1
+    return code if flushed() else code or 1
 
 
 def _run(words: list[str], root: Path) -> int:
@@ -58,7 +58,7 @@ def _run(words: list[str], root: Path) -> int:
     except LauncherError as error:
         return _report(error, as_json="--json" in words)
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output left, as `head` does
         return 1
@@ -67,39 +67,13 @@ def _run(words: list[str], root: Path) -> int:
 
 
 def _report(error: LauncherError, *, as_json: bool) -> int:
-    _complain(f"launch: {error}")
+    complain(f"launch: {error}")
     if error.detail:
-        _complain(error.detail)
+        complain(error.detail)
     if as_json:
         with suppress(OSError):
             print_json(error.to_json())
     return error.exit_code
-
-
-def _complain(text: str) -> None:
-    """One sentence on standard error, where somebody still reads it."""
-    with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def _print_any_letter() -> None:
-    """Escape letters that a terminal's encoding lacks, rather than fail at a name of a folder."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _flushed() -> bool:
-    """Whether standard output took everything; else drop the rest, or Python would complain."""
-    if sys.stdout is None:  # closed from the start
-        return True
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
 
 
 def _request(words: list[str], root: Path) -> Request:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError, LauncherError
-from .files import json_text, write_json
+from .files import write_json
+from .output import complain, print_json
 from .plan import LaunchPlan, load_plan, unknown_nodes
 
 
@@ -71,22 +71,14 @@ class Request:
 
     def show_measurement(
         self, plan: LaunchPlan, measurement: dict[str, Any], text: Callable[[dict[str, Any]], str]
-    ) -> None:
-        """Write ``run/measurement.json`` and print it.
-
-        Raises:
-            LauncherError: where it cannot be written; it is printed all the same.
-        """
+    ) -> int:
+        """Write ``run/measurement.json`` and print it; exit code 1 where it is only printed."""
         path = plan.run / "measurement.json"
-        written = f"\n\nwritten: {path}"
         try:
             write_json(path, measurement)
-        except LauncherError:
+        except LauncherError as error:
             self.show(measurement, lambda: text(measurement))
-            raise
-        self.show(measurement, lambda: text(measurement) + written)
-
-
-def print_json(data: Any) -> None:
-    """Print JSON on standard output, in letters that it takes."""
-    print(json_text(data, getattr(sys.stdout, "encoding", None) or "utf-8"), flush=True)
+            complain(f"launch: {error}")
+            return 1
+        self.show(measurement, lambda: f"{text(measurement)}\n\nwritten: {path}")
+        return 0

@@ -12,9 +12,10 @@ from typing import Any
 from . import manifest, report, state, supervisor
 from .errors import LauncherError, StartError, file_error
 from .files import tail
+from .output import print_json
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
-from .request import Request, print_json
+from .request import Request
 from .running import passed_preflight, recorded, require_files, running, stop_started
 from .state import State
 from .steps import WARM_UP, Step, comparison, metrics_file, planned_steps, read_steps
@@ -213,8 +214,7 @@ def bench(request: Request, plan: LaunchPlan) -> int:
             hint="Let it run longer, or see the logs in run/.",
         )
     measurement = _record(plan, checked, steps)
-    request.show_measurement(plan, measurement, report.training_bench_text)
-    return 0
+    return request.show_measurement(plan, measurement, report.training_bench_text)
 
 
 def _end(plan: LaunchPlan, progress: Progress) -> None:

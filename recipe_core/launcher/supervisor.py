@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.client
 import os
 import subprocess
-import sys
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +16,7 @@ from .engine import command
 from .errors import LauncherError, StartError, file_error
 from .files import tail
 from .interrupts import uninterrupted
+from .output import complain
 from .plan import LaunchPlan, Process
 from .state import Server, State
 
@@ -25,7 +24,7 @@ DATA = "RECIPE_DATA"
 """The variable by which the trainer finds texts other than the bundle's."""
 GRACE_S = 20.0  # engines need seconds to finish requests and free their devices
 SETTLE_S = 0.2
-UNRECORDED_S = 0.5
+UNRECORDED_S = 2.0
 """How long a stop looks for processes whose launcher was killed while it started them."""
 PROGRESS_S = 3.0
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
@@ -40,8 +39,7 @@ class Progress:
     def say(self, text: str) -> None:
         """One line on standard error; a terminal that has gone away stops nothing."""
         if not self.quiet:
-            with suppress(OSError, ValueError):
-                print(text, file=sys.stderr, flush=True)
+            complain(text)
 
 
 def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
@@ -68,7 +66,7 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
             progress.say(f"started {server.name}: {place}")
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
     except BaseException:
-        stop(plan.own, current, progress=progress)
+        stop(plan.own, current, progress=progress, recorded=True)
         raise
     current = replace(current, ready=True)
     state.save(plan.own, current)
@@ -222,34 +220,36 @@ def watch(current: State) -> NoReturn:
         time.sleep(0.3)
 
 
-def stop(run: Path, current: State, *, progress: Progress, grace_s: float = GRACE_S) -> list[str]:
+def stop(run: Path, current: State, *, progress: Progress, recorded: bool = False) -> list[str]:
     """Stop every server and what else has their mark, and forget them.
 
-    Signals wait until it is done. Returns the names of running servers, and other processes by pid.
+    ``recorded``: ``current`` has every process, though it is not ready. Signals wait until it is
+    done. Returns the names of running servers, and other processes by pid.
 
     Raises:
         LauncherError: when a process runs on; the state stays then.
     """
     with uninterrupted():
-        stopped = _stop(current, progress, grace_s) if current.here else []
+        known = recorded or current.ready
+        stopped = _stop(current, progress, known) if current.here else []
         state.remove(run)
     return stopped
 
 
-def _stop(current: State, progress: Progress, grace_s: float) -> list[str]:
+def _stop(current: State, progress: Progress, known: bool) -> list[str]:
     names = [server.name for server in reversed(current.servers) if server.alive]
-    if not current.ready:
+    if not known:
         names += [f"pid {pid}" for pid in current.unrecorded()]
     ended, left = procs.terminate(
         current.identities,
         current.mark,
-        grace_s=grace_s,
-        settle_s=0.0 if current.ready else UNRECORDED_S,
+        grace_s=GRACE_S,
+        settle_s=0.0 if known else UNRECORDED_S,
     )
     if left:
         raise LauncherError(
             f"processes {', '.join(str(pid) for pid, _ in sorted(left))} do not end.",
-            hint="A driver may hold them: run down again, or restart the machine.",
+            hint="Run down as the user who started them; if a driver holds them, restart.",
         )
     names = names or [f"pid {pid}" for pid, _ in sorted(ended)]  # workers whose parent crashed
     for name in names:

@@ -137,8 +137,7 @@ def test_a_measurement_that_cannot_be_written_is_shown(standing: Bundle) -> None
     assert done.returncode == 1
     assert is_one_sentence(done.stderr)
     assert "measurement.json: Is a directory." in done.stderr
-    measurement, _ = json.JSONDecoder().raw_decode(done.stdout)
-    assert measurement["metrics"]["requests"] == 3
+    assert json.loads(done.stdout)["metrics"]["requests"] == 3
     assert not standing.up
 
 
@@ -180,6 +179,19 @@ def test_a_folder_whose_name_is_no_text(bundle: Bundle, tmp_path: Path) -> None:
         done = run(odd, *words)
         assert done.returncode == 0, (words, done.stderr)
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("size", [None, 0, 700])
+def test_a_launcher_that_was_copied_in_part(standing: Bundle, size: int | None) -> None:
+    module = standing.root / "launcher" / "engine.py"
+    text = module.read_text()
+    module.unlink()
+    if size is not None:
+        module.write_text(text[:size])
+    done = run(standing, "up")
+    assert done.returncode == 1
+    assert done.stderr.startswith("launch: launcher/ is damaged: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_output_that_nobody_reads(standing: Bundle) -> None:

@@ -82,7 +82,7 @@ def test_what_a_killed_start_left_is_found_by_its_mark(
     second_server(bundle)
     killed_at(nth, bundle, "up")
     started = nth - 1
-    assert len(alive(token)) == started
+    until(lambda: len(alive(token)) == started)  # the variable shows once the program is loaded
     assert bundle.run("status") == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["state"] == ("degraded" if started else "down")
@@ -97,7 +97,7 @@ def test_what_a_killed_start_left_is_found_by_its_mark(
 
 def test_bench_starts_again_what_a_killed_bench_left(bundle: Bundle, token: str) -> None:
     killed_at(2, bundle, "bench", "--requests", "3")
-    assert alive(token)
+    until(lambda: alive(token))
     assert bundle.run("bench", "--requests", "3") == 0
     assert alive(token) == []
     assert not bundle.up
@@ -107,6 +107,7 @@ def test_down_names_what_its_state_does_not(
     bundle: Bundle, token: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     killed_at(2, bundle, "up")
+    until(lambda: alive(token))
     (pid,) = alive(token)
     assert bundle.run("--json", "down") == 0
     assert json.loads(capsys.readouterr().out)["stopped"] == [f"pid {pid}"]
@@ -119,7 +120,7 @@ def test_a_run_whose_launcher_was_killed_is_found_on_its_node(
     bundle = training_bundle(tmp_path / "bundle", tmp_path, free_port(), 5000, nodes=nodes)
     node = ["--node", "1", "--head", "127.0.0.1"] if nodes > 1 else []
     killed_at(2, bundle, "up", *node)
-    assert alive(token)
+    until(lambda: alive(token))
     assert bundle.run("status", *node) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "degraded"
     assert bundle.run("up", *node) == 0
