@@ -35,7 +35,7 @@ def group_of(nodeid: str) -> str:
     path = PurePosixPath(nodeid.partition("::")[0])
     if path.stem in SERVERS:  # a real server of a real model
         return "server"
-    if "trainer" in path.parts or path.stem == "test_chain":
+    if "trainer" in path.parts or path.stem in ("test_chain", "test_attack_trainer"):
         return "torchrun"
     if "e2e" in path.parts and path.stem not in ("test_serve", "test_install"):
         return "browser"

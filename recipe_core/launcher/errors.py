@@ -8,6 +8,24 @@ LauncherError           base: message = what and the value, hint = the remedy (e
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
+_ELSEWHERE = "Use a copy of the bundle in a folder that you may write to."
+_IN_THE_WAY = "Remove it: the launcher keeps its own file or folder there."
+_FULL = "Free space on that disk."
+_REMEDIES = {
+    errno.EACCES: _ELSEWHERE,
+    errno.EPERM: _ELSEWHERE,
+    errno.EROFS: _ELSEWHERE,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.EISDIR: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+}
+
 
 class LauncherError(Exception):
     """Base of all errors the launcher raises on purpose; ``str()`` is one line for a person."""
@@ -52,3 +70,11 @@ class RequestError(LauncherError):
     """One request failed; the message is the server's own where it gave one."""
 
     code = "request"
+
+
+def file_error(error: OSError, path: Path | None = None) -> LauncherError:
+    """The sentence for a file that cannot be read or written; writes do not say which it was."""
+    name = path or error.filename
+    reason = error.strerror or str(error) or type(error).__name__
+    remedy = _REMEDIES.get(error.errno) if error.errno else None
+    return LauncherError(f"{name}: {reason}." if name else f"{reason}.", hint=remedy)

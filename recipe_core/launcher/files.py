@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, file_error
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -37,17 +38,32 @@ def read_object(path: Path) -> dict[str, Any]:
     return data
 
 
+def json_text(data: object, encoding: str = "utf-8") -> str:
+    """JSON in letters that ``encoding`` has, and escapes where it lacks one."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(data, indent=2)
+    return text
+
+
 def write_json(path: Path, data: object) -> None:
-    """Write a file atomically, through a temporary file in the same folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file atomically, through a temporary file in the same folder.
+
+    Raises:
+        LauncherError: where it cannot be written; what was there before stays.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(
-            json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json_text(data) + "\n", encoding="utf-8")
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise file_error(error, path) from None
         raise
 
 

@@ -7,19 +7,18 @@ Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not runni
 from __future__ import annotations
 
 import argparse
-import json
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from . import commands
-from .commands import Request
-from .errors import InputError, LauncherError
+from .errors import InputError, LauncherError, file_error
+from .interrupts import interruptible
+from .output import complain, flushed, print_any_letter, print_json
 from .plan import check_port
+from .request import Request
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
@@ -46,45 +45,35 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None, root: Path | None = None) -> int:
     """Run one command on the bundle in ``root``, by default the one this package is part of."""
     words = list(sys.argv[1:] if argv is None else argv)
+    print_any_letter()
+    code = _run(words, root or Path(__file__).parent.parent)
+    return code if flushed() else code or 1
+
+
+def _run(words: list[str], root: Path) -> int:
     try:
-        with _term_interrupts():
-            request = _request(words, (root or Path(__file__).parent.parent).resolve())
+        with interruptible():
+            request = _request(words, root.resolve())
             return _COMMANDS[request.command][0](request)
     except LauncherError as error:
         return _report(error, as_json="--json" in words)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        sys.stderr.close()
         return 1
+    except OSError as error:  # a file or folder of the bundle cannot be used
+        return _report(file_error(error), as_json="--json" in words)
 
 
 def _report(error: LauncherError, *, as_json: bool) -> int:
-    print(f"launch: {error}", file=sys.stderr)
+    complain(f"launch: {error}")
     if error.detail:
-        print(error.detail, file=sys.stderr)
+        complain(error.detail)
     if as_json:
-        print(json.dumps(error.to_json(), ensure_ascii=False))
+        with suppress(OSError):
+            print_json(error.to_json())
     return error.exit_code
-
-
-@contextmanager
-def _term_interrupts() -> Iterator[None]:
-    """Let SIGTERM stop as cleanly as Ctrl-C does; outside the main thread this does nothing."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _request(words: list[str], root: Path) -> Request:

@@ -11,25 +11,20 @@ from .files import read_object, sha256
 
 NAME = "MANIFEST.json"
 SIGNATURE = "SIGNATURE"  # of the list; `recipe check` verifies it
-_CODE = (".py", ".so", ".pth", ".sh")
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Differences, as paths in the bundle.
-
-    ``added_code`` could run instead of the bundle's own; ``added`` is only clutter.
-    """
+    """Differences, as paths in the bundle."""
 
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    added_code: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
-        """True when everything that was built is there unchanged and no code was added."""
-        return not (self.missing or self.changed or self.added_code)
+        """True when everything that was built is there unchanged, and nothing else."""
+        return not (self.missing or self.changed or self.added)
 
 
 def verify(root: Path) -> tuple[int, Findings]:
@@ -46,15 +41,12 @@ def verify(root: Path) -> tuple[int, Findings]:
             hint="Do not use this bundle; build it again.",
         )
     present = set(walk(root))
-    added = sorted(present - set(files))
-    code = tuple(name for name in added if name.endswith(_CODE) or name.startswith("launcher/"))
     return len(files), Findings(
         missing=tuple(sorted(set(files) - present)),
         changed=tuple(
             sorted(name for name in present & set(files) if not _same(root / name, files[name]))
         ),
-        added_code=code,
-        added=tuple(name for name in added if name not in code),
+        added=tuple(sorted(present - set(files))),
     )
 
 
@@ -65,12 +57,11 @@ def digest(root: Path) -> str | None:
 
 
 def walk(root: Path) -> list[str]:
-    """All files without the manifest, its signature, the folder ``run/`` and Python's caches."""
+    """All files but the manifest, its signature and the folder ``run/``."""
     paths = []
     for parent, folders, names in os.walk(root):
         folder = Path(parent)
-        skipped = {"__pycache__", "run"} if folder == root else {"__pycache__"}
-        folders[:] = [name for name in folders if name not in skipped]
+        folders[:] = [name for name in folders if folder != root or name != "run"]
         # A linked folder is one entry; os.walk does not follow it.
         links = [name for name in folders if (folder / name).is_symlink()]
         paths += [(folder / name).relative_to(root).as_posix() for name in (*names, *links)]

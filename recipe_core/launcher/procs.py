@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "RECIPE_LAUNCH_ID"
+KILLED_S = 5.0
+"""How long the kernel may take to end what was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +58,31 @@ def reap(pid: int) -> int | None:
     return _EXITS.get(pid)
 
 
-def family(leader: tuple[int, int], mark: str) -> set[tuple[int, int]]:
-    """The leader's process group, while the leader lives, and every process with our mark.
+Identity = tuple[int, int]
+"""A pid and its start tick."""
+
+
+def family(leaders: Sequence[Identity], mark: str) -> set[Identity]:
+    """The process groups of living leaders, and every process with our mark and its group.
 
     An engine's workers outlive a crashed parent and may leave its group; the mark in their
-    environment still identifies them.
+    environment still identifies them. So it does a leader that its launcher could not record.
     """
-    ours = alive(*leader)
-    members = set()
+    groups = {pid for pid, started in leaders if alive(pid, started)}
+    running = [stat for stat in _processes() if stat.pid != os.getpid()]
+    marked = {stat.pid for stat in running if _marked(stat.pid, mark)}
+    groups |= {stat.group for stat in running if stat.pid in marked and stat.group in marked}
+    return {
+        (stat.pid, stat.started) for stat in running if stat.group in groups or stat.pid in marked
+    }
+
+
+def _processes() -> Iterator[Stat]:
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        stat = read_stat(int(entry.name))
-        if stat is None or stat.state in "ZX":
-            continue
-        if (ours and stat.group == leader[0]) or _marked(stat.pid, mark):
-            members.add((stat.pid, stat.started))
-    return members
+        if entry.name.isdigit():
+            stat = read_stat(int(entry.name))
+            if stat is not None and stat.state not in "ZX":
+                yield stat
 
 
 def _marked(pid: int, mark: str) -> bool:
@@ -82,7 +92,15 @@ def _marked(pid: int, mark: str) -> bool:
         return False
 
 
-def send(members: Iterable[tuple[int, int]], number: signal.Signals) -> None:
+def unrecorded(leaders: Sequence[Identity], mark: str) -> list[int]:
+    """Pids with our mark outside of the leaders' groups: such as a killed launcher left."""
+    known = {pid for pid, _ in leaders}
+    return sorted(
+        stat.pid for stat in _processes() if stat.group not in known and _marked(stat.pid, mark)
+    )
+
+
+def send(members: Iterable[Identity], number: signal.Signals) -> None:
     """Signal every process that is still the one we know."""
     for pid, started in members:
         if alive(pid, started):
@@ -90,28 +108,36 @@ def send(members: Iterable[tuple[int, int]], number: signal.Signals) -> None:
                 os.kill(pid, number)
 
 
-def terminate(leader: tuple[int, int], mark: str, *, grace_s: float) -> bool:
-    """SIGTERM to a process group and its marked processes, SIGKILL after ``grace_s``.
+def terminate(
+    leaders: Sequence[Identity], mark: str, *, grace_s: float, settle_s: float = 0.0
+) -> tuple[set[Identity], set[Identity]]:
+    """SIGTERM to the groups and marked processes, SIGKILL after ``grace_s``.
 
-    True when something was running.
+    For ``settle_s`` seconds it looks again: a process shows its mark only once its program is
+    loaded, which may be after its launcher was killed.
+
+    Returns the processes that were running, and those that still are (a driver holds them).
     """
-    members = family(leader, mark)
-    running = bool(members)
+    members = family(leaders, mark)
+    seen = set(members)
     send(members, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while members and time.monotonic() < deadline:
+    began = time.monotonic()
+    while time.monotonic() - began < (grace_s if members else settle_s):
         time.sleep(0.05)
-        reap(leader[0])
-        members = {member for member in members | family(leader, mark) if alive(*member)}
+        late = family(leaders, mark) - seen
+        send(late, signal.SIGTERM)
+        seen |= late
+        members = _running(leaders, seen)
     send(members, signal.SIGKILL)
-    _wait_gone(leader, members)
-    return running
-
-
-def _wait_gone(
-    leader: tuple[int, int], members: set[tuple[int, int]], limit_s: float = 5.0
-) -> None:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline and any(alive(*member) for member in members):
-        reap(leader[0])
+    deadline = time.monotonic() + KILLED_S
+    while members and time.monotonic() < deadline:
         time.sleep(0.02)
+        members = _running(leaders, seen)
+    return seen, members
+
+
+def _running(leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:
+    """Those that still run; ended children are collected."""
+    for pid, _ in leaders:
+        reap(pid)
+    return {member for member in members if alive(*member)}

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import manifest, report, state, supervisor
-from .errors import LauncherError, StartError
-from .files import tail, write_json
+from .errors import LauncherError, StartError, file_error
+from .files import tail
+from .output import print_json
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
+from .request import Request
+from .running import passed_preflight, recorded, require_files, running, stop_started
 from .state import State
 from .steps import WARM_UP, Step, comparison, metrics_file, planned_steps, read_steps
 from .supervisor import Progress
-
-if TYPE_CHECKING:
-    from .commands import Request
 
 STOP = "stop"
 """A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
@@ -31,19 +30,23 @@ _LIVES_S = 5.0  # a run without a record that lives this long counts as started
 
 def up(request: Request, plan: LaunchPlan) -> int:
     """Start, and wait for the first step; with --foreground follow to the end."""
-    progress = Progress()
-    with state.exclusive(plan.own):
-        current = _running(plan)
-        already, since = current is not None, _last(read_steps(metrics_file(plan)))
-        if current is None:
-            current, _ = _start(plan, progress)
+    progress, already = Progress(), False
     try:
+        with state.exclusive(plan.own):
+            current = running(plan)
+            already, since = current is not None, _last(read_steps(metrics_file(plan)))
+            if current is None:
+                current, _ = _start(plan, progress)
         if request.foreground:
             return _follow(plan, current, since, progress)
         if not already:
             _first_step(plan, current, since, request.timeout or plan.startup_timeout_s, progress)
     except KeyboardInterrupt:
-        supervisor.stop(plan.own, current, progress=progress)
+        if already and not request.foreground:
+            raise
+        stop_started(plan, progress)
+        if not request.foreground:
+            raise
         return 0
     data = {**_status(plan, current), "already": already}
     prefix = "already running\n" if already else ""
@@ -56,19 +59,8 @@ def _start(plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
     (plan.run / STOP).unlink(missing_ok=True)
-    result = preflight(plan)
-    progress.say(report.preflight_text(result))
-    if not result.ok:
-        failed = [check for check in result.checks if check.status == "FAIL"]
-        raise LauncherError(
-            f"preflight: {failed[0].name}: {failed[0].detail}.", hint=failed[0].hint
-        )
+    result = passed_preflight(plan, progress)
     return supervisor.start(plan, timeout_s=plan.startup_timeout_s, progress=progress), result
-
-
-def _running(plan: LaunchPlan) -> State | None:
-    current = state.load(plan.own)
-    return current if current is not None and current.alive else None
 
 
 def _first_step(
@@ -143,7 +135,7 @@ def _died(plan: LaunchPlan, current: State) -> StartError:
 def status(plan: LaunchPlan) -> int:
     """Print JSON; 0 while it runs and once it is done."""
     data = _status(plan, state.load(plan.own))
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print_json(data)
     return 0 if data["state"] in ("up", "finished") else 1
 
 
@@ -176,9 +168,10 @@ def _status(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
 
 def _word(plan: LaunchPlan, current: State | None) -> str:
     """The state of the run in one word."""
-    same_boot = current is not None and current.boot == state.boot_id()
-    if current and same_boot and any(server.alive for server in current.servers):
+    if current and current.here and any(server.alive for server in current.servers):
         return "up"
+    if current and not recorded(plan, current) and current.unrecorded():
+        return "degraded"  # its launcher was killed before it noted the process
     if _finished(plan):
         return "finished"
     return "down" if current is None else "failed"
@@ -187,8 +180,9 @@ def _word(plan: LaunchPlan, current: State | None) -> str:
 def _newest_checkpoint(plan: LaunchPlan) -> str | None:
     steps = {}
     for path in (plan.run / "checkpoints").glob("*-*"):
-        number = path.name.rpartition("-")[2]
-        if number.isdigit():
+        name, _, number = path.name.rpartition("-")
+        cut_short = name == "step" and not (path / ".metadata").is_file()
+        if number.isdigit() and not cut_short:
             steps[int(number)] = path
     return str(steps[max(steps)]) if steps else None
 
@@ -202,13 +196,15 @@ def bench(request: Request, plan: LaunchPlan) -> int:
         raise LauncherError(message, hint=hint)
     count = request.steps or _MEASURED
     with ExitStack() as stack:
-        current = _running(plan)
+        stack.enter_context(state.exclusive(plan.own))
+        current = running(plan)
         if current is None and len(read_steps(path)) <= WARM_UP:
-            stack.enter_context(state.exclusive(plan.own))
+            stack.callback(_end, plan, progress)
             current, checked = _start(request.plan(starts=True), progress)
-            stack.callback(_end, plan, current, progress)
         else:
+            stack.close()  # others may stop what they started
             checked = preflight(plan, own_ports=current.ports if current else frozenset())
+            require_files(checked)
         if current is not None:
             _wait_for(plan, current, count + WARM_UP, progress)
     steps = read_steps(path)[WARM_UP:][-count:]
@@ -218,16 +214,17 @@ def bench(request: Request, plan: LaunchPlan) -> int:
             hint="Let it run longer, or see the logs in run/.",
         )
     measurement = _record(plan, checked, steps)
-    write_json(plan.run / "measurement.json", measurement)
-    written = f"\n\nwritten: {plan.run / 'measurement.json'}"
-    request.show(measurement, lambda: report.training_bench_text(measurement) + written)
-    return 0
+    return request.show_measurement(plan, measurement, report.training_bench_text)
 
 
-def _end(plan: LaunchPlan, current: State, progress: Progress) -> None:
-    """End a run that was started only to be measured."""
-    _end_with_checkpoint(plan, current, progress)
-    supervisor.stop(plan.own, current, progress=progress)
+def _end(plan: LaunchPlan, progress: Progress) -> None:
+    """End a run that was started only to be measured, however far it came."""
+    try:
+        current = state.load(plan.own)
+        if current is not None and current.ready:
+            _end_with_checkpoint(plan, current, progress)
+    finally:
+        stop_started(plan, progress)
 
 
 def _wait_for(plan: LaunchPlan, current: State, count: int, progress: Progress) -> None:
@@ -282,8 +279,10 @@ def _end_with_checkpoint(plan: LaunchPlan, current: State, progress: Progress) -
         )
     if not current.alive:
         return
-    plan.run.mkdir(exist_ok=True)
-    (plan.run / STOP).touch()
+    try:
+        (plan.run / STOP).touch()
+    except OSError as error:
+        raise file_error(error, plan.run / STOP) from None
     progress.say("requested a checkpoint; waiting for the end of the step")
     deadline = time.monotonic() + _END_S
     while supervisor.lives(current) and time.monotonic() < deadline:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from . import procs
-from .errors import InputError, LauncherError
+from .errors import InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
 
@@ -39,7 +41,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The running servers and their parameters; ``boot`` guards against an earlier boot."""
+    """The running servers and their parameters; ``boot`` guards against an earlier boot.
+
+    It is written with its mark before the first start, so that a launcher that is killed in between
+    leaves nothing that the mark does not find.
+    """
 
     mark: str
     boot: str
@@ -52,9 +58,21 @@ class State:
     @property
     def alive(self) -> bool:
         """True when every server of this boot still runs."""
-        if self.boot != boot_id() or not self.servers:
-            return False
-        return all(server.alive for server in self.servers)
+        return self.here and bool(self.servers) and all(server.alive for server in self.servers)
+
+    @property
+    def identities(self) -> list[procs.Identity]:
+        """Pids and start ticks of the servers, newest first."""
+        return [server.identity for server in reversed(self.servers)]
+
+    @property
+    def here(self) -> bool:
+        """False after a restart of the machine: its pids and ticks mean nothing any more."""
+        return self.boot == boot_id()
+
+    def unrecorded(self) -> list[int]:
+        """Pids of processes of this start that its launcher could not record."""
+        return procs.unrecorded(self.identities, self.mark) if self.here else []
 
     @property
     def ports(self) -> frozenset[int]:
@@ -86,7 +104,8 @@ def load(run: Path) -> State | None:
         return None
     try:
         fields = Fields(read_object(path), str(path))
-        servers = tuple(_server(item) for item in fields.children("servers"))
+        items = fields.children("servers") if fields.data.get("servers") != [] else ()
+        servers = tuple(_server(item) for item in items)
         mark, model, host = (fields.text(key) for key in ("mark", "model", "host"))
         return State(
             mark,
@@ -115,8 +134,16 @@ def _server(fields: Fields) -> Server:
 
 
 def remove(run: Path) -> None:
-    """Forget what was started."""
-    (run / _NAME).unlink(missing_ok=True)
+    """Forget what was started, and what a killed launcher was about to write.
+
+    Raises:
+        LauncherError: where the file cannot be removed.
+    """
+    try:
+        for path in (run / _NAME, *run.glob(f".{_NAME}.*")):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise file_error(error, run / _NAME) from None
 
 
 @contextmanager
@@ -124,9 +151,11 @@ def exclusive(run: Path) -> Iterator[None]:
     """Let one command at a time start or stop servers of a bundle.
 
     The kernel drops the lock when its holder dies.
+
+    Raises:
+        LauncherError: when another command holds the lock, or the file cannot be opened.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / "lock").open("w") as file:
+    with _lock_file(run) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -135,3 +164,15 @@ def exclusive(run: Path) -> Iterator[None]:
                 hint="Wait until it is done, then try again.",
             ) from None
         yield
+
+
+def _lock_file(run: Path) -> IO[str]:
+    path = run / "lock"
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        if error.errno != errno.EROFS or not path.is_file():
+            raise file_error(error) from None
+    # The disk became read-only after the start; a lock needs no writing, and `down` must work.
+    return path.open(encoding="utf-8")

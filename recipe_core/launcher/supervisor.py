@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import subprocess
-import sys
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -14,8 +13,10 @@ from typing import NoReturn
 
 from . import procs, state
 from .engine import command
-from .errors import StartError
+from .errors import LauncherError, StartError, file_error
 from .files import tail
+from .interrupts import uninterrupted
+from .output import complain
 from .plan import LaunchPlan, Process
 from .state import Server, State
 
@@ -23,6 +24,8 @@ DATA = "RECIPE_DATA"
 """The variable by which the trainer finds texts other than the bundle's."""
 GRACE_S = 20.0  # engines need seconds to finish requests and free their devices
 SETTLE_S = 0.2
+UNRECORDED_S = 2.0
+"""How long a stop looks for processes whose launcher was killed while it started them."""
 PROGRESS_S = 3.0
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
@@ -34,14 +37,13 @@ class Progress:
     quiet: bool = False
 
     def say(self, text: str) -> None:
-        """One line on standard error."""
+        """One line on standard error; a terminal that has gone away stops nothing."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            complain(text)
 
 
 def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
     """Start every process and wait until they are healthy; on any failure, stop them again."""
-    plan.own.mkdir(parents=True, exist_ok=True)
     parameters = plan.parameters
     current = State(
         uuid.uuid4().hex,
@@ -53,16 +55,18 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
         (),
     )
     try:
+        # Before the first start: whenever this launcher is killed, `down` finds all by the mark.
+        state.save(plan.own, current)
         for process in plan.processes:
-            server = _spawn(plan, process, current.mark)
-            current = replace(current, servers=(*current.servers, server))
-            # Before it is healthy, so that `down` finds it even if this launcher is killed now.
+            with uninterrupted():
+                server = _spawn(plan, process, current.mark)
+                current = replace(current, servers=(*current.servers, server))
             state.save(plan.own, current)
             place = f"pid {server.pid}, port {server.port}, log {server.log}"
             progress.say(f"started {server.name}: {place}")
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
     except BaseException:
-        stop(plan.own, current, progress=progress)
+        stop(plan.own, current, progress=progress, recorded=True)
         raise
     current = replace(current, ready=True)
     state.save(plan.own, current)
@@ -74,7 +78,11 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
     argv = command(process.argv)
     environment = process_environment(plan, process, mark)
     try:
-        with log.open("wb") as output:
+        output = log.open("wb")
+    except OSError as error:
+        raise file_error(error, log) from None
+    with output:
+        try:
             child = subprocess.Popen(
                 argv,
                 cwd=plan.root,
@@ -84,11 +92,11 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
                 stderr=output,
                 start_new_session=True,
             )
-    except OSError as error:
-        raise StartError(
-            f"{process.name}: {argv[0]} cannot be started: {error.strerror}.",
-            hint=f"Install it: {plan.engine.install}",
-        ) from None
+        except OSError as error:
+            raise StartError(
+                f"{process.name}: {argv[0]} cannot be started: {error.strerror}.",
+                hint=f"Install it: {plan.engine.install}",
+            ) from None
     stat = procs.read_stat(child.pid)
     # The pid and its start tick identify it from here on; the object would warn when dropped.
     child.returncode = 0
@@ -191,7 +199,8 @@ def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
     connection = http.client.HTTPConnection(plan.client_host, port, timeout=timeout_s)
     try:
         connection.request("GET", plan.health)
-        return connection.getresponse().status == 200
+        with connection.getresponse() as answer:
+            return answer.status == 200
     except (OSError, http.client.HTTPException):
         return False
     finally:
@@ -211,14 +220,38 @@ def watch(current: State) -> NoReturn:
         time.sleep(0.3)
 
 
-def stop(run: Path, current: State, *, progress: Progress, grace_s: float = GRACE_S) -> list[str]:
-    """Stop every server, newest first, and forget them; returns the names of running ones."""
-    stopped = []
-    same_boot = current.boot == state.boot_id()
-    for server in reversed(current.servers):
-        # After a restart of the machine, pids and start ticks mean nothing, and nothing runs.
-        if same_boot and procs.terminate(server.identity, current.mark, grace_s=grace_s):
-            stopped.append(server.name)
-            progress.say(f"stopped {server.name}")
-    state.remove(run)
+def stop(run: Path, current: State, *, progress: Progress, recorded: bool = False) -> list[str]:
+    """Stop every server and what else has their mark, and forget them.
+
+    ``recorded``: ``current`` has every process, though it is not ready. Signals wait until it is
+    done. Returns the names of running servers, and other processes by pid.
+
+    Raises:
+        LauncherError: when a process runs on; the state stays then.
+    """
+    with uninterrupted():
+        known = recorded or current.ready
+        stopped = _stop(current, progress, known) if current.here else []
+        state.remove(run)
     return stopped
+
+
+def _stop(current: State, progress: Progress, known: bool) -> list[str]:
+    names = [server.name for server in reversed(current.servers) if server.alive]
+    if not known:
+        names += [f"pid {pid}" for pid in current.unrecorded()]
+    ended, left = procs.terminate(
+        current.identities,
+        current.mark,
+        grace_s=GRACE_S,
+        settle_s=0.0 if known else UNRECORDED_S,
+    )
+    if left:
+        raise LauncherError(
+            f"processes {', '.join(str(pid) for pid, _ in sorted(left))} do not end.",
+            hint="Run down as the user who started them; if a driver holds them, restart.",
+        )
+    names = names or [f"pid {pid}" for pid, _ in sorted(ended)]  # workers whose parent crashed
+    for name in names:
+        progress.say(f"stopped {name}")
+    return names

@@ -8,30 +8,39 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from .damage import METADATA, damage, in_words
 from .errors import TrainError
 from .model import Part
 from .optimizer import STATES, LossScale
 
 _NAME = re.compile(r"step-(\d+)")
+_DAMAGED = ".damaged"
+"""Appended to the name of a checkpoint that could not be read; nothing looks at it again."""
 
 
-def complete(folder: Path) -> list[tuple[int, Path]]:
-    """Complete checkpoints with their steps, oldest first: ``.metadata`` is written last."""
-    out = [
+def stored(folder: Path) -> list[tuple[int, Path]]:
+    """Checkpoints with their steps, oldest first; some may be cut short."""
+    return sorted(
         (int(match.group(1)), path)
         for path in folder.glob("step-*")
         if (match := _NAME.fullmatch(path.name))
-    ]
-    return sorted((step, path) for step, path in out if (path / ".metadata").is_file())
+    )
+
+
+def complete(folder: Path) -> list[tuple[int, Path]]:
+    """Checkpoints that were written to the end, with their steps, oldest first."""
+    return [(step, path) for step, path in stored(folder) if (path / METADATA).is_file()]
 
 
 def state(
@@ -71,50 +80,103 @@ class Checkpointer:
             "run.step": torch.tensor(step),
             "run.scale": torch.tensor([scale.value, float(scale.good)], dtype=torch.float64),
         }
+        target = self.folder / f"step-{step}"
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # One of this step that is written again is not complete until its end.
+            (target / METADATA).unlink(missing_ok=True)
         dist.barrier(self._group)
         tensors = {**state(self.parts, self.optimizers, self.optimizer), **numbers}
-        target = self.folder / f"step-{step}"
         pending = async_save(tensors, checkpoint_id=target, process_group=self._group)
         self._pending = pending if isinstance(pending, Future) else pending.upload_completion
         self.last = step
 
     def wait(self) -> None:
-        """Wait until nothing is being written; then remove old checkpoints."""
+        """Wait until nothing is being written; then remove what is older than the kept ones."""
         if self._pending is None:
             return
         self._pending.result()
         self._pending = None
         if dist.get_rank() == 0:
-            for _, path in complete(self.folder)[: -self.keep]:
-                shutil.rmtree(path, ignore_errors=True)
+            oldest = min(step for step, _ in complete(self.folder)[-self.keep :])
+            for step, path in stored(self.folder):
+                if step < oldest:
+                    # First, so that a removal that is cut short leaves nothing that looks complete.
+                    (path / METADATA).unlink(missing_ok=True)
+                    shutil.rmtree(path, ignore_errors=True)
 
     def resume(self, choice: str, scale: LossScale) -> int:
         """Read the newest checkpoint (``auto``), a given one or none (``never``).
 
+        A damaged newest one is stepped over by all ranks alike, and put aside under another name.
+
         Returns the step to go on with.
 
         Raises:
-            TrainError: when it is not complete or does not fit the model.
+            TrainError: when a given one, or every one, cannot be read or does not fit the model.
         """
-        step = [self._choose(choice) if dist.get_rank() == 0 else 0]
-        dist.broadcast_object_list(step, group=self._group)
-        if step[0] < 0:
-            return 0
-        numbers = {"run.step": torch.tensor(0), "run.scale": torch.zeros(2, dtype=torch.float64)}
-        path = self.folder / f"step-{step[0]}"
+        agreed: list[Any] = [self._choose(choice) if dist.get_rank() == 0 else []]
+        dist.broadcast_object_list(agreed, group=self._group)
+        steps: list[int] = agreed[0]
+        reasons: dict[int, str] = {}
+        for step in steps:
+            reason = self._read(step, scale)
+            if reason is None:
+                if dist.get_rank() == 0:
+                    self._put_aside(reasons, step)
+                return step
+            reasons[step] = reason
+        if steps:
+            raise self._unreadable(reasons)
+        return 0
+
+    def _choose(self, choice: str) -> list[int]:
+        """Steps of the checkpoints to try, in this order."""
+        if choice not in ("auto", "never"):
+            return [int(choice)]
+        return [step for step, _ in reversed(complete(self.folder))] if choice == "auto" else []
+
+    def _read(self, step: int, scale: LossScale) -> str | None:
+        """Fill everything from a checkpoint; None, or on every rank why some rank could not."""
+        path = self.folder / f"step-{step}"
+        reason = self._agreed(damage(path, dist.get_rank(), dist.get_world_size()))
+        if reason is not None:
+            return reason
+        numbers = {"run.step": torch.tensor(-1), "run.scale": torch.zeros(2, dtype=torch.float64)}
         tensors = {**state(self.parts, self.optimizers, self.optimizer), **numbers}
         try:
             load(tensors, checkpoint_id=path, process_group=self._group)
-        except Exception as error:
-            reason = str(error).splitlines()[0][:300]
-            raise TrainError(f"{path} does not fit this model: {reason}") from None
-        scale.value, scale.good = float(numbers["run.scale"][0]), int(numbers["run.scale"][1])
-        return int(numbers["run.step"])
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            reason = in_words(error)
+        else:
+            if int(numbers["run.step"]) != step:
+                reason = f"it is of step {int(numbers['run.step'])}"
+        reason = self._agreed(reason)
+        if reason is None:
+            scale.value, scale.good = float(numbers["run.scale"][0]), int(numbers["run.scale"][1])
+        return reason
 
-    def _choose(self, choice: str) -> int:
-        steps = [step for step, _ in complete(self.folder)]
-        if choice == "never" or (choice == "auto" and not steps):
-            return -1
-        return steps[-1] if choice == "auto" else int(choice)
+    def _agreed(self, reason: str | None) -> str | None:
+        """The first rank's reason that has one, on every rank."""
+        reasons: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, reason, group=self._group)
+        return next(filter(None, reasons), None)
+
+    def _put_aside(self, reasons: dict[int, str], used: int) -> None:
+        """Rename damaged checkpoints: the step is written again, and they do not count as kept."""
+        for step, reason in reasons.items():
+            path = self.folder / f"step-{step}"
+            aside = path.with_name(path.name + _DAMAGED)
+            shutil.rmtree(aside, ignore_errors=True)  # of the same step, damaged twice
+            path.rename(aside)
+            text = f"{path} is damaged ({reason}); it is now {aside.name}, and step-{used} is used."
+            print(f"train: {text}", file=sys.stderr, flush=True)
+
+    def _unreadable(self, reasons: dict[int, str]) -> TrainError:
+        newest = max(reasons)
+        path = self.folder / f"step-{newest}"
+        others = f", nor can the {len(reasons) - 1} before it" if len(reasons) > 1 else ""
+        return TrainError(
+            f"{path} cannot be read or does not fit this model ({reasons[newest]}){others}.",
+            hint=f"Restore one, or move {self.folder} away to start from step 0.",
+        )

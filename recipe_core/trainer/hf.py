@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     trainer = InOrder(
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
-    checkpoints = list(_checkpoints(run / "checkpoints"))
-    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    whole = checkpoints(run / "checkpoints")
+    trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
     model.config.use_cache = True
     trainer.save_model(str(run / "model"))
     if trainer.is_world_process_zero():
@@ -139,10 +139,10 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         (run / "model" / "training_args.bin").unlink(missing_ok=True)
 
 
-def _checkpoints(folder: Path) -> Iterator[Path]:
-    return iter(
-        sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    )
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints that were written to the end, oldest first: the trainer's state comes last."""
+    whole = (path.parent for path in folder.glob("checkpoint-*/trainer_state.json"))
+    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:

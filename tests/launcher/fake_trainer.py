@@ -30,7 +30,9 @@ def main() -> int:
             file.write(f"{step},{5 / step},0.02,1000.0,500.0,,{step << 20}\n")
         time.sleep(0.02)
         if asked or (run / "stop").exists():
-            (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
+            checkpoint = run / "checkpoints" / f"step-{step}"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / ".metadata").touch()
             (run / "stop").unlink(missing_ok=True)
             return 0
     (run / "model").mkdir()

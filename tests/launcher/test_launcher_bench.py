@@ -16,7 +16,7 @@ from recipe_core.launcher.load import Traffic, drive
 from recipe_core.launcher.plan import Workload
 from recipe_core.launcher.prompts import Prompts, calibrate
 
-from .conftest import Bundle
+from .bundles import Bundle
 
 
 def measurement(bundle: Bundle) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.ports import free_port
 
-from .conftest import Bundle, launch_json
+from .bundles import Bundle, launch_json
 
 MODULES = ("torch", "transformers", "openai", "fastapi", "uvicorn", "accelerate")
 MISSING = [name for name in MODULES if importlib.util.find_spec(name) is None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core import launcher
 from recipe_core.launcher import procs, state
 
-from .conftest import Bundle
+from .bundles import Bundle
 
 
 def test_up_status_down(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,9 +164,9 @@ def test_workers_of_a_dead_parent_are_found_by_their_mark(tmp_path: Path) -> Non
             f"/proc/{worker.pid}/environ"
         ).read_bytes():  # just after exec the kernel shows none yet
             time.sleep(0.01)
-        assert procs.terminate((2**22 + 1, 5), "mark-1", grace_s=5)
+        assert procs.terminate([(2**22 + 1, 5)], "mark-1", grace_s=5)[0]
         assert worker.wait(5) == -signal.SIGTERM
-        assert not procs.terminate((2**22 + 1, 5), "mark-1", grace_s=1)
+        assert not procs.terminate([(2**22 + 1, 5)], "mark-1", grace_s=1)[0]
     finally:
         worker.kill()
         worker.wait()
@@ -187,7 +185,7 @@ def test_sigterm_ignored_then_killed() -> None:
     stat = procs.read_stat(stubborn.pid)
     assert stat is not None
     stubborn.returncode = -9  # procs reaps it; keep Popen from doing so too
-    assert procs.terminate((stubborn.pid, stat.started), "none", grace_s=0.5)
+    assert procs.terminate([(stubborn.pid, stat.started)], "none", grace_s=0.5)[0]
     assert not procs.alive(stubborn.pid, stat.started)
     stubborn.stdout.close()
 
@@ -200,22 +198,8 @@ def test_damaged_state_kills_nothing(bundle: Bundle, capsys: pytest.CaptureFixtu
     (bundle.root / "run" / "state.json").unlink()
 
 
-def as_copied(bundle: Bundle) -> list[str]:
-    """The command of a bundle that stands alone: this project is not importable there."""
-    shutil.copytree(
-        Path(launcher.__file__).parent,
-        bundle.root / "launcher",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    (bundle.root / "launch.py").write_text(
-        "from launcher.main import main\n\nraise SystemExit(main())\n"
-    )
-    bundle.seal()
-    return [sys.executable, str(bundle.root / "launch.py")]
-
-
 def test_foreground_stops_on_sigterm(bundle: Bundle) -> None:
-    command = as_copied(bundle)
+    command = bundle.stand_alone()
     shown = subprocess.Popen(
         [*command, "up", "--foreground"],
         stdout=subprocess.PIPE,
@@ -248,7 +232,7 @@ def test_launcher_ended_while_it_waits(
 ) -> None:
     bundle = make_bundle("--behave", "hang")
     waiting = subprocess.Popen(
-        [*as_copied(bundle), "up"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*bundle.stand_alone(), "up"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     assert waiting.stderr is not None
     line = next(line for line in waiting.stderr if line.startswith("started server-0"))

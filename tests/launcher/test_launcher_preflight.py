@@ -15,7 +15,7 @@ from recipe_core.launcher import engine, preflight, supervisor
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.plan import load_plan
 
-from .conftest import Bundle
+from .bundles import Bundle
 
 CPU = Machine("cpu", (), "EPYC", 2, 8 << 30, 4 << 30)
 H100 = replace(
@@ -57,7 +57,10 @@ def test_all_ok(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tampered_missing_and_added(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     (bundle.root / "notes.txt").write_text("mine")
-    assert checks(bundle, capsys)[1]["bundle"]["status"] == "warn"
+    code, found = checks(bundle, capsys)
+    assert (code, found["bundle"]["detail"]) == (1, "added: notes.txt")
+    assert "belong in run/" in found["bundle"]["hint"]
+    (bundle.root / "notes.txt").unlink()
     (bundle.root / "json.py").write_text("print('hello')")
     (bundle.root / "expected.json").write_text("{}")
     code, found = checks(bundle, capsys)

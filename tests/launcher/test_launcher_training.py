@@ -15,33 +15,9 @@ from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.steps import read_steps
 from tests.ports import free_port
 
-from .conftest import Bundle, launch_json
+from .bundles import Bundle, training_bundle
 
-FAKE = Path(__file__).with_name("fake_trainer.py")
 Make = Callable[..., Bundle]
-
-
-def training_json(port: int, model: Path, steps: int, fails_at: int, nodes: int) -> dict[str, Any]:
-    data = launch_json(port, model) | {
-        "kind": "training",
-        "workload": {"kind": "training"},
-        "health": "",
-    }
-    data["api"] = {"path": "", "model": "", "body": {}}
-    words = [
-        sys.executable,
-        str(FAKE),
-        "${run}",
-        str(steps),
-        str(fails_at),
-        "--master-addr",
-        "${head}",
-    ]
-    process = {"argv": words, "env": {}, "port_offset": 0, "devices": [0, 1], "role": "trainer"}
-    data["processes"] = [
-        {"name": f"trainer-{node}", "node": node, **process} for node in range(nodes)
-    ]
-    return data
 
 
 @pytest.fixture
@@ -51,29 +27,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def bundle(
         steps: int = 12, fails_at: int = 0, nodes: int = 1, *, record: bool = True
     ) -> Bundle:
-        root = tmp_path / "bundle"
-        root.mkdir()
-        found = Bundle(root, free_port())
-        (root / "launch.json").write_text(
-            json.dumps(training_json(found.port, tmp_path, steps, fails_at, nodes))
-        )
-        training = {
-            "step_s": 0.04,
-            "tokens_per_s": 500.0,
-            "tokens_per_s_per_gpu": 250.0,
-            "mfu": 0.4,
-            "peak_memory_bytes": 1 << 30,
-        }
-        expected = {
-            "schema_version": 1,
-            "run": {"steps": steps},
-            "training": training,
-            "bands": {"step_s": [0.01, 0.05]},
-        }
-        (root / "expected.json").write_text(json.dumps(expected))
-        if record:
-            (root / "train.json").write_text("{}")
-        found.seal()
+        root, port = tmp_path / "bundle", free_port()
+        found = training_bundle(root, tmp_path, port, steps, fails_at, nodes, record=record)
         made.append(found)
         return found
 

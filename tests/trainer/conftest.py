@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from recipe_core.base.resources import PACKAGE
+from recipe_core.launch.entry import train_py
 from tests.ports import free_port
 
 MISSING = [
@@ -37,9 +38,6 @@ CONFIG = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
-TRAIN_PY = (
-    "from trainer.main import main\n\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
-)
 
 
 def settings(**parts: Any) -> dict[str, Any]:
@@ -67,7 +65,7 @@ class Job:
         (root / "text.txt").write_text(
             "".join(f"Bread number {n} needs {n % 7} eggs and {n % 5} hours.\n" for n in range(400))
         )
-        (root / "train.py").write_text(TRAIN_PY)
+        (root / "train.py").write_text(train_py("train.py", "main"))
         shutil.copytree(
             PACKAGE / "trainer", root / "trainer", ignore=shutil.ignore_patterns("__pycache__")
         )

@@ -6,16 +6,10 @@ from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.resources import PACKAGE
+from recipe_core.launch.entry import train_py
 from recipe_core.launch.training.corpus import corpus
 
 DATA = "data/text.txt"
-_SCRIPT = '''"""{title}: {how}."""
-
-from trainer.{module} import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
-'''
 
 
 def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[str, str]:
@@ -24,9 +18,7 @@ def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[st
         f"trainer/{path.name}": path.read_text(encoding="utf-8")
         for path in sorted((PACKAGE / "trainer").glob("*.py"))
     }
-    files[script] = _SCRIPT.format(
-        title="One process of the run", how="started by launch.py", module=module
-    )
+    files[script] = train_py(script, module)
     return files | {"train.json": to_json(settings), DATA: corpus()}
 
 

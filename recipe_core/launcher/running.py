@@ -1,0 +1,55 @@
+"""What of a bundle runs, and what every command does before a start and after its own end."""
+
+from __future__ import annotations
+
+from . import report, state, supervisor
+from .errors import LauncherError
+from .plan import LaunchPlan
+from .preflight import Preflight, preflight
+from .state import State
+from .supervisor import Progress
+
+
+def recorded(plan: LaunchPlan, current: State) -> bool:
+    """True unless the launcher was killed before it had started and noted every process."""
+    return {process.name for process in plan.processes} <= {s.name for s in current.servers}
+
+
+def running(plan: LaunchPlan) -> State | None:
+    """The state of a bundle all of whose processes run; else None."""
+    current = state.load(plan.own)
+    return current if current and current.alive and recorded(plan, current) else None
+
+
+def stop_started(plan: LaunchPlan, progress: Progress) -> None:
+    """Stop what this command started, however far it came."""
+    current = state.load(plan.own)
+    if current is not None:
+        supervisor.stop(plan.own, current, progress=progress)
+
+
+def passed_preflight(plan: LaunchPlan, progress: Progress) -> Preflight:
+    """Preflight before a start, which is shown.
+
+    Raises:
+        LauncherError: for the first check that fails.
+    """
+    result = preflight(plan)
+    progress.say(report.preflight_text(result))
+    _require(result, [check.name for check in result.checks])
+    return result
+
+
+def require_files(result: Preflight) -> None:
+    """Accept a bundle whose processes run already.
+
+    Raises:
+        LauncherError: when its files are not those that were built.
+    """
+    _require(result, ["bundle"])
+
+
+def _require(result: Preflight, names: list[str]) -> None:
+    for check in result.checks:
+        if check.status == "FAIL" and check.name in names:
+            raise LauncherError(f"preflight: {check.name}: {check.detail}.", hint=check.hint)
