@@ -10,6 +10,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import BundleError, InputError, NoAnswer, RecipeError
+from recipe_core.bundle.compare import difference_texts, differences
 from recipe_core.bundle.contents import folder_files, zip_files
 from recipe_core.bundle.host_check import fit_here
 from recipe_core.bundle.manifest import MANIFEST, Manifest
@@ -72,20 +73,35 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
     recipe, host, signed = checked.recipe, fit_here(checked.recipe), None
     if checked.signed:
         signed = {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted}
+    difference, doubts = None, []
+    if signed is None or not signed["trusted"]:
+        difference = differences(recipe, checked.files)
+        doubts = difference_texts(recipe, difference)
     return {
         "ok": True,
+        "verdict": _verdict(checked.signed),
         "recipe": recipe.name,
         "kind": recipe.kind,
         "digest": recipe.digest,
         "files": len(checked.files),
         "signed": signed,
-        "warnings": [*checked.warnings, *_lock_and_claims(recipe)],
+        "differs": difference.to_json() if difference else None,
+        "warnings": [*doubts, *checked.warnings, *_lock_and_claims(recipe)],
         "fits_here": host.ok,
         "machine": [
             *host.reasons,
             *(f"variant {name} is for this machine: recipe resolve" for name in host.variants),
         ],
     }
+
+
+def _verdict(signed: Signed | None) -> str:
+    """Who vouches for a bundle whose digests all match."""
+    if signed is None:
+        return "unsigned: anyone may have changed it and made its manifest anew"
+    if signed.trusted:
+        return f"signed by {signed.fingerprint}, the given key"
+    return f"signed by {signed.fingerprint}, not compared with a key of yours"
 
 
 def _lock_and_claims(recipe: Recipe) -> list[str]:
