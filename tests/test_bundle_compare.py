@@ -21,6 +21,7 @@ from tests.recipes import recipe_for_request, recipe_of
 TRAINING = {
     "model": "Qwen/Qwen3-8B",
     "hardware": {"device": "h100-sxm", "per_node": 8},
+    "options": {"engines": ["torch"]},
     "workload": {
         "kind": "training",
         "sequence_length": 4096,
