@@ -146,12 +146,11 @@ def findings(answer: dict[str, Any]) -> None:
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
                 "Option": [
-                    f"`{finding['option']}`" if finding["option"] else ""
-                    for finding in answer["findings"]
+                    common.escape(finding["option"] or "") for finding in answer["findings"]
                 ],
                 "Finding": [common.escape(finding["message"]) for finding in answer["findings"]],
                 "What to do": [
-                    common.escape(finding["hint"] or "") for finding in answer["findings"]
+                    common.escape(finding.get("hint") or "") for finding in answer["findings"]
                 ],
             },
             border="horizontal",
@@ -182,7 +181,7 @@ def better(answer: dict[str, Any]) -> None:
     serving = offer["estimate"]["serving"]
     st.header("A better split", anchor=False)
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
-    st.markdown(f"**{degrees(offer['candidate'])}**{gain}: {common.escape(figures)}")
+    st.markdown(f"**{common.escape(degrees(offer['candidate']))}**{gain}: {common.escape(figures)}")
     several_nodes = len({command["node"] for command in offer["commands"]}) > 1
     for command in offer["commands"]:
         if several_nodes:

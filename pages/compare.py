@@ -24,7 +24,7 @@ def cards(plan: Plan, row: int) -> None:
             "Best split",
             labels.short_name(plan.candidate(row)),
             border=True,
-            help=plan.label(row),
+            help=common.escape(plan.label(row)),
             height="stretch",
         )
         for name in plan.headline:

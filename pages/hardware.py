@@ -124,7 +124,7 @@ def known() -> None:
             if is_own(chip):
                 st.badge("your profile", color="violet", icon=":material/upload_file:")
         st.markdown(f"**{common.escape(chip.title)}**")
-        st.caption(basis.said)
+        st.caption(common.escape(basis.said))
         joined = cluster(request.hardware)
         price = "unknown"
         if joined.usd_per_device_hour is not None:

@@ -168,7 +168,8 @@ def formats(spec: ModelSpec) -> None:
         selection_mode="multi",
         wrap=True,
         # beyond the field's description: which formats this device offers
-        help=f"{describe_field('options.weight_dtypes')} {chip.title} has kernels for these; "
+        help=f"{describe_field('options.weight_dtypes')} "
+        f"{common.escape(chip.title)} has kernels for these; "
         "engines convert 16-bit weights to some of them at load time.",
     )
 

@@ -140,7 +140,7 @@ def described(recipe: Recipe, device_title: str) -> None:
         facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
         st.table(facts, border="horizontal", alt="What the recipe decides")
     with right:
-        st.header(f"Memory per {device_title}", anchor=False)
+        st.header(f"Memory per {common.escape(device_title)}", anchor=False)
         memory = {
             f"**{name}**" if name == "Total" else name: common.escape(value)
             for name, value in overview.memory(recipe).items()

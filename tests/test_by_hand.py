@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.bundle.write import Bundle, replace_folder
+from recipe_core.bundle.replace import replace_folder
+from recipe_core.bundle.write import Bundle
 from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.link import from_query

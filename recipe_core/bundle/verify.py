@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import os
-import stat
-import struct
-import zipfile
-import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import BundleError, InputError, NoAnswer, RecipeError
+from recipe_core.bundle.compare import difference_texts, differences
+from recipe_core.bundle.contents import folder_files, zip_files
 from recipe_core.bundle.host_check import fit_here
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.signing import SIGNATURE, Signed, check_signature
-from recipe_core.bundle.write import RUN_FOLDER, replace_folder
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.expected import HEADLINE
@@ -25,7 +22,6 @@ from recipe_core.recipe.migrate import migrate
 
 DRIFT = 0.01
 """Relative difference between estimates of two versions that needs no warning."""
-MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +45,9 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
         InputError: when nothing is at ``path``, or the key is not a public key.
     """
     if path.is_dir():
-        files = _folder_files(path)
+        files = folder_files(path)
     elif path.is_file():
-        files = _zip_files(path)
+        files = zip_files(path)
     else:
         raise InputError(
             f"there is no bundle at {str(path)!r}.",
@@ -77,20 +73,35 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
     recipe, host, signed = checked.recipe, fit_here(checked.recipe), None
     if checked.signed:
         signed = {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted}
+    difference, doubts = None, []
+    if signed is None or not signed["trusted"]:
+        difference = differences(recipe, checked.files)
+        doubts = difference_texts(recipe, difference)
     return {
         "ok": True,
+        "verdict": _verdict(checked.signed),
         "recipe": recipe.name,
         "kind": recipe.kind,
         "digest": recipe.digest,
         "files": len(checked.files),
         "signed": signed,
-        "warnings": [*checked.warnings, *_lock_and_claims(recipe)],
+        "differs": difference.to_json() if difference else None,
+        "warnings": [*doubts, *checked.warnings, *_lock_and_claims(recipe)],
         "fits_here": host.ok,
         "machine": [
             *host.reasons,
             *(f"variant {name} is for this machine: recipe resolve" for name in host.variants),
         ],
     }
+
+
+def _verdict(signed: Signed | None) -> str:
+    """Who vouches for a bundle whose digests all match."""
+    if signed is None:
+        return "unsigned: anyone may have changed it and made its manifest anew"
+    if signed.trusted:
+        return f"signed by {signed.fingerprint}, the given key"
+    return f"signed by {signed.fingerprint}, not compared with a key of yours"
 
 
 def _lock_and_claims(recipe: Recipe) -> list[str]:
@@ -144,116 +155,39 @@ def _drift(recipe: Recipe) -> list[str]:
     return [f"This version estimates {now:,.0f} tokens/s ({name}); the bundle says {then:,.0f}."]
 
 
-# What zipfile raises for damaged members, besides BadZipFile.
-_UNREADABLE = (
-    NotImplementedError,
-    RuntimeError,
-    OSError,
-    EOFError,
-    ValueError,
-    zlib.error,
-    struct.error,
-)
-
-
-def _zip_files(path: Path) -> dict[str, bytes]:
-    """Members of a zip; what a bundle never contains is refused before anything is decompressed."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            _refuse_dangerous(members)
-            return {m.filename: archive.read(m) for m in members}
-    except zipfile.BadZipFile:
-        raise BundleError(
-            f"{path.name} is not a complete zip archive.", hint="Download or build it again."
-        ) from None
-    except _UNREADABLE as error:
-        raise BundleError(
-            f"{path.name} cannot be read: {error}.", hint="Download or build it again."
-        ) from None
-
-
-def _refuse_dangerous(members: list[zipfile.ZipInfo]) -> None:
-    names = [m.filename for m in members]
-    if len(names) > MAX_FILES:
-        raise BundleError(f"the archive has {len(names):,} members; a bundle may have {MAX_FILES}.")
-    if len({name.casefold() for name in names}) != len(names):
-        raise BundleError("the archive contains a file name twice.")
-    for member in members:
-        if danger := _danger(member):
-            message = f"the archive member {member.filename!r} {danger}."
-            raise BundleError(message, hint="Do not use this file.")
-    if sum(m.file_size for m in members) > MAX_TOTAL_BYTES:
-        raise BundleError(
-            f"the archive would unpack to over {MAX_TOTAL_BYTES:,} bytes.",
-            hint="Do not use this file.",
-        )
-
-
-def _danger(member: zipfile.ZipInfo) -> str | None:
-    """Why a member must not be unpacked; None where it may."""
-    if not _is_safe(member.filename):
-        return "leads outside the bundle"
-    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
-        return "is not a plain file"
-    if member.flag_bits & 1:
-        return "is encrypted"
-    if member.file_size > MAX_FILE_BYTES:
-        return f"would be {member.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
-    return None
-
-
-def _is_safe(name: str) -> bool:
-    """Whether a member's name stays inside: relative, with plain parts, on every system."""
-    parts = PurePosixPath(name).parts
-    plain = all(
-        part not in ("", ".", "..") and not any(c in part for c in '\\:\0<>"|?*') for part in parts
-    )
-    return bool(parts) and plain and not name.startswith("/") and len(name) < 200
-
-
-def _folder_files(root: Path) -> dict[str, bytes]:
-    """Files of a bundle's folder without those of runs; links and oversized files are refused."""
-    files: dict[str, bytes] = {}
-    total = 0
-    for folder, folders, names in os.walk(root):
-        parent = Path(folder)
-        folders[:] = sorted(
-            n for n in folders if n != "__pycache__" and not (parent == root and n == RUN_FOLDER)
-        )
-        for name in [*names, *(n for n in folders if (parent / n).is_symlink())]:
-            path = parent / name
-            relative = path.relative_to(root).as_posix()
-            if path.is_symlink() or not path.is_file():
-                raise BundleError(
-                    f"{relative} is not a plain file.", hint="Do not use this folder."
-                )
-            size = path.stat().st_size
-            total += size
-            if size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or len(files) >= MAX_FILES:
-                raise BundleError(f"{relative} makes the folder larger than a bundle may be.")
-            files[relative] = path.read_bytes()
-    return files
-
-
-def unpack(path: Path) -> Path:
+def unpack(path: Path, *, replaced: Callable[[Path], None] | None = None) -> Path:
     """The folder of a bundle: itself, or for a zip a verified copy beside it.
 
-    A copy of the same bundle is reused.
+    A copy of the same bundle is reused. One of another bundle is replaced but for its ``run/``, and
+    ``replaced`` is called with it. An interrupted build of the folder is brought to an end first.
 
     Raises:
-        BundleError: when the bundle does not verify, or a folder of that name is something else.
+        BundleError: when the bundle does not verify.
+        InputError: when a folder of that name is something else, or runs.
     """
+    from recipe_core.bundle.replace import recover, replace_folder  # needs file locks
+
+    target = unpacked_path(path)
+    recover(target)
     checked = read_bundle(path)
-    if path.is_dir():
-        return path
-    target = path.with_suffix("")
-    if target.is_dir() and any(target.iterdir()):
-        try:
-            same = _folder_files(target)[MANIFEST] == checked.files[MANIFEST]
-        except (BundleError, KeyError):
-            same = False
-        if same:
-            return target
-    replace_folder(target, checked.files)
+    if path != target and not _is_copy(target, checked):
+        existed = target.exists()
+        replace_folder(target, checked.files)
+        if existed and replaced:
+            replaced(target)
     return target
+
+
+def unpacked_path(path: Path) -> Path:
+    """The folder that a bundle is started in: beside a zip, the one of its name."""
+    return path.with_suffix("") if path.is_file() else path
+
+
+def _is_copy(target: Path, checked: Checked) -> bool:
+    """Whether a folder holds the same bundle, complete and with nothing added."""
+    if not target.is_dir():
+        return False
+    try:
+        return folder_files(target) == checked.files
+    except BundleError:
+        return False

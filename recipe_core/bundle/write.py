@@ -9,9 +9,7 @@
 from __future__ import annotations
 
 import io
-import shutil
 import stat
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml, write_whole
-from recipe_core.base.errors import InputError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.secrets import refuse_planted
+from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.readme import bundle_readme
 from recipe_core.bundle.sbom import sbom
@@ -40,7 +38,6 @@ from recipe_core.targets.of_recipe import image_file, target_context
 
 # The earliest date of a zip, in place of now: the same recipe gives the same bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
-RUN_FOLDER = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,72 +187,23 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3  # Unix on any system, so that the permissions below apply
-            info.external_attr = (stat.S_IFREG | _mode(name)) << 16
+            info.external_attr = (stat.S_IFREG | file_mode(name)) << 16
             archive.writestr(info, data)
     return buffer.getvalue()
-
-
-def _mode(name: str) -> int:
-    return 0o755 if name == "launch.py" or name.endswith(".sh") else 0o644
 
 
 def write_bundle(recipe: Recipe, target: Path, key: bytes | None = None) -> Path:
     """Write the bundle as ``target``: a zip by its suffix, else a folder; a failure leaves nothing.
 
+    A stopped bundle in that folder is replaced, and its ``run/`` is kept.
+
     Raises:
-        InputError: when ``target`` is not writable, or is a folder with other content.
+        InputError: when ``target`` is not writable, runs, or is a folder with other content.
     """
+    from recipe_core.bundle.replace import replace_folder  # needs file locks, as zips do not
+
     if target.suffix == ".zip":
         write_whole(target, zip_bytes(recipe, key))
         return target
     replace_folder(target, bundle_files(recipe, key))
     return target
-
-
-def replace_folder(target: Path, files: dict[str, bytes]) -> None:
-    """Put ``files`` into a new folder beside ``target``, then swap it in.
-
-    Raises:
-        InputError: when ``target`` is not writable, or is neither empty nor a stopped bundle.
-    """
-    if target.exists() and not target.is_dir():
-        raise InputError(
-            f"{target} exists and is not a folder.",
-            field="output",
-            hint="Choose another name, or one that ends in .zip.",
-        )
-    if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).is_file():
-        raise InputError(
-            f"{target} is a folder with other content.",
-            field="output",
-            hint="Choose an empty or new folder.",
-        )
-    if (target / RUN_FOLDER / "state.json").exists():
-        raise InputError(
-            f"{target} is running.", field="output", hint=f"Stop it first: recipe down {target}"
-        )
-    try:
-        fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise InputError(
-            f"cannot write {target}: {error.strerror}.",
-            field="output",
-            hint="Choose another place.",
-        ) from None
-    try:
-        for name, data in files.items():
-            path = fresh / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-            path.chmod(_mode(name))
-        fresh.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        fresh.replace(target)
-    except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise InputError(
-            f"cannot write {target}: {error.strerror}.",
-            field="output",
-            hint="Choose another place.",
-        ) from None

@@ -228,10 +228,11 @@ def serving_speed(answer: Mapping[str, Any]) -> str:
     return f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"
 
 
-def build_text(recipe: Recipe, output: Path) -> str:
-    """The estimate of what was built, where it is, and the next commands."""
+def build_text(recipe: Recipe, output: Path, kept: str | None = None) -> str:
+    """The estimate of what was built, where it is, what was ``kept`` there, and what comes next."""
     estimate = estimate_text(recipe.candidate, recipe.estimate)
-    return f"{estimate}\nwrote {output}\nnext: recipe up {output} && recipe bench {output}"
+    written = f"{output}, {kept}" if kept else str(output)
+    return f"{estimate}\nwrote {written}\nnext: recipe up {output} && recipe bench {output}"
 
 
 def lock_text(comparison: Sequence[Difference]) -> str:

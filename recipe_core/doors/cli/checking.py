@@ -153,10 +153,8 @@ def _check_bundle(path: Path, public_key: Path | None, as_json: bool) -> None:
     if as_json:
         emit(answer)
         return
-    typer.echo(f"ok: {answer['recipe']}, {answer['files']} files, every digest matches")
-    if signed := answer["signed"]:
-        trust = "the given key" if signed["trusted"] else "not compared with a key of yours"
-        typer.echo(f"signed by {signed['key']}, {trust}")
+    typer.echo(f"ok, {answer['verdict']}")
+    typer.echo(f"{answer['recipe']}: {answer['files']} files, every digest matches")
     for note in (*answer["warnings"], *answer["machine"]):
         typer.echo(f"note: {note}")
 

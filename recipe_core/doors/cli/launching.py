@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,18 +10,69 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from recipe_core.doors.cli.app import Bundle, app
+from recipe_core.base.errors import BundleError
+from recipe_core.bundle.contents import RUN_FOLDER
+from recipe_core.doors.cli.app import Bundle, app, emit
+
+_OF_RUNNING = ("status", "down")
+"""Commands on what runs: they must work even where the bundle's folder has been changed since."""
 
 
 def _launcher(command: str, bundle: Path, words: list[str]) -> NoReturn:
-    """Run the bundle's launcher with this interpreter, and exit with its code."""
-    from recipe_core.bundle.verify import unpack
+    """Run the bundle's launcher with this interpreter, and exit with its code.
 
-    program = [sys.executable, str(unpack(bundle) / "launch.py")]
-    if "--json" in words:  # an option of the launcher itself, not of its commands
-        program.append("--json")
-    arguments = [word for word in words if word != "--json"]
-    raise SystemExit(subprocess.call([*program, command, *arguments]))
+    Python neither reads nor writes compiled copies of it: only what digests cover is run.
+    """
+    from recipe_core.bundle.verify import unpack, unpacked_path
+
+    options = ["--json"] if "--json" in words else []  # the launcher's own, not its commands'
+    arguments = [*options, command, *(word for word in words if word != "--json")]
+    folder = unpacked_path(bundle)
+    if command in _OF_RUNNING and (folder / RUN_FOLDER).is_dir():
+        if (error := _change(folder)) is not None:
+            raise SystemExit(_without_bundle(error, folder, arguments))
+    else:
+        folder = unpack(bundle, replaced=_say_replaced)
+    # Nothing can be planted below a device, where this makes Python look for compiled files.
+    python = [sys.executable, "-B", "-X", f"pycache_prefix={os.devnull}"]
+    raise SystemExit(subprocess.call([*python, str(folder / "launch.py"), *arguments]))
+
+
+def _say_replaced(folder: Path) -> None:
+    from recipe_core.bundle.runs import kept_text
+
+    kept = kept_text(folder)
+    typer.echo(f"replaced {folder}{f', {kept}' if kept else ''}", err=True)
+
+
+def _change(folder: Path) -> BundleError | None:
+    """Why nothing of a bundle's folder may be run; None for a bundle that verifies."""
+    from recipe_core.bundle.verify import read_bundle
+
+    try:
+        read_bundle(folder)
+    except BundleError as error:
+        return error
+    return None
+
+
+def _without_bundle(error: BundleError, folder: Path, arguments: list[str]) -> int:
+    """Do what ``arguments`` say with the launcher of this installation; returns its exit code.
+
+    Stopping goes by the recorded state alone: launch.json may be what was changed.
+    """
+    from recipe_core.bundle.runs import stop_recorded
+    from recipe_core.launcher.main import main
+
+    typer.echo(f"warning: {error} Nothing of the bundle is run.", err=True)
+    if "down" not in arguments or "--checkpoint" in arguments:
+        return main(arguments, root=folder)
+    stopped = stop_recorded(folder)
+    if "--json" in arguments:
+        emit({"state": "down", "stopped": stopped})
+    else:
+        typer.echo(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    return 0
 
 
 _LAUNCHER = {

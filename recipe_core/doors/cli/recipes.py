@@ -106,11 +106,26 @@ def build(
             runs = [parse_json(read_text(path, field="measured"), str(path)) for path in measured]
             recipe = with_claims(recipe, runs)
         write_bundle(recipe, output, read_key(key, "sign"))
+    kept = _kept(output)
     if as_json:
-        names = {"name": recipe.name, "digest": recipe.digest}
-        emit({"bundle": str(output), **names, "candidate": recipe.candidate})
+        answer = {"bundle": str(output), "name": recipe.name, "digest": recipe.digest}
+        emit({**answer, "candidate": recipe.candidate, **({"kept": kept} if kept else {})})
     else:
-        typer.echo(build_text(recipe, output))
+        typer.echo(build_text(recipe, output, kept))
+
+
+def _kept(output: Path) -> str | None:
+    """What the runs of a bundle's folder hold that was built again, in words."""
+    if not output.is_dir():
+        return None
+    from recipe_core.bundle.runs import kept_text
+
+    return kept_text(output)
+
+
+def _say_kept(output: Path) -> None:
+    if kept := _kept(output):
+        typer.echo(f"{output}: {kept}", err=True)
 
 
 @app.command()
@@ -168,6 +183,7 @@ def resolve_command(
     if output is not None:
         with working("Building …"):
             write_bundle(recipe_for(recipe, machine)[0], output)
+        _say_kept(output)
     emit(resolution.to_json()) if as_json else typer.echo(resolved_text(recipe, resolution))
 
 
@@ -242,6 +258,7 @@ def convert_command(
         conversion = convert(published, ground)
         if output is not None:
             write_bundle(conversion.recipe, output)
+            _say_kept(output)
     emit(conversion.to_json()) if as_json else typer.echo(conversion_text(conversion, output))
 
 

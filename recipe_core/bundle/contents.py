@@ -1,0 +1,213 @@
+"""The files of a bundle from anybody, read into memory within limits; what none has is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from recipe_core.base.errors import BundleError
+
+RUN_FOLDER = "run"
+"""The folder in a bundle that what it starts writes to; no digest covers it."""
+MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
+MAX_ARCHIVE_BYTES = 16 << 20
+"""Packed bytes: the list of members alone of a larger archive would take seconds to read."""
+
+_PART = re.compile(r"[A-Za-z0-9._+@=-]+")
+_COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".dll", ".dylib", ".pth")
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DISTRUST_ARCHIVE, _DISTRUST_FOLDER = "Do not use this file.", "Do not use this folder."
+_NODE = re.compile(r"node-\d+")
+
+# What zipfile raises for damaged members, besides BadZipFile.
+_UNREADABLE = (
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    zlib.error,
+    struct.error,
+)
+
+
+def file_mode(name: str) -> int:
+    """The permissions of a bundle's file."""
+    return 0o755 if name == "launch.py" or name.endswith(".sh") else 0o644
+
+
+def zip_files(path: Path) -> dict[str, bytes]:
+    """The members of a zip, by name; nothing is decompressed before all of them are judged.
+
+    Raises:
+        BundleError: for an archive that is damaged, too large, or holds what no bundle does.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_ARCHIVE_BYTES:
+            raise BundleError(
+                f"{path.name} has {size:,} bytes; the limit is {MAX_ARCHIVE_BYTES:,}.",
+                hint=_DISTRUST_ARCHIVE,
+            )
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _refuse_members(members)
+            return {m.filename: archive.read(m) for m in members}
+    except zipfile.BadZipFile:
+        raise BundleError(
+            f"{path.name} is not a complete zip archive.", hint="Download or build it again."
+        ) from None
+    except _UNREADABLE as error:
+        raise BundleError(
+            f"{path.name} cannot be read: {error}.", hint="Download or build it again."
+        ) from None
+
+
+def _refuse_members(members: list[zipfile.ZipInfo]) -> None:
+    names = [m.filename for m in members]
+    if len(names) > MAX_FILES:
+        raise BundleError(f"the archive has {len(names):,} members; a bundle may have {MAX_FILES}.")
+    if len({name.casefold() for name in names}) != len(names):
+        raise BundleError("the archive contains a file name twice.")
+    for member in members:
+        if danger := name_danger(member.filename) or _danger(member):
+            message = f"the archive member {member.filename!r} {danger}."
+            raise BundleError(message, hint=_DISTRUST_ARCHIVE)
+    if name := _file_and_folder(names):
+        raise BundleError(f"the archive has {name!r} as a file and as a folder.")
+    if sum(m.file_size for m in members) > MAX_TOTAL_BYTES:
+        raise BundleError(
+            f"the archive would unpack to over {MAX_TOTAL_BYTES:,} bytes.", hint=_DISTRUST_ARCHIVE
+        )
+
+
+def _danger(member: zipfile.ZipInfo) -> str | None:
+    """Why a member must not be unpacked; None where it may."""
+    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
+        return "is not a plain file"
+    if member.flag_bits & 1:
+        return "is encrypted"
+    if member.compress_type not in _PACKED:
+        return "is packed by another method than deflate"
+    if member.file_size > MAX_FILE_BYTES:
+        return f"would be {member.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    return None
+
+
+def name_danger(name: str) -> str | None:
+    """Why no file of a bundle may be called this; None where one may.
+
+    A name stays inside the bundle on every system, and is none that Python would run in place of
+    the bundle's own sources.
+    """
+    parts = PurePosixPath(name).parts
+    plain = all(
+        part not in ("", ".", "..") and not any(c in part for c in '\\:\0<>"|?*') for part in parts
+    )
+    if not parts or not plain or name.startswith("/") or len(name) >= 200:
+        return "leads outside the bundle"
+    if name != "/".join(parts) or not all(
+        _PART.fullmatch(part) and not part.endswith(".") for part in parts
+    ):
+        return "has a name that no file of a bundle has"
+    if parts[0].casefold() == RUN_FOLDER:
+        return "would lie in run/, which belongs to what the bundle starts"
+    folded = name.casefold()
+    if "__pycache__" in folded.split("/") or folded.endswith(_COMPILED):
+        return "is compiled code, which has no place in a bundle"
+    return None
+
+
+def _file_and_folder(names: Iterable[str]) -> str | None:
+    """A name that is also the folder of another one."""
+    folded = {name.casefold(): name for name in names}
+    folders = {str(p) for name in folded for p in PurePosixPath(name).parents}
+    return next((folded[name] for name in sorted(folders & set(folded))), None)
+
+
+def folder_files(root: Path) -> dict[str, bytes]:
+    """The files of a bundle's folder by path, without those of its runs.
+
+    Raises:
+        BundleError: for anything but plain files, what has no place in a bundle, and sizes over
+            the limits.
+    """
+    files: dict[str, bytes] = {}
+    total = 0
+    try:
+        for path in bundle_paths(root):
+            name = path.relative_to(root).as_posix()
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise BundleError(f"{name} is not a plain file.", hint=_DISTRUST_FOLDER)
+            if danger := name_danger(name):
+                raise BundleError(f"{name} {danger}.", hint="Delete it, or do not use this folder.")
+            data = _read(path)
+            total += len(data)
+            if len(data) > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or len(files) >= MAX_FILES:
+                raise BundleError(f"{name} makes the folder larger than a bundle may be.")
+            files[name] = data
+        refuse_odd_runs(root)
+    except OSError as error:
+        raise BundleError(
+            f"{root} cannot be read: {error.strerror}.", hint="Check its permissions."
+        ) from None
+    return files
+
+
+def _read(path: Path) -> bytes:
+    """A file's bytes, a little more than may be at most; never through a link, never waiting."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
+
+
+def bundle_paths(root: Path) -> Iterator[Path]:
+    """Everything in a bundle's folder but folders and the runs, Python's caches included.
+
+    A link is one entry, also one to a folder.
+
+    Raises:
+        BundleError: for more folders than a bundle may have files.
+        OSError: for a folder that cannot be listed: code in it could still be run.
+    """
+    for count, (parent, folders, names) in enumerate(os.walk(root, onerror=_raise)):
+        if count > MAX_FILES:
+            raise BundleError(f"{root} has more than {MAX_FILES} folders.", hint=_DISTRUST_FOLDER)
+        here = Path(parent)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = sorted(set(folders) - set(links))
+        if here == root and RUN_FOLDER in folders:
+            folders.remove(RUN_FOLDER)
+        yield from (here / name for name in sorted([*names, *links]))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def refuse_odd_runs(root: Path) -> None:
+    """Refuse links and devices where the launcher writes: in ``run/`` and its ``node-N/``.
+
+    Writing would follow them out of the bundle, or wait. Linked folders of checkpoints may be.
+
+    Raises:
+        BundleError: naming the first.
+    """
+    run = root / RUN_FOLDER
+    if not run.is_dir():
+        return
+    entries = list(run.iterdir())
+    nodes = [entry for entry in entries if _NODE.fullmatch(entry.name)]
+    inner = [entry for node in nodes if node.is_dir() for entry in node.iterdir()]
+    for entry in [*entries, *inner]:
+        linked = entry.is_symlink() and (entry in nodes or not entry.is_dir())
+        if linked or not (entry.is_dir() or entry.is_file()):
+            name = entry.relative_to(root).as_posix()
+            raise BundleError(f"{name} is not a plain file.", hint="Delete it.")

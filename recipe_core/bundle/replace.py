@@ -1,0 +1,249 @@
+"""A bundle's folder is put in place whole; what an older one left in ``run/`` moves into it.
+
+Beside the folder NAME, ``.NAME.swap-XXXXXXXX`` holds ``new``, the bundle as it is written. Where an
+older bundle stands at NAME and nothing of it runs:
+
+1. ``run/`` trades places with an empty one in ``new``, whose lock is held as well: no launcher
+   starts meanwhile, in either.
+2. ``new`` and NAME trade places.
+3. The older bundle, now ``new``, is removed file by file: those of its manifest and nothing else.
+
+Either step is one call of the kernel, so a complete bundle stands at NAME at every moment; between
+the two, its ``run/`` looks empty. Whoever is ended there leaves the runs in ``new``, and the next
+build or start of NAME puts them back (``recover``). Where a file system cannot exchange, ``run/``
+is renamed into ``new``, NAME to ``old``, and ``new`` to NAME; ``recover`` ends that as well. The
+folder ``run/`` is only ever renamed: nothing copies it, and nothing removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from recipe_core.base.errors import BundleError, InputError
+from recipe_core.bundle.contents import (
+    RUN_FOLDER,
+    bundle_paths,
+    file_mode,
+    refuse_odd_runs,
+)
+from recipe_core.bundle.exchange import exchange
+from recipe_core.bundle.manifest import MANIFEST, Manifest
+from recipe_core.bundle.runs import has_runs, locked, node_names, refuse_running, remove_idle_run
+from recipe_core.bundle.signing import SIGNATURE
+
+_NEW, _OLD = "new", "old"
+
+
+def replace_folder(target: Path, files: Mapping[str, bytes]) -> None:
+    """Put ``files`` at ``target`` as a whole; an older bundle there leaves its ``run/``.
+
+    Raises:
+        InputError: when ``target`` is not writable, runs, or holds files of its user.
+    """
+    if target.exists() and not target.is_dir():
+        raise InputError(
+            f"{target} exists and is not a folder.",
+            field="output",
+            hint="Choose another name, or one that ends in .zip.",
+        )
+    place = target.resolve()
+    try:
+        with _alone(place.parent):
+            _recover(place, files)
+            _refuse_foreign(place, files)
+            try:
+                _put(place, files)
+            finally:
+                _recover(place, files)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {target}: {error.strerror}.",
+            field="output",
+            hint="Choose another place.",
+        ) from None
+
+
+def recover(target: Path) -> None:
+    """Bring to an end what a build of ``target`` left when it was ended in between.
+
+    Raises:
+        InputError: when it left runs and ``target`` has others, or cannot be written.
+    """
+    place = target.resolve()
+    if not _leftovers(place):
+        return
+    try:
+        with _alone(place.parent):
+            _recover(place)
+    except OSError as error:
+        raise InputError(
+            f"cannot finish an interrupted build of {target}: {error.strerror}.", field="bundle"
+        ) from None
+
+
+def _put(target: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files beside ``target``, and put them there.
+
+    Raises:
+        InputError: while an older bundle there runs.
+        OSError: when something cannot be written; ``_recover`` puts back what has moved.
+    """
+    new = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.swap-")) / _NEW
+    # The manifest first: by it, whoever finds a half-written folder knows which files are ours.
+    for name in sorted(files, key=lambda name: (name != MANIFEST, name)):
+        path = new / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[name])
+        path.chmod(file_mode(name))
+    new.chmod(0o755)
+    if not target.is_dir() or not any(target.iterdir()):
+        new.replace(target)
+        return
+    nodes = node_names(target) | node_names(new)
+    with locked(target, nodes, target), locked(new, nodes, target):
+        refuse_running(target)
+        _swap(target, new)
+
+
+def _swap(target: Path, new: Path) -> None:
+    run, empty = target / RUN_FOLDER, new / RUN_FOLDER
+    if exchange(run, empty):
+        exchange(target, new)
+        return
+    remove_idle_run(new)
+    run.rename(empty)
+    target.rename(new.with_name(_OLD))
+    new.rename(target)
+
+
+def _recover(target: Path, known: Collection[str] = ()) -> None:
+    """Put back what is in folders that builds left, and remove the rest of them.
+
+    Raises:
+        InputError: for runs here and there, of which neither may be removed.
+        OSError: when something cannot be moved.
+    """
+    for leftover in _leftovers(target):
+        new, old = leftover / _NEW, leftover / _OLD
+        for folder in (new, old):
+            # NAME is missing only between the last two renames, or when its user removed it.
+            if not target.exists() and folder.is_dir() and (has_runs(folder) or old.is_dir()):
+                folder.rename(target)
+            if has_runs(folder):
+                _return_runs(folder, target)
+            _discard(folder, known)
+        with suppress(OSError):  # what remains in it appeared meanwhile and is nobody's to remove
+            leftover.rmdir()
+
+
+def _return_runs(folder: Path, target: Path) -> None:
+    """Move ``run/`` of a build's folder to where it was taken from.
+
+    Raises:
+        InputError: when ``target`` has runs too.
+        OSError: when it cannot be moved.
+    """
+    run, empty = folder / RUN_FOLDER, target / RUN_FOLDER
+    with locked(target, node_names(target), target):
+        if has_runs(target):
+            raise InputError(
+                f"{run} holds runs of {target} that an interrupted build left, "
+                "and it has others since.",
+                field="output",
+                hint=f"Move {run} to where you want to keep it.",
+            )
+        if not exchange(run, empty):
+            remove_idle_run(target)
+            run.rename(empty)
+
+
+def _leftovers(target: Path) -> list[Path]:
+    """What ended builds of ``target`` by this user left beside it."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.swap-\w+")
+    try:
+        beside = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
+        return sorted(p for p in beside if not p.is_symlink() and p.stat().st_uid == os.geteuid())
+    except OSError:
+        return []
+
+
+def _discard(folder: Path, known: Collection[str]) -> None:
+    """Remove a bundle file by file: what is not of its manifest stays, and what is in ``run/``.
+
+    The manifest goes last, so that whoever goes on with this still has it.
+
+    Raises:
+        OSError: when something cannot be removed.
+    """
+    if not folder.is_dir():
+        return
+    remove_idle_run(folder)
+    paths, foreign = list(bundle_paths(folder)), set(_foreign(folder, known))
+    for path in sorted(set(paths) - foreign, key=lambda path: path == folder / MANIFEST):
+        path.unlink()
+    for parent, folders, _ in os.walk(folder, topdown=False):
+        for name in folders:
+            with suppress(OSError):
+                Path(parent, name).rmdir()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _refuse_foreign(target: Path, known: Collection[str]) -> None:
+    """Refuse to replace a folder with files that no build wrote.
+
+    Raises:
+        InputError: naming the first.
+    """
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not (target / MANIFEST).is_file():
+        raise InputError(
+            f"{target} is a folder with other content.",
+            field="output",
+            hint="Choose an empty or new folder.",
+        )
+    refuse_odd_runs(target)
+    if foreign := _foreign(target, known):
+        raise InputError(
+            f"{foreign[0]} is not a file of the bundle, and would be lost.",
+            field="output",
+            hint="Move it away, or choose another folder.",
+        )
+
+
+def _foreign(folder: Path, known: Collection[str]) -> list[Path]:
+    """What is in a bundle's folder beside its listed files, ``known`` ones and Python's caches."""
+    names = {MANIFEST, SIGNATURE, *known}
+    with suppress(BundleError, OSError, UnicodeDecodeError):
+        names |= set(Manifest.parse((folder / MANIFEST).read_text(encoding="utf-8")).files)
+    return [
+        path
+        for path in bundle_paths(folder)
+        if path.relative_to(folder).as_posix() not in names
+        and not (path.parent.name == "__pycache__" and path.suffix == ".pyc")
+    ]
+
+
+@contextmanager
+def _alone(parent: Path) -> Iterator[None]:
+    """Let one build at a time swap folders in ``parent``.
+
+    Where its file system has no locks on folders, nothing keeps two builds of one bundle apart.
+
+    Raises:
+        OSError: when ``parent`` cannot be opened.
+    """
+    descriptor = os.open(parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
