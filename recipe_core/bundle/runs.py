@@ -142,7 +142,7 @@ def stop_recorded(folder: Path) -> list[str]:
         try:
             with state.exclusive(run):
                 current = state.load(run)
-                if current is not None and current.boot == state.boot_id():
+                if current is not None and current.here:
                     stopped += supervisor.stop(run, current, progress=Progress())
         except LauncherError as error:
             raise _refusal(error, folder) from None
@@ -158,9 +158,7 @@ def _running(current: state.State) -> str | None:
 
     Of an earlier boot none does; else a marked process counts even where its server has ended.
     """
-    if current.boot != state.boot_id():
+    if not current.here:
         return None
-    pids = {server.pid for server in current.servers if server.alive}
-    for leader in [server.identity for server in current.servers] or [(0, 0)]:
-        pids |= {pid for pid, _ in procs.family(leader, current.mark)}
+    pids = {pid for pid, _ in procs.family(current.identities, current.mark)}
     return f"process {min(pids)}" if pids else None
