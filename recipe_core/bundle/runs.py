@@ -160,5 +160,6 @@ def _running(current: state.State) -> str | None:
     """
     if not current.here:
         return None
-    pids = {pid for pid, _ in procs.family(current.identities, current.mark)}
+    pids = {server.pid for server in current.servers if server.alive}
+    pids |= {pid for pid, _ in procs.family(current.identities, current.mark)}
     return f"process {min(pids)}" if pids else None
