@@ -13,6 +13,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -156,9 +157,10 @@ class Trial:
             process.wait(timeout=LIMIT_S)
 
     def _look(self, code: int, errors: str) -> None:
-        beyond_python = "launch.py" in errors or "launcher/" in errors
-        if beyond_python and ("Traceback" in errors or "Exception ignored" in errors):
-            self.faults.append(f"traceback: {errors[-600:]}")
+        trace = re.search(r"(?:Traceback|Exception ignored).*", errors, re.DOTALL)
+        # Before the first line of launch.py, a traceback is Python's own.
+        if trace and re.search(r"bundle/(launch\.py|launcher/)", trace[0]):
+            self.faults.append(trace[0][:3000])
         try:
             left = state.load(self.own)
         except Exception as error:  # any is a fault to report
