@@ -17,6 +17,7 @@ import pytest
 
 from recipe_core.base.errors import BundleError
 from recipe_core.bundle.manifest import MANIFEST, Manifest
+from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import bundle_files, write_bundle
@@ -150,6 +151,15 @@ def test_links_are_not_followed_where_the_launcher_writes(folder: Path, name: st
         read_bundle(folder)
     assert run("up", str(folder)).returncode == 1
     assert outside.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["run/state.json", "run/node-0/state.json"])
+def test_a_state_that_would_fill_the_memory_is_not_read(folder: Path, name: str) -> None:
+    with plant(folder, name).open("wb") as file:
+        file.truncate(1 << 40)
+    for read in (read_bundle, lambda folder: replace_folder(folder, {})):
+        with pytest.raises(BundleError, match=f"{name} is too large"):
+            read(folder)
 
 
 def test_a_linked_folder_of_checkpoints_is_its_users_choice(folder: Path, tmp_path: Path) -> None:

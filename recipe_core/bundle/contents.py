@@ -16,7 +16,10 @@ from recipe_core.base.errors import BundleError
 
 RUN_FOLDER = "run"
 """The folder in a bundle that what it starts writes to; no digest covers it."""
+STATE = "state.json"
+"""Where the launcher records what it started, in ``run/`` and its ``node-N/``."""
 MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
+MAX_STATE_BYTES = 1 << 20
 MAX_ARCHIVE_BYTES = 16 << 20
 """Packed bytes: the list of members alone of a larger archive would take seconds to read."""
 
@@ -195,7 +198,8 @@ def _raise(error: OSError) -> NoReturn:
 def refuse_odd_runs(root: Path) -> None:
     """Refuse links and devices where the launcher writes: in ``run/`` and its ``node-N/``.
 
-    Writing would follow them out of the bundle, or wait. Linked folders of checkpoints may be.
+    Writing would follow them out of the bundle, or wait. Linked folders of checkpoints may be. A
+    state that would fill the memory is refused, too.
 
     Raises:
         BundleError: naming the first.
@@ -211,3 +215,6 @@ def refuse_odd_runs(root: Path) -> None:
         if linked or not (entry.is_dir() or entry.is_file()):
             name = entry.relative_to(root).as_posix()
             raise BundleError(f"{name} is not a plain file.", hint="Delete it.")
+        if entry.name == STATE and entry.stat().st_size > MAX_STATE_BYTES:
+            name = entry.relative_to(root).as_posix()
+            raise BundleError(f"{name} is too large to be a state.", hint="Delete it.")
