@@ -256,6 +256,30 @@ def test_a_changed_bundle_tells_its_status(running: tuple[Path, subprocess.Popen
     assert "notes.txt is not in the manifest" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["status", "down"])
+@pytest.mark.parametrize("name", ["run/lock", "launch.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_stopping_neither_writes_elsewhere_nor_waits(
+    running: tuple[Path, subprocess.Popen[bytes]], command: str, name: str, kind: str
+) -> None:
+    folder, process = running
+    outside = folder.with_name("outside")
+    outside.write_text("precious")
+    plant(folder, "notes.txt")
+    (folder / name).unlink(missing_ok=True)
+    if kind == "link":
+        (folder / name).symlink_to(outside)
+    else:
+        os.mkfifo(folder / name)
+    done = run(command, str(folder))
+    stops = command == "down" and name == "launch.json"  # which stopping does without
+    assert done.returncode == (0 if stops else 1)
+    assert f"{name} is not a plain file" in done.stderr
+    assert outside.read_text() == "precious"
+    if stops:
+        process.wait(timeout=60)
+
+
 def test_what_an_archive_started_is_stopped_though_the_archive_changed(
     running: tuple[Path, subprocess.Popen[bytes]],
 ) -> None:

@@ -145,10 +145,8 @@ def folder_files(root: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     total = 0
     try:
-        for path in bundle_paths(root):
+        for path in plain_paths(root):
             name = path.relative_to(root).as_posix()
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise BundleError(f"{name} is not a plain file.", hint=_DISTRUST_FOLDER)
             if danger := name_danger(name):
                 raise BundleError(f"{name} {danger}.", hint="Delete it, or do not use this folder.")
             data = _read(path)
@@ -169,6 +167,20 @@ def _read(path: Path) -> bytes:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
+
+
+def plain_paths(root: Path) -> Iterator[Path]:
+    """The files of a bundle's folder but for its runs, of which none waits when read, or leads out.
+
+    Raises:
+        BundleError: for a link, a pipe, a device or a socket.
+        OSError: for a folder that cannot be listed.
+    """
+    for path in bundle_paths(root):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            name = path.relative_to(root).as_posix()
+            raise BundleError(f"{name} is not a plain file.", hint=_DISTRUST_FOLDER)
+        yield path
 
 
 def bundle_paths(root: Path) -> Iterator[Path]:

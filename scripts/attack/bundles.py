@@ -1,4 +1,4 @@
-"""Hostile bundles, read and started as a user would: ``recipe check``, ``unpack``, a build over it.
+"""Hostile bundles, read, started, stopped and built over, as a user would.
 
 ``python -m scripts.attack.bundles --count 2000 --seed 1``. Each bundle is read in a process of its
 own with limits on time and memory. It must end with 0, 1 or 2 and no traceback, write nowhere but
@@ -224,6 +224,18 @@ def _unresolved(host: object, *_: object, **__: object) -> list[object]:
     raise socket.gaierror(-2, f"Name or service not known: {host!r}"[:200])
 
 
+def look_after(bundle: Hostile) -> int:
+    """``recipe status`` and ``recipe down`` of a folder that `recipe check` refuses."""
+    codes = []
+    for command in ("status", "down"):
+        sys.argv = ["recipe", command, str(bundle.path)]
+        try:
+            recipe_main()
+        except SystemExit as left:
+            codes.append(left.code if isinstance(left.code, int) else 0)
+    return max(codes)
+
+
 def build_over(bundle: Hostile, files: dict[str, bytes]) -> int:
     """A build whose output is this folder."""
     replace_folder(bundle.path, files)
@@ -341,6 +353,11 @@ def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> 
     if folder:
         precious = (case / "b" / "run" / "checkpoints" / "step-1" / "weights").exists()
         others = snapshot(root, without=case)
+        if checked.code:
+            cared = in_a_process(told(lambda: look_after(bundle)), root / "output")
+            results.append(cared)
+            if problem := judge_end(cared, "status and down"):
+                results.append(problem)
         build = told(lambda: build_over(bundle, wealth.bundles[0]))
         built = in_a_process(build, root / "output")
         results.append(built)
