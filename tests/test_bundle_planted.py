@@ -17,6 +17,7 @@ import pytest
 
 from recipe_core.base.errors import BundleError
 from recipe_core.bundle.manifest import MANIFEST, Manifest
+from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import bundle_files, write_bundle
@@ -152,6 +153,15 @@ def test_links_are_not_followed_where_the_launcher_writes(folder: Path, name: st
     assert outside.read_text() == "precious"
 
 
+@pytest.mark.parametrize("name", ["run/state.json", "run/node-0/state.json"])
+def test_a_state_that_would_fill_the_memory_is_not_read(folder: Path, name: str) -> None:
+    with plant(folder, name).open("wb") as file:
+        file.truncate(1 << 40)
+    for read in (read_bundle, lambda folder: replace_folder(folder, {})):
+        with pytest.raises(BundleError, match=f"{name} is too large"):
+            read(folder)
+
+
 def test_a_linked_folder_of_checkpoints_is_its_users_choice(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (folder / "run").mkdir()
@@ -244,6 +254,30 @@ def test_a_changed_bundle_tells_its_status(running: tuple[Path, subprocess.Popen
     done = run("status", str(folder))
     assert json.loads(done.stdout)["servers"][0]["alive"] is True
     assert "notes.txt is not in the manifest" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+@pytest.mark.parametrize("name", ["run/lock", "launch.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_stopping_neither_writes_elsewhere_nor_waits(
+    running: tuple[Path, subprocess.Popen[bytes]], command: str, name: str, kind: str
+) -> None:
+    folder, process = running
+    outside = folder.with_name("outside")
+    outside.write_text("precious")
+    plant(folder, "notes.txt")
+    (folder / name).unlink(missing_ok=True)
+    if kind == "link":
+        (folder / name).symlink_to(outside)
+    else:
+        os.mkfifo(folder / name)
+    done = run(command, str(folder))
+    stops = command == "down" and name == "launch.json"  # which stopping does without
+    assert done.returncode == (0 if stops else 1)
+    assert f"{name} is not a plain file" in done.stderr
+    assert outside.read_text() == "precious"
+    if stops:
+        process.wait(timeout=60)
 
 
 def test_what_an_archive_started_is_stopped_though_the_archive_changed(

@@ -16,7 +16,10 @@ from recipe_core.base.errors import BundleError
 
 RUN_FOLDER = "run"
 """The folder in a bundle that what it starts writes to; no digest covers it."""
+STATE = "state.json"
+"""Where the launcher records what it started, in ``run/`` and its ``node-N/``."""
 MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
+MAX_STATE_BYTES = 1 << 20
 MAX_ARCHIVE_BYTES = 16 << 20
 """Packed bytes: the list of members alone of a larger archive would take seconds to read."""
 
@@ -142,10 +145,8 @@ def folder_files(root: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     total = 0
     try:
-        for path in bundle_paths(root):
+        for path in plain_paths(root):
             name = path.relative_to(root).as_posix()
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise BundleError(f"{name} is not a plain file.", hint=_DISTRUST_FOLDER)
             if danger := name_danger(name):
                 raise BundleError(f"{name} {danger}.", hint="Delete it, or do not use this folder.")
             data = _read(path)
@@ -166,6 +167,20 @@ def _read(path: Path) -> bytes:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
+
+
+def plain_paths(root: Path) -> Iterator[Path]:
+    """The files of a bundle's folder but for its runs, of which none waits when read, or leads out.
+
+    Raises:
+        BundleError: for a link, a pipe, a device or a socket.
+        OSError: for a folder that cannot be listed.
+    """
+    for path in bundle_paths(root):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            name = path.relative_to(root).as_posix()
+            raise BundleError(f"{name} is not a plain file.", hint=_DISTRUST_FOLDER)
+        yield path
 
 
 def bundle_paths(root: Path) -> Iterator[Path]:
@@ -195,7 +210,8 @@ def _raise(error: OSError) -> NoReturn:
 def refuse_odd_runs(root: Path) -> None:
     """Refuse links and devices where the launcher writes: in ``run/`` and its ``node-N/``.
 
-    Writing would follow them out of the bundle, or wait. Linked folders of checkpoints may be.
+    Writing would follow them out of the bundle, or wait. Linked folders of checkpoints may be. A
+    state that would fill the memory is refused, too.
 
     Raises:
         BundleError: naming the first.
@@ -211,3 +227,6 @@ def refuse_odd_runs(root: Path) -> None:
         if linked or not (entry.is_dir() or entry.is_file()):
             name = entry.relative_to(root).as_posix()
             raise BundleError(f"{name} is not a plain file.", hint="Delete it.")
+        if entry.name == STATE and entry.stat().st_size > MAX_STATE_BYTES:
+            name = entry.relative_to(root).as_posix()
+            raise BundleError(f"{name} is too large to be a state.", hint="Delete it.")

@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from recipe_core.base.errors import InputError
-from recipe_core.bundle.contents import RUN_FOLDER
+from recipe_core.bundle.contents import MAX_FILE_BYTES, MAX_STATE_BYTES, RUN_FOLDER, STATE
 from recipe_core.launcher import procs, state, supervisor
 from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.files import read_object
 from recipe_core.launcher.supervisor import Progress
 
-_LOCK, _STATE = "lock", "state.json"
+_LOCK = "lock"
 _MAX_NODES = 256
 """Nodes whose locks are taken beside those that have run: each is an open file."""
 
@@ -89,8 +89,10 @@ def node_names(folder: Path) -> set[str]:
     """The folders of the nodes of a bundle that runs on several: started ones and planned ones."""
     names = {path.name for path in (folder / RUN_FOLDER).glob("node-*")}
     try:
+        if (folder / "launch.json").stat().st_size > MAX_FILE_BYTES:
+            return names
         planned = read_object(folder / "launch.json").get("nodes")
-    except LauncherError:
+    except (LauncherError, OSError):
         return names
     if isinstance(planned, int) and 1 < planned <= _MAX_NODES:
         names |= {f"node-{number}" for number in range(planned)}
@@ -111,8 +113,8 @@ def refuse_running(folder: Path) -> None:
     """
     run = folder / RUN_FOLDER
     for parent, _, names in os.walk(run):
-        if _STATE not in names:
-            continue
+        if STATE not in names or Path(parent, STATE).stat().st_size > MAX_STATE_BYTES:
+            continue  # the launcher's own are smaller: ``refuse_odd_runs`` has looked
         try:
             current = state.load(Path(parent))
         except LauncherError as error:
@@ -137,7 +139,7 @@ def stop_recorded(folder: Path) -> list[str]:
     """
     stopped: list[str] = []
     for run in sorted(_launcher_folders(folder / RUN_FOLDER)):
-        if not (run / _STATE).is_file():
+        if not (run / STATE).is_file():
             continue
         try:
             with state.exclusive(run):

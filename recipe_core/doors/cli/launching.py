@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from recipe_core.base.errors import BundleError
-from recipe_core.bundle.contents import RUN_FOLDER
+from recipe_core.bundle.contents import MAX_FILE_BYTES, RUN_FOLDER
 from recipe_core.doors.cli.app import Bundle, app, emit
 
 _OF_RUNNING = ("status", "down")
@@ -60,13 +60,21 @@ def _without_bundle(error: BundleError, folder: Path, arguments: list[str]) -> i
     """Do what ``arguments`` say with the launcher of this installation; returns its exit code.
 
     Stopping goes by the recorded state alone: launch.json may be what was changed.
+
+    Raises:
+        BundleError: where reading or writing the folder would wait, or lead out of it.
     """
+    from recipe_core.bundle.contents import plain_paths, refuse_odd_runs
     from recipe_core.bundle.runs import stop_recorded
     from recipe_core.launcher.main import main
 
-    typer.echo(f"warning: {error} Nothing of the bundle is run.", err=True)
+    refuse_odd_runs(folder)
     if "down" not in arguments or "--checkpoint" in arguments:
+        if any(path.stat().st_size > MAX_FILE_BYTES for path in plain_paths(folder)):
+            raise error
+        typer.echo(f"warning: {error} Nothing of the bundle is run.", err=True)
         return main(arguments, root=folder)
+    typer.echo(f"warning: {error} Nothing of the bundle is run.", err=True)
     stopped = stop_recorded(folder)
     if "--json" in arguments:
         emit({"state": "down", "stopped": stopped})
