@@ -111,3 +111,9 @@ def test_indented_json_is_as_the_library_writes_it(value: object) -> None:
     assert documents.to_json(value) == json.dumps(
         documents.finite(value), indent=1, ensure_ascii=False, allow_nan=False
     )
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029", "\x85", "\ufeffa"])
+def test_ends_of_lines_of_one_yaml_only_are_written_as_escapes(text):
+    assert documents.to_yaml({"a": text}).isascii()
+    assert documents.parse_yaml(documents.to_yaml({"a": text})) == {"a": text}

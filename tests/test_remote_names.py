@@ -141,6 +141,28 @@ def test_the_guard_sees_a_look(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         load_model("realdir")
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen/Qwen3-8B",
+        "qwen/qwen3-8b",
+        "Qwen/Qwen3-8B@main",
+        "unsloth/Qwen3-8B",
+        "a-gpt [h=2048,L=24,heads=16,vocab=32000]",
+    ],
+)
+def test_a_bundle_is_built_without_a_look(
+    model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a folder of this name is here, and where the hub has a model of it."""
+    ask, request = Answers(folders=False), {**REQUEST, "model": model}
+    ask.build(request)  # reads what the package ships, once
+    (folder / "here" / model).mkdir(parents=True)
+    with nothing_is_looked_up(monkeypatch):
+        name, data = ask.build(request)
+    assert (name, data) == ask.build(request)
+
+
 REQUEST = {
     "model": "Qwen/Qwen3-8B",
     "hardware": {"device": "h100-sxm", "per_node": 1},

@@ -38,7 +38,8 @@ def flaw_of_text(text: str) -> tuple[str, str] | None:
 def flaw_of_name(text: str) -> tuple[str, str] | None:
     """What is wrong with a name (of a model, a host, an image), and the fix; None for nothing."""
     if text.startswith("-"):
-        return "begins with a dash, which programs read as an option", "Write ./ before a folder."
+        fix = "Leave the dash out; a folder may have ./ before it."
+        return "begins with a dash, which programs read as an option", fix
     if _BREAK.search(text):
         return "holds a tab or the end of a line", "Write it on one line."
     return flaw_of_text(text)

@@ -230,7 +230,7 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     check_name(model, "model", ModelError)
     if (shape := shape_config(model)) is not None:
         return read_config(shape[1], model)
-    if model.casefold() in _files():
+    if not _looks_like_path(model) and in_catalog(split_revision(model)[0]):
         return _named(model, online=folders)
     if folders:
         path = _path(model)

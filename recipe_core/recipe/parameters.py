@@ -12,6 +12,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.variants import Variant
 
+_ABOUT = "See docs/recipe.md."
 _STRUCTURED = tuple(
     name
     for name, field in Parameters.model_fields.items()
@@ -47,7 +48,7 @@ def read_variants(value: Any) -> tuple[Variant, ...]:
     try:
         return TypeAdapter(tuple[Variant, ...]).validate_python(value)
     except ValidationError as error:
-        raise _first(error, "variants", "See docs/recipe.md.") from None
+        raise _first(error, "variants", _ABOUT) from None
 
 
 def _first(error: ValidationError, where: str, hint: str) -> InputError:
@@ -58,4 +59,6 @@ def _first(error: ValidationError, where: str, hint: str) -> InputError:
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
     shown = "" if isinstance(value, Mapping | list) else f" (got {value!r:.80})"
-    return InputError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)
+    if problem["type"] == "string_pattern_mismatch":
+        message = "has characters that it may not have"
+    return InputError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=_ABOUT)
