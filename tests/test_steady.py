@@ -7,12 +7,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recipe_core.physics.root import root
 from recipe_core.physics.serving.continuous_batching import (
     Loop,
     decode_step,
     idle_step,
     prompt_step,
-    root,
 )
 from recipe_core.physics.serving.speculative import engine_step, engine_steps
 from recipe_core.search.plans import plan
@@ -39,7 +39,7 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
     )
     most = np.maximum(cases.load / cases.replicas, 1.0)
     loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
-    found = loop.decoding(None)
+    found = loop.settle(None)[0]
     for side, sign in ((found * (1 - 1e-9), -1), (found * (1 + 1e-9), 1)):
         balance = loop.balance(side, *loop.interpolated(side))
         assert (sign * (balance.rate * balance.ttft_s + side - most) >= 0).all()
