@@ -163,6 +163,18 @@ def _whole_steps(_: Oddity, pair: Pair) -> bool:
     return bool(chunks[0] > 1) and bound and seconds[1] <= seconds[0]
 
 
+def _one_more_step(_: Oddity, pair: Pair) -> bool:
+    """The prompts of a static batch no longer fit into as many steps, each as long as before."""
+    if pair.before.workload["mode"] != "static":
+        return False
+    steps = []
+    for case in (pair.before, pair.after):
+        cases = case.estimates.cases
+        tokens = prompt_chunks(cases, chunked=False)[0] * case.estimates.serving.resident
+        steps.append(float(np.ceil(tokens / cases.max_batched_tokens)[0]))
+    return steps[1] == steps[0] + 1 and pair.change("ttft_s") <= 1.01 * steps[1] / steps[0] - 1
+
+
 def _idle_ranks(_: Oddity, pair: Pair) -> bool:
     """Ranks that share experts step together, those without a request too."""
     candidate, load = pair.after.request["candidate"], pair.after.estimates.cases.load[0]
@@ -195,6 +207,9 @@ LAUNCHES = Reason("kernel launches: gone where they take no time", _taken_away(f
 TOGETHER = Reason("prompts share steps: gone, or no longer served, where none do", _share_steps)
 
 REASONS: dict[str, tuple[Reason, ...]] = {
+    "one prompt token more: a time jumps by over 20 %": (
+        Reason("the prompts of a static batch need one step more", _one_more_step),
+    ),
     "load doubled: time to first token falls by over 1 %": (LAUNCHES, TOGETHER),
     "dp doubled: throughput falls by over 2 %": (
         LINKS,
@@ -240,17 +255,23 @@ def reason_for(oddity: Oddity, pair: Pair) -> str | None:
 
 def over_reason(case: Case) -> str | None:
     """Why a split that needs more memory than may be used can run, where its notes say it."""
-    notes, memory = case.answer["notes"], case.memory
+    memory = case.memory
+
+    def says(words: str) -> bool:
+        return any(words in note for note in case.answer["notes"])
+
     if "training" in case.answer:
-        tight = training_data().figures.tight.value
-        within = memory["total_bytes"] <= memory["usable_bytes"] * (1 + tight)
-        said = any("memory is tight" in note for note in notes)
-        return "training: within the share by which estimates are high" if within and said else None
+        most = memory["usable_bytes"] * (1 + training_data().figures.tight.value)
+        if memory["total_bytes"] <= most and says("memory is tight"):
+            return "training: within the share by which estimates are high"
+        return None
+    if says("outside the engine's share"):
+        inside = memory["weights_bytes"] + memory["kv_needed_bytes"] <= memory["usable_bytes"]
+        whole = memory["total_bytes"] <= memory["capacity_bytes"]
+        return "serving: activations lie outside the engine's share" if inside and whole else None
     estimates = case.estimates.memory
     counted = estimates.kv_needed_bytes / estimates.sequence_bytes * case.estimates.cases.replicas
     fits = estimates.start_bytes[0] <= estimates.usable_bytes[0]
-    fewer = memory["max_concurrency"] < counted[0]
-    said = any("requests at full length" in note for note in notes)
-    return (
-        "serving: the cache holds some of the requests counted" if fits and fewer and said else None
-    )
+    if fits and memory["max_concurrency"] < counted[0] and says("requests at full length"):
+        return "serving: the cache holds some of the requests counted"
+    return None

@@ -294,15 +294,19 @@ def _queued(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str
     limits = _floats(resident_limit(setting, cases, memory) * cases.replicas)
     counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     columns = (limits, _floats(cases.load), _floats(counted), _floats(memory.max_concurrency))
-    beyond = (memory.kv_needed_bytes > memory.pool_bytes).tolist()
-    for limit, load, needed, whole, short in zip(*columns, beyond, strict=True):
+    short = memory.kv_needed_bytes > memory.pool_bytes
+    apart = (memory.total_bytes > memory.usable_bytes) & (setting.engine.memory.pool == "static")
+    flags = (short.tolist(), (apart & ~short).tolist())
+    for limit, load, needed, whole, queues, outside in zip(*columns, *flags, strict=True):
         notes = []
         if setting.mode in ("closed", "offline") and load > limit:
             notes.append(
                 f"{limit:,.0f} of {load:,.0f} requests run at once; "
                 "the others wait in the engine's queue."
             )
-        if short:
+        if outside:
+            notes.append("Activations and runtime lie outside the engine's share of the memory.")
+        if queues:
             notes.append(
                 f"The KV cache holds {whole:,.0f} of {needed:,.0f} requests at full length; "
                 "total_bytes counts what all of them need."
