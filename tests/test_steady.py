@@ -7,13 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recipe_core.physics.root import root
 from recipe_core.physics.serving.continuous_batching import (
     Loop,
     decode_step,
     idle_step,
     prompt_step,
-    root,
 )
+from recipe_core.physics.serving.operators import total
 from recipe_core.physics.serving.speculative import engine_step, engine_steps
 from recipe_core.search.plans import plan
 from tests.conftest import LLAMA_70B, make_request
@@ -39,7 +40,7 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
     )
     most = np.maximum(cases.load / cases.replicas, 1.0)
     loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
-    found = loop.decoding(None)
+    found = loop.settle(None)[0]
     for side, sign in ((found * (1 - 1e-9), -1), (found * (1 + 1e-9), 1)):
         balance = loop.balance(side, *loop.interpolated(side))
         assert (sign * (balance.rate * balance.ttft_s + side - most) >= 0).all()
@@ -63,3 +64,35 @@ def test_steps_side_by_side_are_steps_alone(model):
         alone = engine_step(setting, cases, step)
         assert together.keys() == alone.keys()
         assert all((together[name] == alone[name]).all() for name in alone)
+
+
+def test_a_zero_near_the_low_end_is_found():
+    """One output token: what decodes is a millionth of what waits."""
+    at = np.array([1e-7, 3e-7, 1e-5])
+    found = root(
+        lambda x: 42.0 * (x - at) / (x + at), np.zeros(3), np.full(3, -42.0), at * 0 + 42.0
+    )
+    assert found == pytest.approx(at, rel=1e-8)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("model", MODELS)
+def test_an_open_loop_decodes_what_serves_its_rate(model, engine):
+    """Few of the requests that a replica could hold decode, far from the nodes of interpolation."""
+    setting, cases = legal(model, engines=[engine])
+    loop = Loop(setting, cases, cases.max_num_seqs, np.ones(len(cases)))
+    rate = np.full(len(cases), 0.5)
+    decoding, decode, prompt = loop.settle(rate)
+    balance = loop.balance(decoding, total(decode), total(prompt))
+    off = np.abs(balance.rate / rate - 1)
+    assert (off[decoding < loop.capacity] < 0.011).all()
+
+
+def test_rows_that_search_on_end_as_alone():
+    setting, cases = legal("openai/gpt-oss-120b")
+    rate = np.full(len(cases), 1.5)
+    together = Loop(setting, cases, cases.max_num_seqs, np.ones(len(cases))).settle(rate)[0]
+    for row in range(0, len(cases), 7):
+        one = cases.take(np.array([row]))
+        alone = Loop(setting, one, one.max_num_seqs, np.ones(1)).settle(rate[:1])[0]
+        assert alone[0] == together[row]

@@ -12,6 +12,7 @@ from recipe_core.base.units import GIB
 from recipe_core.physics.training.activations import in_flight, layer_bytes
 from recipe_core.physics.training.memory import Memory, memory
 from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import estimate_batch
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import settings
 from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting, training_cases
@@ -257,3 +258,25 @@ def test_experts_are_divided_over_the_ranks_that_share_them() -> None:
     mem = memory(chosen, cases(2, dp=8, ep=np.array([1, 8]), zero_stage=1))
     alone, shared = mem.parts["parameters"][:, 0]
     assert shared < 0.2 * alone
+
+
+def test_a_stage_with_the_head_alone_recomputes_nothing():
+    """Gemma's vocabulary is so large that Megatron's last stages get no layers."""
+    request = {
+        "model": "google/gemma-3-270m-it",
+        "hardware": {"device": "cpu", "per_node": 8, "nodes": 1},
+        "workload": {
+            "kind": "training",
+            "method": "lora",
+            "sequence_length": 640,
+            "global_batch": 16,
+        },
+        "candidate": {"engine": "megatron", "tp": 1, "pp": 4, "dp": 1, "micro_batch": 2},
+    }
+    kept, redone = estimate_batch(
+        request | {"candidate": request["candidate"] | {"recompute": how}}
+        for how in ("none", "full")
+    )
+    for answer in (kept, redone):
+        assert [stage["activations_bytes"] for stage in answer["memory"]["stages"]][2:] == [0, 0]
+    assert redone["memory"]["total_bytes"] <= kept["memory"]["total_bytes"]

@@ -9,27 +9,40 @@ of the others, and needs ``o`` steps after its first token. With ``p`` pipeline 
     ahead = n·X·(T - half of a prompt)                  R = X·(overhead + T + o·step)
 
 where T is the time to first token without the server's overhead and ``ahead`` the prompts before a
-request's own (Schweitzer's approximation of mean-value analysis). Everything follows from D in
-closed form and R grows with D, so D is searched between 0 and R, with t and Δ interpolated between
-``NODES``. At the solution both are computed again.
+request's own (Schweitzer's approximation of mean-value analysis). That is one prompt after another.
+Those that wait share a step as far as it takes them (``prompts_a_step``): with ``g`` prompts in a
+step, ``f`` what a step takes for prompts however many they are, and ``δ`` what one more adds, they
+delay a request by at least ``f·(1 - 1/g)``, the rest of its own step, and by at most
+
+    f·(1 - 1/g) + (δ·ahead + f·max(min(ahead, STEPS_AHEAD), ahead / prompts_a_step)) / p
+
+Everything follows from D in closed form and R grows with D, so D is searched between 0 and R, with
+t and Δ interpolated between ``NODES``. At the solution both are computed again; where interpolation
+led the search astray, it goes on with the solution as one more node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
+from recipe_core.physics.root import root
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.space.serving import Cases, Setting
 
 NODES = (1.0, 0.3, 0.05)
 """Shares of the resident requests at which steps are computed, largest first."""
-ROUNDS = 10
-"""Steps of the search for D: the relative error is then below 1e-9 over models and loads."""
+STEPS_AHEAD = 1.25
+"""Steps of prompts before a request's own at most, while one takes all that wait. Simulations show
+0.5 to 1 (the rest of a step under way, sometimes one more); of 1, 1.25, 1.5 and 2 the least that
+does not make estimates of published runs worse."""
+ASTRAY = 0.01
+"""How far interpolation may put a search off, as a share of what is balanced."""
+MORE_NODES = 12
+"""Nodes that are added at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,25 +126,19 @@ def prompt_step(
     ), prompts
 
 
-def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:
-    """Zero of a growing function between ``low`` and ``high``; ``high`` where it stays negative.
-
-    ``at_low`` is its value at ``low``. False position that scales the value at a retained end by
-    what the other end gained: N. Anderson, Å. Björck (1973), "A new high order method of regula
-    falsi type", BIT 13. All rows take ``ROUNDS`` steps, so a row ends alike alone and among others.
-    """
-    end, at_end, x, at_x = low, at_low, high, value(high)
-    beyond = at_x <= 0
-    for _ in range(ROUNDS):
-        rise = at_x - at_end
-        new = x - at_x * (x - end) / np.where(rise == 0, 1.0, rise)
-        at_new = value(new)
-        stays = at_new * at_x > 0  # the other end: the zero lies between it and the new point
-        shrink = 1 - at_new / np.where(stays, at_x, 1.0)
-        end = np.where(stays, end, x)
-        at_end = np.where(stays, at_end * np.where(shrink > 0, shrink, 0.5), at_x)
-        x, at_x = new, at_new
-    return np.where(beyond, high, x)
+_COLUMNS = (
+    "capacity",
+    "share",
+    "tokens",
+    "yields",
+    "steps",
+    "chunks",
+    "per_step",
+    "request_s",
+    "group",
+    "grouped_s",
+)
+"""What a loop knows of each case, besides its nodes."""
 
 
 class Loop:
@@ -151,15 +158,46 @@ class Loop:
         # a decode step goes along with each step of a prompt
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
         self.nodes = np.multiply.outer(NODES, capacity)
-        times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
-        self.slopes = (times[:-1] - times[1:]) / (self.nodes[:-1] - self.nodes[1:])[:, None]
-        self.starts = times[1:] - self.slopes * self.nodes[1:, None]
+        self.times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
+        self.group = self.prompts_together(capacity)
+        self.grouped_s = total(self.parts(self.nodes[-1], capacity)[1])
+        self._draw_lines()
 
-    def parts(self, decoding: Float) -> tuple[Parts, Parts]:
-        """A decode step, and what one prompt adds to its steps (takes alone if never mixed)."""
+    def _draw_lines(self) -> None:
+        """Lines between the nodes."""
+        apart = self.nodes[:-1] - self.nodes[1:]
+        apart = np.where(apart > 0, apart, 1.0)
+        self.slopes = (self.times[:-1] - self.times[1:]) / apart[:, None]
+        self.starts = self.times[1:] - self.slopes * self.nodes[1:, None]
+
+    def with_node(self, rows: Int, decoding: Float, times: tuple[Float, Float]) -> Loop:
+        """Some of the loops, with one more node: ``times`` (of all loops) at ``decoding``."""
+        loop = Loop.__new__(Loop)
+        loop.setting, loop.cases, loop.beside = self.setting, self.cases.take(rows), self.beside
+        for name in _COLUMNS:
+            setattr(loop, name, getattr(self, name)[rows])
+        nodes = np.concatenate([self.nodes[:, rows], decoding[None]])
+        order = np.argsort(-nodes, axis=0, kind="stable")
+        loop.nodes = np.take_along_axis(nodes, order, axis=0)
+        added = np.stack([seconds[rows] for seconds in times])
+        seconds = np.concatenate([self.times[:, :, rows], added[None]])
+        loop.times = np.take_along_axis(seconds, order[:, None], axis=0)
+        loop._draw_lines()
+        return loop
+
+    def prompts_together(self, arriving: Float) -> Float:
+        """Prompts that share a step, at ``arriving`` per decode step."""
+        return np.clip(arriving * self.chunks, 1.0, self.per_step) / self.chunks
+
+    def parts(self, decoding: Float, arriving: Float | None = None) -> tuple[Parts, Parts]:
+        """A decode step, and what one prompt adds to its steps (takes alone if never mixed).
+
+        Prompts arrive as fast as ``decoding`` sequences end, or ``arriving`` per decode step.
+        """
         step, mixes = decode_step(self.cases, decoding), self.setting.engine.mixes_prompts
         beside = step if mixes else idle_step(self.cases)
-        with_prompts, prompts = prompt_step(self.setting, self.cases, beside, decoding / self.steps)
+        arriving = decoding / self.steps if arriving is None else arriving
+        with_prompts, prompts = prompt_step(self.setting, self.cases, beside, arriving)
         decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
         if not mixes:
             return decode, {name: seconds / prompts for name, seconds in both.items()}
@@ -188,25 +226,84 @@ class Loop:
         waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
         ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
+        queue_s = np.clip(queue_s, *self._bounds(decoding, prompt_s, coming, waiting_s))
         ttft_s = self.request_s + unqueued_s + queue_s
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
-    def decoding(self, rate: Float | None) -> Float:
-        """Decoding sequences at which the loop is full or serves ``rate`` requests per second."""
+    def _bounds(
+        self, decoding: Float, prompt_s: Float, coming: Float, waiting_s: Float
+    ) -> tuple[Float, Float]:
+        """Least and most seconds that other prompts delay one, where those that wait share steps.
 
-        def above(decoding: Float) -> Float:
-            balance = self.balance(decoding, *self.interpolated(decoding))
-            if rate is None:
-                return balance.rate * balance.ttft_s + decoding - self.capacity
-            return balance.rate - rate
+        At least the rest of its own step; at most that and the steps before it.
+        """
+        group = self.prompts_together(decoding / self.steps)
+        more = self.group - group
+        alike = more <= 0  # a step takes no more than comes anyway
+        added_s = (self.group * self.grouped_s - group * prompt_s) / np.where(alike, 1.0, more)
+        added_s = np.where(alike, prompt_s, np.clip(added_s, 0.0, prompt_s))
+        fixed_s = group * (prompt_s - added_s)
+        rest_s = self.share * np.maximum(1 - 1 / group, 0.0) * fixed_s
+        fixed_s, added_s = fixed_s / self.cases.pp, added_s / self.cases.pp
 
-        none = np.zeros(len(self.cases))
-        at_none = -(self.capacity if rate is None else rate)
-        return np.maximum(root(above, none, at_none, self.capacity), 1e-9)
+        def ahead(start_s: Float | float, each_s: Float) -> Float:
+            """Prompts ahead of each where they delay it by ``start_s + ahead · each_s``."""
+            return (waiting_s + coming * start_s) / np.maximum(1 - coming * each_s, 1e-9)
 
-    def flow(self, decoding: Float, resident: Float | None = None) -> Flow:
+        one_by_one = ahead(0.0, fixed_s + added_s)
+        in_few = ahead(STEPS_AHEAD * fixed_s + rest_s, added_s)
+        in_full = ahead(0.0, fixed_s / self.group + added_s)
+        count = np.maximum(np.minimum(one_by_one, in_few), in_full)
+        count = np.minimum(count, self.share * self.capacity)
+        steps = np.maximum(np.minimum(count, STEPS_AHEAD), count / self.group)
+        return rest_s, rest_s + added_s * count + fixed_s * steps
+
+    def excess(self, decoding: Float, times: tuple[Float, Float], rate: Float | None) -> Float:
+        """Requests that ``decoding`` sequences make the loop hold beyond its capacity.
+
+        Where ``rate`` is given, requests per second that it serves beyond that. ``times`` are those
+        of a decode step and of a prompt.
+        """
+        balance = self.balance(decoding, *times)
+        if rate is None:
+            return balance.rate * balance.ttft_s + decoding - self.capacity
+        return balance.rate - rate
+
+    def _search(self, rate: Float | None) -> Float:
+        """Decoding sequences without excess, as interpolation has it."""
+        zero = root(
+            lambda decoding: self.excess(decoding, self.interpolated(decoding), rate),
+            np.zeros(len(self.cases)),
+            -(self.capacity if rate is None else rate),
+            self.capacity,
+        )
+        return np.maximum(zero, 1e-9)
+
+    def settle(self, rate: Float | None) -> tuple[Float, Parts, Parts]:
+        """Decoding sequences at which the loop is full or serves ``rate`` requests per second.
+
+        With the parts of a decode step and of a prompt.
+        """
+        loop, rows, decoding = self, np.arange(len(self.cases)), self._search(rate)
+        settled, (decode, prompt) = decoding.copy(), self.parts(decoding)
+        times = total(decode), total(prompt)
+        for _ in range(MORE_NODES):
+            aim = loop.capacity if rate is None else rate
+            astray = np.abs(loop.excess(decoding, times, rate)) > ASTRAY * aim
+            chosen = np.flatnonzero(astray & (decoding < loop.capacity))
+            if not len(chosen):
+                break
+            loop, rows = loop.with_node(chosen, decoding[chosen], times), rows[chosen]
+            rate = None if rate is None else rate[chosen]
+            decoding = settled[rows] = loop._search(rate)
+            decode, prompt = loop.parts(decoding)
+            times = total(decode), total(prompt)
+        return settled, *((decode, prompt) if loop is self else self.parts(settled))
+
+    def flow(
+        self, decoding: Float, decode: Parts, prompt: Parts, resident: Float | None = None
+    ) -> Flow:
         """The state at so many decoding sequences; computes ``resident`` where it is None."""
-        decode, prompt = self.parts(decoding)
         step_s, prompt_s = total(decode), total(prompt)
         balance = self.balance(decoding, step_s, prompt_s)
         schedule_s = self.share * balance.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
@@ -234,10 +331,10 @@ class Loop:
 def closed_loop(setting: Setting, cases: Cases, resident: Float) -> Flow:
     """Steady state with ``resident`` requests always in a replica, prompts spread over time."""
     loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
-    return loop.flow(loop.decoding(None), resident)
+    return loop.flow(*loop.settle(None), resident)
 
 
 def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> Flow:
     """Steady state that serves ``arriving`` requests per second, at most ``limit`` at once."""
     loop = Loop(setting, cases, limit, np.ones(len(cases)))
-    return loop.flow(loop.decoding(arriving))
+    return loop.flow(*loop.settle(arriving))

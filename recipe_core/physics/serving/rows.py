@@ -290,18 +290,28 @@ def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
 
 
 def _queued(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str]]:
-    """How many requests wait, where those in flight are a given number."""
+    """How many requests wait, and how many of those that memory counts its cache does not hold."""
     limits = _floats(resident_limit(setting, cases, memory) * cases.replicas)
-    for limit, load in zip(limits, _floats(cases.load), strict=True):
-        waits = setting.mode == "closed" and load > limit
-        yield (
-            [
+    counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
+    columns = (limits, _floats(cases.load), _floats(counted), _floats(memory.max_concurrency))
+    short = memory.kv_needed_bytes > memory.pool_bytes
+    apart = (memory.total_bytes > memory.usable_bytes) & (setting.engine.memory.pool == "static")
+    flags = (short.tolist(), (apart & ~short).tolist())
+    for limit, load, needed, whole, queues, outside in zip(*columns, *flags, strict=True):
+        notes = []
+        if setting.mode in ("closed", "offline") and load > limit:
+            notes.append(
                 f"{limit:,.0f} of {load:,.0f} requests run at once; "
                 "the others wait in the engine's queue."
-            ]
-            if waits
-            else []
-        )
+            )
+        if outside:
+            notes.append("Activations and runtime lie outside the engine's share of the memory.")
+        if queues:
+            notes.append(
+                f"The KV cache holds {whole:,.0f} of {needed:,.0f} requests at full length; "
+                "total_bytes counts what all of them need."
+            )
+        yield notes
 
 
 def _heads(setting: Setting, cases: Cases) -> Iterator[list[str]]:

@@ -369,4 +369,6 @@ def _activations(
     redone = np.where(cases.recompute > 0, largest - least_saved, 0.0)
     flights = in_flight(cases)
     per_layer = mean_saved[:, None] * count + first * boundary_bytes(setting, cases)[:, None]
-    return cases.tokens[:, None] * (flights * per_layer + np.maximum(redone, 0.0)[:, None])
+    # a stage that holds the head alone has nothing to recompute
+    redone = np.where(count == 0, 0.0, np.maximum(redone, 0.0)[:, None])
+    return cases.tokens[:, None] * (flights * per_layer + redone)

@@ -1,0 +1,277 @@
+"""Why a pair of estimates looks odd, where the estimates themselves can show it.
+
+Most reasons are checked by taking something away: both estimates are made again with links, kernel
+launches or casts that take no time, or with 8-bit kernels as good as 16-bit ones. A reason holds
+where the pair then looks odd no more. The others are read from the parts of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.engines.frameworks import training_data
+from recipe_core.hardware.cluster import roofline
+from recipe_core.physics.serving.continuous_batching import prompt_chunks, prompts_a_step
+from recipe_core.physics.serving.cost import changed, without_links
+from recipe_core.physics.serving.estimates import estimate as serving_estimate
+from recipe_core.physics.training.estimates import estimate as training_estimate
+from scripts.attack.estimate_oddities import Case, Oddity, Pair
+
+Change = Callable[[Any], Any]
+"""A setting with something taken away."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """``holds``: whether it explains an oddity of a pair."""
+
+    name: str
+    holds: Callable[[Oddity, Pair], bool]
+
+
+# Taking something away
+
+
+def free_links(setting: Any) -> Any:
+    return replace(setting, cluster=without_links(setting.cluster))
+
+
+def _with_overheads(setting: Any, **values: float) -> Any:
+    overheads = {
+        runtime: overhead.model_copy(update=values)
+        for runtime, overhead in setting.engine.overheads.items()
+    }
+    return replace(setting, engine=setting.engine.model_copy(update={"overheads": overheads}))
+
+
+def free_launches(setting: Any) -> Any:
+    return _with_overheads(setting, launch_s=0.0)
+
+
+def alike_kernels(setting: Any) -> Any:
+    """Products of every format start as fast and come as near to the data sheet as bf16's."""
+    device = setting.cluster.device
+    shapes = {
+        family: {"any": roofline(device, family, "bf16", "fp16")} for family in ("gemm", "moe")
+    }
+    known = device.model_copy(update={"roofline": {**device.roofline, **shapes}})
+    return replace(setting, cluster=replace(setting.cluster, device=known))
+
+
+def free_casts(setting: Any) -> Any:
+    names = ("quantize_passes", "quantize_passes_by_operator")
+    free = {name: changed(getattr(setting.calibration, name), lambda _: 0.0) for name in names}
+    return replace(setting, calibration=setting.calibration.model_copy(update=free))
+
+
+def alike_pace(setting: Any) -> Any:
+    """8-bit products lose no more to power than 16-bit ones."""
+    same = {"sustained_fp8": setting.calibration.sustained}
+    return replace(setting, calibration=setting.calibration.model_copy(update=same))
+
+
+def without(case: Case, *changes: Change) -> Case | None:
+    """The case estimated again in a changed setting; None where it cannot run there."""
+    estimates = case.estimates
+    setting, training = estimates.setting, case.workload["kind"] == "training"
+    for change in changes:
+        setting = change(setting)
+    again = (training_estimate if training else serving_estimate)(setting, estimates.cases)
+    answer = again.row(0).to_json()
+    return Case(case.request, answer) if answer["feasible"] else None
+
+
+def _taken_away(*changes: Change) -> Callable[[Oddity, Pair], bool]:
+    def holds(oddity: Oddity, pair: Pair) -> bool:
+        before, after = without(pair.before, *changes), without(pair.after, *changes)
+        return before is not None and after is not None and not oddity.seen(Pair(before, after))
+
+    return holds
+
+
+def _prompts_together(case: Case) -> float:
+    """Prompts that share a step on average, as far as their number follows from the load."""
+    estimates = case.estimates
+    decoding, cases = estimates.serving.decoding, estimates.cases
+    steps = np.maximum(cases.output_tokens - 1, 1e-6)
+    chunks = prompt_chunks(cases, estimates.setting.engine.chunked_prefill)[1]
+    return float(np.clip(decoding / steps * chunks, 1.0, prompts_a_step(cases))[0])
+
+
+def _share_steps(oddity: Oddity, pair: Pair) -> bool:
+    """More prompts share a step under the one load than under the other.
+
+    Were there one prompt a step, the pair would not be odd, or one load could not be served.
+    """
+    if _prompts_together(pair.before) == _prompts_together(pair.after):
+        return False
+    alone = []
+    for case in (pair.before, pair.after):
+        estimates = case.estimates
+        tokens = prompt_chunks(estimates.cases, chunked=False)[0]
+        cases = replace(estimates.cases, max_batched_tokens=tokens)
+        answer = serving_estimate(estimates.setting, cases).row(0).to_json()
+        alone.append(Case(case.request, answer))
+    served = all(case.answer["feasible"] for case in alone)
+    return not served or not oddity.seen(Pair(*alone))
+
+
+# Parts
+
+
+def _risen(pair: Pair) -> set[str]:
+    """Parts of memory that rise."""
+    before, after = pair.before.memory, pair.after.memory
+    skipped = {"total_bytes", "usable_bytes", "capacity_bytes", "kv_cache_bytes", "host_bytes"}
+    names = {name for name in before if name.endswith("_bytes")} - skipped
+    return {name for name in names if after[name] > before[name] * (1 + 1e-9)}
+
+
+def _buffers(_: Oddity, pair: Pair) -> bool:
+    return _risen(pair) == {"runtime_bytes"}
+
+
+def _holds_more(_: Oddity, pair: Pair) -> bool:
+    """Requests waited, and a larger cache holds more of them at once."""
+    held = [float(case.estimates.serving.resident[0]) for case in (pair.before, pair.after)]
+    waited = any("run at once" in note for note in pair.before.answer["notes"])
+    parts = {"kv_needed_bytes", "runtime_bytes"}
+    return waited and held[1] > held[0] and _risen(pair) <= parts
+
+
+def _gathers(_: Oddity, pair: Pair) -> bool:
+    """States take less, but what is gathered of them for a layer takes more."""
+    return _risen(pair) <= {"gathered_bytes", "reserve_bytes"}
+
+
+def _whole_steps(_: Oddity, pair: Pair) -> bool:
+    """Prompts of several chunks fill the steps, which take no longer than before."""
+    seconds, waiting = [], []
+    for case in (pair.before, pair.after):
+        served, setting = case.estimates.serving, case.estimates.setting
+        chunks = prompt_chunks(case.estimates.cases, setting.engine.chunked_prefill)[1]
+        seconds.append(float((served.step_s + served.prompt_s / chunks)[0]))
+        waiting.append(case.answer["breakdown_s"]["prefill"].get("prompts_ahead", 0.0))
+    bound = all(
+        wait > case.figure("request_latency_s") / 2
+        for wait, case in zip(waiting, (pair.before, pair.after), strict=True)
+    )
+    return bool(chunks[0] > 1) and bound and seconds[1] <= seconds[0]
+
+
+def _one_more_step(_: Oddity, pair: Pair) -> bool:
+    """The prompts of a static batch no longer fit into as many steps, each as long as before."""
+    if pair.before.workload["mode"] != "static":
+        return False
+    steps = []
+    for case in (pair.before, pair.after):
+        cases = case.estimates.cases
+        tokens = prompt_chunks(cases, chunked=False)[0] * case.estimates.serving.resident
+        steps.append(float(np.ceil(tokens / cases.max_batched_tokens)[0]))
+    return steps[1] == steps[0] + 1 and pair.change("ttft_s") <= 1.01 * steps[1] / steps[0] - 1
+
+
+def _idle_ranks(_: Oddity, pair: Pair) -> bool:
+    """Ranks that share experts step together, those without a request too."""
+    candidate, load = pair.after.request["candidate"], pair.after.estimates.cases.load[0]
+    limited = pair.after.workload["mode"] != "open"
+    return bool(limited and candidate["ep"] > 1 and load < candidate["dp"])
+
+
+def _rest_of_step(case: Case) -> float:
+    """Seconds of a training step without the traffic of gradients and states."""
+    parts = case.answer["breakdown_s"]["step"]
+    traffic = ("data_parallel", "stragglers")
+    return sum(seconds for name, seconds in parts.items() if name not in traffic)
+
+
+def _traffic(_: Oddity, pair: Pair) -> bool:
+    return _rest_of_step(pair.after) <= _rest_of_step(pair.before) * (1 + 1e-9)
+
+
+def _hides_traffic(_: Oddity, pair: Pair) -> bool:
+    before, after = (
+        case.answer["breakdown_s"]["step"].get("data_parallel", 0.0)
+        for case in (pair.before, pair.after)
+    )
+    same = _rest_of_step(pair.after) >= _rest_of_step(pair.before) * (1 - 1e-9)
+    return after < before and same
+
+
+LINKS = Reason("links: gone where they take no time", _taken_away(free_links))
+LAUNCHES = Reason("kernel launches: gone where they take no time", _taken_away(free_launches))
+TOGETHER = Reason("prompts share steps: gone, or no longer served, where none do", _share_steps)
+
+REASONS: dict[str, tuple[Reason, ...]] = {
+    "one prompt token more: a time jumps by over 20 %": (
+        Reason("the prompts of a static batch need one step more", _one_more_step),
+    ),
+    "load doubled: time to first token falls by over 1 %": (LAUNCHES, TOGETHER),
+    "dp doubled: throughput falls by over 2 %": (
+        LINKS,
+        LAUNCHES,
+        Reason("ranks without a request take part in steps of shared experts", _idle_ranks),
+        TOGETHER,
+    ),
+    "tp doubled: throughput halves or worse": (LINKS,),
+    "tp doubled: memory rises": (
+        Reason("communication buffers alone rise", _buffers),
+        Reason("a larger cache holds more of the waiting requests", _holds_more),
+    ),
+    "fp8 weights: throughput over 5 % below bf16": (
+        Reason(
+            "8-bit kernels: gone where they are as good as 16-bit ones", _taken_away(alike_kernels)
+        ),
+        LAUNCHES,
+        Reason("prompts fill every step, and steps take no longer", _whole_steps),
+    ),
+    "training, dp doubled: a step takes over 2 % longer": (
+        Reason("traffic of gradients and states: the rest takes no longer", _traffic),
+    ),
+    "training in fp8: a step takes over 5 % longer": (
+        Reason("casts to 8 bits: gone where they take no time", _taken_away(free_casts)),
+        Reason("casts and power of 8-bit products", _taken_away(free_casts, alike_pace)),
+    ),
+    "training, all recomputed: a step takes less time": (
+        Reason("a longer backward pass hides more traffic of gradients", _hides_traffic),
+    ),
+    "training, states divided (ZeRO 3): memory rises": (
+        Reason("parameters gathered for a layer alone rise", _gathers),
+    ),
+}
+
+
+def reason_for(oddity: Oddity, pair: Pair) -> str | None:
+    """The first reason that explains an odd pair."""
+    for reason in REASONS.get(oddity.name, ()):
+        if reason.holds(oddity, pair):
+            return reason.name
+    return None
+
+
+def over_reason(case: Case) -> str | None:
+    """Why a split that needs more memory than may be used can run, where its notes say it."""
+    memory = case.memory
+
+    def says(words: str) -> bool:
+        return any(words in note for note in case.answer["notes"])
+
+    if "training" in case.answer:
+        most = memory["usable_bytes"] * (1 + training_data().figures.tight.value)
+        if memory["total_bytes"] <= most and says("memory is tight"):
+            return "training: within the share by which estimates are high"
+        return None
+    if says("outside the engine's share"):
+        inside = memory["weights_bytes"] + memory["kv_needed_bytes"] <= memory["usable_bytes"]
+        whole = memory["total_bytes"] <= memory["capacity_bytes"]
+        return "serving: activations lie outside the engine's share" if inside and whole else None
+    estimates = case.estimates.memory
+    counted = estimates.kv_needed_bytes / estimates.sequence_bytes * case.estimates.cases.replicas
+    fits = estimates.start_bytes[0] <= estimates.usable_bytes[0]
+    if fits and memory["max_concurrency"] < counted[0] and says("requests at full length"):
+        return "serving: the cache holds some of the requests counted"
+    return None

@@ -1,0 +1,156 @@
+"""Random estimates keep their properties, and what looks odd in them has a reason that holds."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from recipe_core.search.plans import estimate_batch
+from scripts.attack.estimate_draws import draw
+from scripts.attack.estimate_oddities import ODDITIES, Case, Pair, over
+from scripts.attack.estimate_reasons import over_reason, reason_for
+from scripts.attack.estimates import attack
+from tests.sizes import examples
+
+BY_NAME = {oddity.name: oddity for oddity in ODDITIES}
+
+
+def request(
+    model: str, device: str, candidate: dict[str, Any], workload: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "hardware": {"device": device, "per_node": 8, "nodes": 16},
+        "workload": {"kind": "serving", **workload},
+        "candidate": {"tp": 1, "pp": 1, "dp": 1, **candidate},
+    }
+
+
+def pair(before: dict[str, Any], part: str, **change: Any) -> Pair:
+    """A request, and the same with a change, both estimated."""
+    after = deepcopy(before)
+    after[part].update(change)
+    requests = (before, after)
+    return Pair(*map(Case, requests, estimate_batch(requests)))
+
+
+LLAMA_1B = request(
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "mi350x",
+    {"engine": "sglang", "pp": 4, "dp": 2},
+    {"mode": "closed", "input_tokens": 53, "output_tokens": 9, "concurrency": 170},
+)
+JAMBA = request(
+    "ai21labs/AI21-Jamba-Large-1.6",
+    "a100-sxm-80gb",
+    {"engine": "vllm", "tp": 4, "pp": 4, "dp": 2},
+    {"mode": "closed", "input_tokens": 30_509, "output_tokens": 1, "concurrency": 85},
+)
+XLAM = request(
+    "Salesforce/Llama-xLAM-2-70b-fc-r",
+    "gh200-144gb",
+    {"engine": "vllm", "tp": 2, "weight_dtype": "bf16", "kv_dtype": "fp8"},
+    {
+        "mode": "closed",
+        "input_tokens": 4200,
+        "output_tokens": 2,
+        "concurrency": 8,
+        "prefix_hit": 0.95,
+    },
+)
+SEED = request(
+    "ByteDance-Seed/Seed-OSS-36B-Instruct",
+    "mi355x",
+    {"engine": "sglang", "tp": 2},
+    {"mode": "open", "input_tokens": 350, "output_tokens": 20, "request_rate": 7.608},
+)
+
+
+def test_random_estimates_keep_their_properties_and_odd_ones_have_a_reason() -> None:
+    findings = attack(3, range(examples(600)))
+    assert not findings.failed, findings.text()
+    assert findings.feasible > findings.requests / 4
+
+
+def test_a_request_of_an_attack_follows_from_its_seed_and_index() -> None:
+    assert draw(3, 17) == draw(3, 17) != draw(4, 17)
+    assert len(draw(3, 17)) == 8
+
+
+def test_replicas_do_not_slow_short_requests_down() -> None:
+    assert pair(LLAMA_1B, "candidate", dp=4).change("output_tokens_per_s") > -0.02
+
+
+def test_a_doubled_rate_does_not_shorten_the_wait() -> None:
+    assert pair(SEED, "workload", request_rate=15.216).change("ttft_s") > -0.01
+
+
+def test_kernel_launches_that_more_prompts_share_explain_a_shorter_wait() -> None:
+    odd = pair(LLAMA_1B, "workload", concurrency=340)
+    assert odd.change("ttft_s") > -0.2
+    oddity = BY_NAME["load doubled: time to first token falls by over 1 %"]
+    assert str(reason_for(oddity, odd)).startswith("kernel launches")
+
+
+def test_prompts_alone_are_served_as_fast_under_twice_the_load() -> None:
+    doubled = pair(JAMBA, "workload", concurrency=170)
+    assert doubled.change("output_tokens_per_s") == pytest.approx(0, abs=0.05)
+    assert doubled.change("ttft_s") > 0.9
+
+
+def test_prompts_that_wait_share_steps_in_every_format() -> None:
+    assert pair(XLAM, "candidate", weight_dtype="fp8").change("output_tokens_per_s") > -0.05
+
+
+def test_kernels_explain_a_small_model_that_8_bits_slow_down() -> None:
+    small = request(
+        "Qwen/Qwen3.5-0.8B",
+        "gb300",
+        {"engine": "vllm", "tp": 2, "weight_dtype": "bf16"},
+        {"mode": "closed", "input_tokens": 6934, "output_tokens": 1740, "concurrency": 2},
+    )
+    odd = pair(small, "candidate", weight_dtype="fp8")
+    oddity = BY_NAME["fp8 weights: throughput over 5 % below bf16"]
+    assert oddity.seen(odd)
+    assert str(reason_for(oddity, odd)).startswith("8-bit kernels")
+
+
+def test_a_static_batch_may_need_one_step_more_for_one_token() -> None:
+    batch = request(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "h100-sxm",
+        {"engine": "vllm", "max_batched_tokens": 512},
+        {"mode": "static", "input_tokens": 12, "output_tokens": 16, "batch": 128},
+    )
+    odd = pair(batch, "workload", input_tokens=13)
+    oddity = BY_NAME["one prompt token more: a time jumps by over 20 %"]
+    assert odd.change("ttft_s") == pytest.approx(1 / 3, abs=0.01)
+    assert oddity.seen(odd)
+    assert "one step more" in str(reason_for(oddity, odd))
+
+
+@pytest.mark.parametrize(
+    ("mode", "load", "queued"),
+    [
+        ("closed", {"concurrency": 500}, True),
+        ("offline", {"requests": 500}, True),
+        ("static", {"batch": 60}, False),
+    ],
+)
+def test_what_needs_more_memory_than_there_is_says_how_much_is_held(
+    mode: str, load: dict[str, int], queued: bool
+) -> None:
+    lengths = {"input_tokens": 4000, "output_tokens": 4000}
+    crowded = request(
+        "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", {"engine": "vllm"}, {"mode": mode} | lengths
+    )
+    crowded["workload"] |= load
+    case = Case(crowded, estimate_batch([crowded])[0])
+    assert case.answer["feasible"]
+    assert over(case)
+    assert over_reason(case) is not None
+    holds = [note for note in case.answer["notes"] if "requests at full length" in note]
+    assert f"holds {case.memory['max_concurrency']:,} of" in holds[0]
+    assert any("run at once" in note for note in case.answer["notes"]) == queued
