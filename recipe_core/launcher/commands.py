@@ -30,7 +30,7 @@ def run_up(request: Request) -> int:
     plan = request.plan(starts=True)
     if plan.kind == "training":
         return runs.up(request, plan)
-    progress = Progress()
+    progress, before = Progress(), state.load(plan.own)
     try:
         plan, current, already = _ensure_up(request, plan, progress)
         if not request.foreground:
@@ -41,9 +41,13 @@ def run_up(request: Request) -> int:
         return _stay(plan, current, progress)
     except KeyboardInterrupt:
         started = state.load(plan.own)
-        if started is None or not request.foreground:
+        if started is None:
             raise
-        supervisor.stop(plan.own, started, progress=progress)
+        of_others = before is not None and before.mark == started.mark
+        if request.foreground or not of_others:
+            supervisor.stop(plan.own, started, progress=progress)
+        if not request.foreground:
+            raise
         return 0
 
 

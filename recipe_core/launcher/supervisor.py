@@ -65,11 +65,11 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
             place = f"pid {server.pid}, port {server.port}, log {server.log}"
             progress.say(f"started {server.name}: {place}")
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
+        current = replace(current, ready=True)
+        state.save(plan.own, current)
     except BaseException:
         stop(plan.own, current, progress=progress, recorded=True)
         raise
-    current = replace(current, ready=True)
-    state.save(plan.own, current)
     return current
 
 

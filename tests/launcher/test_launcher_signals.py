@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -22,7 +23,7 @@ from .bundles import Bundle, training_bundle, usual_signals, with_variable
 
 Make = Callable[..., Bundle]
 KILLED_AT = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
 from recipe_core.launcher import state
 from recipe_core.launcher.main import main
@@ -32,13 +33,13 @@ save, calls = state.save, []
 def killed(run, current):
     calls.append(1)
     if len(calls) == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(sys.argv[2]))
     save(run, current)
 
 state.save = killed
-main(sys.argv[3:], root=Path(sys.argv[2]))
+sys.exit(main(sys.argv[4:], root=Path(sys.argv[3])))
 """
-"""A launcher that SIGKILL meets the moment before it writes its state for the n-th time."""
+"""A launcher that a signal meets the moment before it writes its state for the n-th time."""
 
 
 def until(reached: Callable[[], object], limit_s: float = 60.0) -> None:
@@ -48,10 +49,15 @@ def until(reached: Callable[[], object], limit_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def signalled_at(nth: int, number: signal.Signals, bundle: Bundle, *words: str) -> int:
+    program = [sys.executable, "-c", KILLED_AT, str(nth), str(int(number)), str(bundle.root)]
+    done = subprocess.run([*program, *words], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
 def killed_at(nth: int, bundle: Bundle, *words: str) -> None:
-    program = [sys.executable, "-c", KILLED_AT, str(nth), str(bundle.root), *words]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert signalled_at(nth, signal.SIGKILL, bundle, *words) == -signal.SIGKILL
 
 
 @pytest.fixture
@@ -93,6 +99,40 @@ def test_what_a_killed_start_left_is_found_by_its_mark(
     assert bundle.run("down") == 0
     assert alive(token) == []
     assert not bundle.up
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("words", [["up"], ["bench", "--requests", "3"]], ids=["up", "bench"])
+def test_a_hangup_at_any_step_of_a_start_leaves_nothing(
+    bundle: Bundle, token: str, nth: int, words: list[str]
+) -> None:
+    assert signalled_at(nth, signal.SIGHUP, bundle, *words) == 130
+    assert (alive(token), bundle.up) == ([], False)
+
+
+def test_an_interrupted_up_leaves_what_ran_before(bundle: Bundle, token: str) -> None:
+    """It asks a server that another launcher started, and waits for an answer."""
+    assert bundle.run("up") == 0
+    state_file = bundle.root / "run" / "state.json"
+    state_file.write_text(state_file.read_text().replace('"ready": true', '"ready": false'))
+    (pid,) = alive(token)
+    os.kill(pid, signal.SIGSTOP)
+    waiting = stand_alone(bundle, "up")
+    until(lambda: _locked(bundle.root / "run" / "lock"))
+    waiting.send_signal(signal.SIGTERM)
+    waiting.communicate(timeout=60)
+    assert alive(token) == [pid]
+    os.kill(pid, signal.SIGCONT)
+    assert bundle.run("down") == 0
+
+
+def _locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_bench_starts_again_what_a_killed_bench_left(bundle: Bundle, token: str) -> None:
