@@ -114,12 +114,13 @@ def material() -> Material:
 
 
 def cases(count: int) -> Iterator[tuple[str, int]]:
-    """Families and indices, the families in proportion to their shares."""
+    """Families and indices: each family once, then in proportion to their shares."""
     shares = [name for name, (_, share) in FAMILIES.items() for _ in range(share)]
     random.Random(0).shuffle(shares)
     seen: Counter[str] = Counter()
     for number in range(count):
-        name = shares[number % len(shares)]
+        order = list(FAMILIES) if number < len(FAMILIES) else shares
+        name = order[number % len(order)]
         yield name, seen[name]
         seen[name] += 1
 
