@@ -78,13 +78,19 @@ def mounted_model(context: Context) -> str:
     """A hub id, or a folder on the nodes, which containers mount at the same path.
 
     Raises:
-        NoAnswer: for a folder whose path is not absolute.
+        NoAnswer: for a folder whose path is not absolute, or has a colon, which no mount may have.
     """
     if context.model_is_folder and not context.model_source.startswith("/"):
         raise NoAnswer(
             f"the model folder {context.model_source} is not an absolute path on the nodes.",
             field="parameters.model",
             hint="Set its absolute path.",
+        )
+    if context.model_is_folder and ":" in context.model_source:
+        raise NoAnswer(
+            f"the model folder {context.model_source} has a colon, so it cannot be mounted.",
+            field="parameters.model",
+            hint="Rename it, or use Slurm.",
         )
     return context.model_source
 

@@ -13,6 +13,7 @@ import argparse
 import ast
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -372,12 +373,12 @@ def differences(plain: Any, actual: Any, payload: str, where: str = "") -> Itera
     if isinstance(plain, str):
         yield from _text_differences(plain, actual, payload, where)
     elif isinstance(plain, dict) and isinstance(actual, dict):
-        named = {key.replace(WORD, payload): key for key in plain}
-        if named.keys() != actual.keys():
+        named = {key.replace(WORD, payload): key for key in plain if key not in FROM_DIGESTS}
+        if named.keys() != actual.keys() - set(FROM_DIGESTS):
             yield f"{where}: {sorted(named)} became {sorted(actual)}"
             return
         for name, key in named.items():
-            if "digest" not in key and key not in FROM_DIGESTS:
+            if "digest" not in key:
                 yield from differences(plain[key], actual[name], payload, f"{where}.{key}")
     elif isinstance(plain, list) and isinstance(actual, list):
         expected = list(_glued(plain, payload))
@@ -427,8 +428,13 @@ def _text_differences(plain: str, actual: Any, payload: str, where: str) -> Iter
     elif WORD in plain and where.endswith((".yaml", "..yaml")) and "\n" in plain:
         read = (readers.kubernetes(yaml.safe_load(text)) for text in (plain, actual))
         yield from differences(*read, payload, where)
-    elif actual != plain.replace(WORD, payload):
+    elif _path(actual) != _path(plain.replace(WORD, payload)):
         yield f"{where}: {plain!r:.200} became {actual!r:.200}"
+
+
+def _path(text: str) -> str:
+    """A text with its slashes as a normal path has them, which readers may make of it."""
+    return re.sub("(?<!:)/+", "/", text).replace("/:", ":")
 
 
 def whole_differences(plain: dict[str, Any], actual: dict[str, Any], text: str) -> Iterator[str]:
@@ -521,6 +527,8 @@ def _read(
     for path, before in plain[0].items():
         if path == "README.md" and plain[0].keys() != actual.keys():
             continue  # it lists the targets
+        if path == "sbom.json" and "/" in payload:
+            continue  # with more slashes it is no id of the hub
         if path in actual:
             yield from differences(before, actual[path], payload, path)
         elif not any(f"/{name}/" in path for name in unavailable):

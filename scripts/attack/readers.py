@@ -160,8 +160,10 @@ def compose(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     for key, body in yaml.safe_load(text)["services"].items():
         name, service = names[key]
         body.get("environment", {}).pop("HF_TOKEN", None)  # passed through on purpose
-        # it writes what it has read as a compose file again, with every dollar sign doubled
-        out.setdefault(name, {})[service] = _texts(body, lambda text: text.replace("$$", "$"))
+        # it writes what it has read as a compose file, with dollar signs doubled but in mounts
+        mounts = body.pop("volumes", [])
+        body = _texts(body, lambda text: text.replace("$$", "$"))
+        out.setdefault(name, {})[service] = {**body, "volumes": mounts}
     return out
 
 
