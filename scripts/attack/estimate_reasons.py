@@ -143,6 +143,18 @@ def _holds_more(_: Oddity, pair: Pair) -> bool:
     return waited and held[1] > held[0] and _risen(pair) <= parts
 
 
+def _stays_longer(_: Oddity, pair: Pair) -> bool:
+    """At the same rate requests that take longer are more at once (Little's law)."""
+    before, after = pair.before.estimates.serving, pair.after.estimates.serving
+    more = float(after.resident[0] / before.resident[0])
+    longer = float(after.request_latency_s[0] / before.request_latency_s[0])
+    rate = pair.before.workload["mode"] == "open" and _risen(pair) <= {
+        "kv_needed_bytes",
+        "runtime_bytes",
+    }
+    return rate and 1 < more <= 1.02 * longer
+
+
 def _gathers(_: Oddity, pair: Pair) -> bool:
     """States take less, but what is gathered of them for a layer takes more."""
     return _risen(pair) <= {"gathered_bytes", "reserve_bytes"}
@@ -221,6 +233,7 @@ REASONS: dict[str, tuple[Reason, ...]] = {
     "tp doubled: memory rises": (
         Reason("communication buffers alone rise", _buffers),
         Reason("a larger cache holds more of the waiting requests", _holds_more),
+        Reason("at the same rate slower requests are more at once", _stays_longer),
     ),
     "fp8 weights: throughput over 5 % below bf16": (
         Reason(
@@ -235,6 +248,7 @@ REASONS: dict[str, tuple[Reason, ...]] = {
     "training in fp8: a step takes over 5 % longer": (
         Reason("casts to 8 bits: gone where they take no time", _taken_away(free_casts)),
         Reason("casts and power of 8-bit products", _taken_away(free_casts, alike_pace)),
+        Reason("a shorter backward pass hides less traffic: the rest takes no longer", _traffic),
     ),
     "training, all recomputed: a step takes less time": (
         Reason("a longer backward pass hides more traffic of gradients", _hides_traffic),

@@ -87,6 +87,17 @@ def test_a_doubled_rate_does_not_shorten_the_wait() -> None:
     assert pair(SEED, "workload", request_rate=15.216).change("ttft_s") > -0.01
 
 
+def test_a_rate_of_prompts_alone_waits_as_long_as_with_a_token_more() -> None:
+    prompts = request(
+        "Qwen/Qwen2.5-32B-Instruct-AWQ",
+        "mi355x",
+        {"engine": "sglang", "pp": 2},
+        {"mode": "open", "input_tokens": 7, "output_tokens": 1, "request_rate": 40.3},
+    )
+    longer = pair(prompts, "workload", output_tokens=2)
+    assert longer.change("ttft_s") == pytest.approx(0, abs=0.05)
+
+
 def test_kernel_launches_that_more_prompts_share_explain_a_shorter_wait() -> None:
     odd = pair(LLAMA_1B, "workload", concurrency=340)
     assert odd.change("ttft_s") > -0.2

@@ -41,8 +41,10 @@ STEPS_AHEAD = 1.25
 does not make estimates of published runs worse."""
 ASTRAY = 0.01
 """How far interpolation may put a search off, as a share of what is balanced."""
-MORE_NODES = 12
-"""Nodes that are added at most."""
+MORE_NODES = 6
+"""Nodes that are added at most, before a search computes every step."""
+LEAST_DECODING = 1e-9
+"""Decoding sequences of a loop that hardly decodes, where answers have one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,19 @@ class Loop:
             -(self.capacity if rate is None else rate),
             self.capacity,
         )
-        return np.maximum(zero, 1e-9)
+        return np.maximum(zero, LEAST_DECODING)
+
+    def _search_exactly(self, rate: Float | None) -> Float:
+        """The same with every step computed, by magnitudes: rates grow about as what decodes."""
+        aim = self.capacity if rate is None else rate
+
+        def beyond(magnitude: Float) -> Float:
+            decoding = np.exp(magnitude)
+            decode, prompt = self.parts(decoding)
+            return np.log1p(self.excess(decoding, (total(decode), total(prompt)), rate) / aim)
+
+        least = np.full(len(self.cases), np.log(LEAST_DECODING))
+        return np.exp(root(beyond, least, beyond(least), np.log(self.capacity)))
 
     def settle(self, rate: Float | None) -> tuple[Float, Parts, Parts]:
         """Decoding sequences at which the loop is full or serves ``rate`` requests per second.
@@ -287,7 +301,7 @@ class Loop:
         loop, rows, decoding = self, np.arange(len(self.cases)), self._search(rate)
         settled, (decode, prompt) = decoding.copy(), self.parts(decoding)
         times = total(decode), total(prompt)
-        for _ in range(MORE_NODES):
+        for added in range(MORE_NODES + 1):
             aim = loop.capacity if rate is None else rate
             astray = np.abs(loop.excess(decoding, times, rate)) > ASTRAY * aim
             chosen = np.flatnonzero(astray & (decoding < loop.capacity))
@@ -295,7 +309,8 @@ class Loop:
                 break
             loop, rows = loop.with_node(chosen, decoding[chosen], times), rows[chosen]
             rate = None if rate is None else rate[chosen]
-            decoding = settled[rows] = loop._search(rate)
+            search = loop._search if added < MORE_NODES else loop._search_exactly
+            decoding = settled[rows] = search(rate)
             decode, prompt = loop.parts(decoding)
             times = total(decode), total(prompt)
         return settled, *((decode, prompt) if loop is self else self.parts(settled))
