@@ -176,7 +176,7 @@ def test_planted_code_of_a_signed_bundle_is_not_run(recipe: Recipe, tmp_path: Pa
     source = f"open({str(trace)!r}, 'w')\ndef main(*a, **k): return 0\n"
     tag = sys.implementation.cache_tag
     plant(folder, f"launcher/__pycache__/main.{tag}.pyc", compiled(source))
-    subprocess.run([sys.executable, "-c", "import launcher.main"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-B", "-c", "import launcher.main"], cwd=folder, check=True)
     assert trace.exists()  # the plant works
     trace.unlink()
     key = tmp_path / "key.pub.pem"
