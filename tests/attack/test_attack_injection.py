@@ -20,7 +20,7 @@ def named(case: Case, name: str) -> Field:
 
 
 def test_texts_arrive_as_they_are_or_are_refused_by_name() -> None:
-    tries = injection.drawn(examples(80, least=6), seed=7)
+    tries = injection.drawn(examples(40, least=4), seed=7)
     worst = ["$(touch INJECTED)", "--trust-remote-code", "${HF_TOKEN:-x}", "{{ .Values }}"]
     places = [(VLLM, "option"), (VLLM, "environment"), (VLLM, "hub id"), (TORCH, "folder")]
     tries += [
