@@ -84,7 +84,7 @@ CALLER_ERRORS = _described(
     s422="A name or value is not known, or the request would take more than it may.",
 )
 QUESTION_ERRORS = CALLER_ERRORS | _described(
-    s400="The request is understood, and has no split at all.",
+    s400="The request has no split at all, or the recipe in it is damaged.",
     s409="The request is understood, and the answer is no.",
     s413="The body has no Content-Length, or is too large.",
     s429="Too many requests of this caller wait; Retry-After says when to try again.",
