@@ -23,8 +23,8 @@ from recipe_core.engines.spec import engine
 from recipe_core.launcher import plan as launcher_plan
 from recipe_core.targets.fill import IN_KUBERNETES, IN_SHELL, Variable, fill
 from scripts.attack import readers
-from scripts.attack.injection import PAYLOADS
 from scripts.attack.readers import Shell
+from scripts.attack.texts import PAYLOADS
 from tests.sizes import examples
 
 CARRIED = [p for p in PAYLOADS if "\ud800" not in p and not flaw_of_text(PLACEHOLDER.sub("", p))]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from scripts.attack import injection
-from scripts.attack.injection import PAYLOADS, SERVING, TRAINING, Attack, Case, Field, fields
+from scripts.attack.injection import Attack
 from scripts.attack.readers import Shell
+from scripts.attack.texts import PAYLOADS, SERVING, TRAINING, Case, Field, fields
 from tests.sizes import examples
 
 VLLM, TORCH = SERVING[0], TRAINING[0]
