@@ -106,6 +106,8 @@ class Attack:
                 self._fail(index, "it ends or hangs before its first step")
                 return
             self._look_at_resume(index, whole)
+            if not index:  # the kills after the first have something to go on from
+                self._wait(process, lambda: bool(complete(self.checkpoints)))
             self._moment(process)
         finally:
             process.send_signal(signal.SIGKILL)
