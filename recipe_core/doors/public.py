@@ -20,17 +20,24 @@ if TYPE_CHECKING:
     from recipe_core.measured.serving_runs import Run
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
+    from recipe_core.recipe.own_runs import MeasuredSource
+    from recipe_core.space.corrections import Corrections
 
 RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 """A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
 
 
-def plan(request: RequestSource, *, folders: bool = True) -> Plan:
+def plan(
+    request: RequestSource, *, folders: bool = True, measured: MeasuredSource | None = None
+) -> Plan:
     """Evaluate every split of the request's hardware and rank those that can run.
 
     Args:
         request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
         folders: whether the model may be named by a path on this machine.
+        measured: runs of your own that correct the estimates: the path of a table, of a bundle or
+            of its ``measurement.json``; several of them; rows (``Run``); or what `own_runs` made
+            of these.
 
     Returns:
         The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
@@ -41,13 +48,17 @@ def plan(request: RequestSource, *, folders: bool = True) -> Plan:
         InputError: for a request that cannot be read; the message names the field and the fix.
         RecipeError: when the hardware has no split at all.
     """
-    return plans.plan(as_request(request), folders=folders)
+    values = as_request(request)
+    return plans.plan(values, folders=folders, corrections=own_runs(measured, folders=folders))
 
 
-def estimate(request: RequestSource, *, folders: bool = True) -> Estimate:
+def estimate(
+    request: RequestSource, *, folders: bool = True, measured: MeasuredSource | None = None
+) -> Estimate:
     """Estimate the split in ``request.candidate``.
 
-    Where that leaves something open, the best split that agrees with it.
+    Where that leaves something open, the best split that agrees with it. ``measured``: runs of your
+    own that correct it, as for `plan`; the ``basis`` of a figure says which of them tell of it.
 
     Returns:
         The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in
@@ -59,8 +70,26 @@ def estimate(request: RequestSource, *, folders: bool = True) -> Estimate:
         InputError: for a request that cannot be read.
         RecipeError: when no split agrees with the candidate.
     """
-    narrowed, row = plans.plan_candidate(as_request(request), folders=folders)
+    own, values = own_runs(measured, folders=folders), as_request(request)
+    narrowed, row = plans.plan_candidate(values, folders=folders, corrections=own)
     return narrowed.detailed(row)
+
+
+def own_runs(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
+    """Learn once from runs of your own, for several calls of `plan` and `estimate`.
+
+    Returns:
+        What they teach, with those that were left out (``left_out``); None without any.
+
+    Raises:
+        InputError: for a table with unknown columns or wrong values, a table of training runs, or a
+            measurement without its bundle.
+    """
+    if measured is None:
+        return None
+    from recipe_core.recipe.own_runs import corrections_of
+
+    return corrections_of(measured, folders=folders)
 
 
 def check(

@@ -69,11 +69,11 @@ class Plan(PlanRows):
 
     def replan(self, request: PlanRequest) -> Self:
         """The plan of another request of the same kind."""
-        return self.search(resolve(request))
+        return self.search(resolve(request, corrections=self.problem.corrections))
 
     def replan_stated(self, request: PlanRequest) -> Self | None:
         """The plan of the one split that another request states in full; None where it does not."""
-        problem = resolve(request)
+        problem = resolve(request, corrections=self.problem.corrections)
         return self.stated(problem, problem.candidate)
 
     # what a kind of workload knows to change
@@ -183,6 +183,8 @@ class Plan(PlanRows):
             strict=True,
         )
         reasons = zip(self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True)
+        corrections = self.problem.corrections
+        own = {} if corrections is None else {"own_runs": corrections.to_json()}
         return {
             "schema_version": 1,
             "candidates": [
@@ -197,6 +199,7 @@ class Plan(PlanRows):
                 "refused": len(rows),
                 "tied_with_best": self.tied,
             },
+            **own,
         }
 
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from recipe_core.hardware.cluster import Cluster, is_own
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plan import Plan
 from recipe_core.search.problem import Problem, resolve
+from recipe_core.space.corrections import Corrections
 
 
 @cache
@@ -27,21 +28,26 @@ def plan_type(kind: str) -> type[Plan]:
     return ServingPlan
 
 
-def plan(request: PlanRequest, *, folders: bool = True) -> Plan:
+def plan(
+    request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
+) -> Plan:
     """Every split of the request's hardware, judged and ranked.
 
     Of ``request.candidate`` only what all splits of a training plan share counts. ``folders``:
-    whether a model may be named by a path on this machine.
+    whether a model may be named by a path on this machine. ``corrections``: what runs of one's own
+    teach.
 
     Raises:
         InputError: for unknown names or what this version does not model.
         RecipeError: when there is no split at all.
     """
-    problem = resolve(request, folders=folders)
+    problem = resolve(request, folders=folders, corrections=corrections)
     return _some(plan_type(request.workload.kind).search(problem))
 
 
-def plan_candidate(request: PlanRequest, *, folders: bool = True) -> tuple[Plan, int]:
+def plan_candidate(
+    request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
+) -> tuple[Plan, int]:
     """The plan narrowed to what ``request.candidate`` states, and its best row.
 
     The nearest when none is feasible.
@@ -50,7 +56,8 @@ def plan_candidate(request: PlanRequest, *, folders: bool = True) -> tuple[Plan,
         InputError: as ``plan``.
         RecipeError: when no split agrees with the candidate.
     """
-    problem, kind = resolve(request, folders=folders), plan_type(request.workload.kind)
+    problem = resolve(request, folders=folders, corrections=corrections)
+    kind = plan_type(request.workload.kind)
     stated = kind.stated(problem, problem.candidate)
     if stated is not None:
         return stated, 0
@@ -73,7 +80,9 @@ def _some(plan: Plan) -> Plan:
 # Many at once
 
 
-def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
+def estimate_batch(
+    values: Iterable[Any], corrections: Corrections | None = None
+) -> list[dict[str, Any]]:
     """One estimate a request (plain values), in order.
 
     A bad request answers its error in its place.
@@ -88,10 +97,10 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
             if isinstance(value, RecipeError):  # a line that was no document
                 raise value
             request = PlanRequest.parse(value)
-            problem = resolve(request)
+            problem = resolve(request, corrections=corrections)
             pair = plan_type(request.workload.kind).one_case(problem, problem.candidate)
             if pair is None:
-                narrowed, row = plan_candidate(request)
+                narrowed, row = plan_candidate(request, corrections=corrections)
                 answers[n] = narrowed.estimate(row).to_json()
             else:
                 groups[shared_key(problem, pair[0])].append((n, problem, *pair))

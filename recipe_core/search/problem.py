@@ -29,6 +29,7 @@ from recipe_core.request.schema import (
     TrainingWorkload,
 )
 from recipe_core.search.limits import LIMITS
+from recipe_core.space.corrections import Corrections
 
 MAX_DEVICES = {"serving": 4096, "training": 65_536}
 """The largest cluster that is planned, by kind: serving enumerates every product of degrees,
@@ -45,12 +46,16 @@ W = TypeVar("W", ServingWorkload, TrainingWorkload)
 
 @dataclass(frozen=True, slots=True)
 class Problem(Generic[W]):
-    """A request with its names looked up. The first of ``clusters`` is the request's own."""
+    """A request with its names looked up. The first of ``clusters`` is the request's own.
+
+    ``corrections``: what runs of one's own teach; None without any.
+    """
 
     request: PlanRequest
     workload: W
     model: ModelSpec
     clusters: tuple[Cluster, ...]
+    corrections: Corrections | None = None
 
     @property
     def cluster(self) -> Cluster:
@@ -67,14 +72,22 @@ ServingProblem = Problem[ServingWorkload]
 TrainingProblem = Problem[TrainingWorkload]
 
 
-def resolve(request: PlanRequest, *, folders: bool = True) -> Problem[Any]:
-    """Look up model, devices and links.
+def resolve(
+    request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
+) -> Problem[Any]:
+    """Look up model, devices and links; estimates are made with ``corrections``.
 
     Raises:
         InputError: for unknown names, for fields that the kind of workload does not have, and for
             what the schema has but this version does not model.
     """
     refuse_other_kind(request)
+    if corrections is not None and request.is_training:
+        raise InputError(
+            "measured runs correct estimates of serving, not of training.",
+            field="measured",
+            hint="Leave them out, or ask for a serving workload.",
+        )
     places = (request.hardware, *request.options.hardware)
     clusters = tuple(_cluster(request, hardware, k) for k, hardware in enumerate(places))
     model, workload = _model(request, folders), request.workload
@@ -82,7 +95,7 @@ def resolve(request: PlanRequest, *, folders: bool = True) -> Problem[Any]:
         run = Problem(request, workload, model, clusters)
         _check_positions(run)
         return run
-    service = Problem(request, workload, model, clusters)
+    service = Problem(request, workload, model, clusters, corrections)
     _check_serving(service)
     return service
 

@@ -96,7 +96,10 @@ def setting(
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
         stored = "bf16"  # what engines load such a checkpoint as where they compute in 16 bit
     cached = kv_dtype(cache, stored, problem.model)
-    return Setting(problem.model, place, spec, problem.workload.mode, stored, cached)
+    one = Setting(problem.model, place, spec, problem.workload.mode, stored, cached)
+    if problem.corrections is None:
+        return one
+    return replace(one, correction=problem.corrections.of(one))
 
 
 def engine_of(name: str | None, place: Cluster) -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role
+from recipe_core.space.scales import Scales
 
 WIDE = frozenset({"bf16", "fp16", "fp32"})
 """Formats that an engine casts into one another while loading."""
@@ -20,9 +21,23 @@ WIDE = frozenset({"bf16", "fp16", "fp32"})
 Mode = Literal["closed", "open", "static", "offline"]
 
 
+class Correction(Protocol):
+    """What runs of one's own teach about the cases of a setting (``corrections``)."""
+
+    @property
+    def without(self) -> str:
+        """What a figure rests on that no run tells of."""
+
+    def scales(self, cases: Cases) -> Scales | None:
+        """Scales of the times of each case; None where no run is on the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cases of one call share. Dtypes are resolved: never "auto"."""
+    """What all cases of one call share. Dtypes are resolved: never "auto".
+
+    ``correction``: what runs of one's own teach about them; None without any run.
+    """
 
     model: ModelSpec
     cluster: Cluster
@@ -30,6 +45,7 @@ class Setting:
     mode: Mode
     weight_dtype: str
     kv_dtype: str
+    correction: Correction | None = None
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.

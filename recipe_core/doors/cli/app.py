@@ -33,6 +33,14 @@ RequestFile = Annotated[
     str,
     typer.Argument(metavar="REQUEST", help="A request as YAML or JSON; - reads standard input."),
 ]
+Measured = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--measured",
+        metavar="TABLE",
+        help="Runs of your own that correct the estimates: a CSV, a bundle, a measurement.json.",
+    ),
+]
 Bundle = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")
 ]
@@ -78,6 +86,18 @@ def fail(error: RecipeError) -> NoReturn:
 def emit(value: Any) -> None:
     """Print JSON."""
     typer.echo(to_json(value))
+
+
+def own_runs(paths: list[Path] | None) -> Any:
+    """What runs of one's own teach; says on standard error how many count. None without any."""
+    if not paths:
+        return None
+    from recipe_core.recipe.own_runs import corrections_of, own_runs_text
+
+    corrections = corrections_of(paths)
+    if corrections is not None:
+        typer.echo("\n".join(own_runs_text(corrections)), err=True)
+    return corrections
 
 
 @contextmanager

@@ -12,9 +12,11 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.app import (
     Json,
+    Measured,
     RequestFile,
     app,
     emit,
+    own_runs,
     read_lines,
     read_request,
     working,
@@ -37,6 +39,7 @@ def plan_command(
             "--sensitivity", help="Also show what would change the choice: price, lengths, load."
         ),
     ] = False,
+    measured: Measured = None,
     as_json: Json = False,
 ) -> None:
     """Judge and rank every split over the cluster."""
@@ -45,8 +48,9 @@ def plan_command(
     from recipe_core.request.schema import PlanRequest
 
     values = PlanRequest.parse(read_request(request))
+    corrections = own_runs(measured)
     with working("Judging every split …"):
-        result = plan(values)
+        result = plan(values, measured=corrections)
         if everything is not None:
             _write_rows(result, everything)
         sensitivity = result.sensitivity() if flips else None
@@ -88,6 +92,7 @@ def estimate(
             "--trace", help="Also build the real model without weights and compare (torch extra)."
         ),
     ] = False,
+    measured: Measured = None,
     as_json: Json = False,
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
@@ -102,16 +107,18 @@ def estimate(
                 field="trace",
                 hint="Trace its lines one by one.",
             )
-        _estimate_lines(Path(request))
+        _estimate_lines(Path(request), own_runs(measured))
         return
     values = PlanRequest.parse(read_request(request))
+    corrections = own_runs(measured)
     with working("Estimating …"):
-        plan, row = plan_candidate(values)
+        plan, row = plan_candidate(values, corrections=corrections)
         answer = plan.detailed(row).to_json()
     with working("Tracing the model …"):
         traced_parts, text = _trace(plan, row) if traced else ({}, "")
     if as_json:
-        emit({"candidate": plan.candidate(row), **answer, **traced_parts})
+        own = {} if corrections is None else {"own_runs": corrections.to_json()}
+        emit({"candidate": plan.candidate(row), **answer, **traced_parts, **own})
     else:
         typer.echo(estimate_text(plan.candidate(row), answer) + text)
     raise typer.Exit(0 if answer["feasible"] else 1)
@@ -130,11 +137,11 @@ def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
     return {"trace": measured}, f"\n\n{trace_text(measured)}"
 
 
-def _estimate_lines(path: Path) -> None:
+def _estimate_lines(path: Path, corrections: Any) -> None:
     from recipe_core.search.plans import estimate_batch
 
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):
-        answers = estimate_batch(values)
+        answers = estimate_batch(values, corrections)
     for answer in answers:
         typer.echo(to_json(answer, indent=None))

@@ -10,6 +10,13 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.units import gib, significant
+from recipe_core.physics.serving.corrections import (
+    Corrected,
+    corrected,
+    corrected_pools,
+    time_factor,
+    time_shares,
+)
 from recipe_core.physics.serving.cost import Cost, cost
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.physics.serving.pools import Pools, disaggregated
@@ -20,10 +27,12 @@ from recipe_core.physics.serving.simulate import (
     TYPICAL,
     Simulation,
     Spread,
+    TimeScales,
     simulate,
 )
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rules import refusals
+from recipe_core.space.scales import Scales
 from recipe_core.space.serving import Cases, Setting
 
 if TYPE_CHECKING:
@@ -32,7 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All quantities of all cases; ``row`` gives one as an object."""
+    """All quantities of all cases; ``row`` gives one as an object.
+
+    ``corrected``: how runs of one's own changed them.
+    """
 
     setting: Setting
     cases: Cases
@@ -42,6 +54,7 @@ class Estimates:
     refusals: tuple[Refusal, ...]
     simulation: Simulation | None = None
     pools: Pools | None = None
+    corrected: Corrected | None = None
 
     def simulated(
         self,
@@ -57,13 +70,20 @@ class Estimates:
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
+        cases, own = self.cases.take(rows), None
+        if self.corrected is not None:
+            changed = self.corrected.take(rows)
+            own = TimeScales(changed.ttft, changed.tpot, changed.rate)
+            if self.setting.mode == "open":  # as slow as solved: see ``corrections``
+                cases = replace(cases, load=cases.load / changed.rate)
         ran = simulate(
             self.setting,
-            self.cases.take(rows),
+            cases,
             self.memory.take(rows),
             spread=spread,
             percentiles=percentiles,
             limits=limits,
+            scales=own,
         )
         return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
@@ -140,11 +160,11 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
     if setting.mode in ("closed", "static"):
         asked = np.maximum(np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0)
     mem = memory(setting, cases, asked)
-    pools = None
-    if cases.disaggregated.any():
-        served, pools = disaggregated(setting, cases, mem)
-    else:
-        served = _served(setting, cases, mem)
+    served, pools = _solved(setting, cases, mem)
+    own = None
+    scales = setting.correction.scales(cases) if setting.correction else None
+    if scales is not None:
+        served, pools, own = _corrected(setting, cases, mem, (served, pools), scales)
     if (
         setting.mode in ("open", "offline") or pools is not None
     ):  # the load itself does not say how many are held at once
@@ -155,7 +175,32 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
         *_fit_rules(setting, cases, mem, served),
         *(_pool_rules(setting, pools) if pools else ()),
     ]
-    return Estimates(setting, cases, mem, served, price, tuple(rules), pools=pools)
+    return Estimates(setting, cases, mem, served, price, tuple(rules), pools=pools, corrected=own)
+
+
+def _solved(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
+    """Serving of cases by the formulas, and what each pool does where there are two."""
+    if cases.disaggregated.any():
+        return disaggregated(setting, cases, mem)
+    return _served(setting, cases, mem), None
+
+
+def _corrected(
+    setting: Setting,
+    cases: Cases,
+    mem: Memory,
+    solved: tuple[Serving, Pools | None],
+    scales: Scales,
+) -> tuple[Serving, Pools | None, Corrected]:
+    """The same with times scaled as own runs teach. An open loop is solved at a scaled rate."""
+    (served, pools), stretch = solved, None
+    if setting.mode == "open":
+        shares = time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
+        longer = time_factor(shares, scales)
+        stretch = np.where(np.isfinite(longer), longer, 1.0)
+        served, pools = _solved(setting, replace(cases, load=cases.load * stretch), mem)
+    scaled, own = corrected(cases, served, scales, stretch)
+    return scaled, None if pools is None else corrected_pools(pools, own), own
 
 
 _OF_BOTH = ("devices", "runtime", "weight-dtype", "kv-dtype", "context", "no-pools", "no-drafts")

@@ -13,8 +13,9 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import significant
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
-from recipe_core.physics.serving.bands import bands, grade
+from recipe_core.physics.serving.bands import Band, bands, grade, narrowed
 from recipe_core.physics.serving.bottlenecks import causes
+from recipe_core.physics.serving.corrections import Corrected
 from recipe_core.physics.serving.cost import watts_basis
 from recipe_core.physics.serving.memory import Memory, stage_columns
 from recipe_core.physics.serving.rates import resident_limit
@@ -125,7 +126,8 @@ def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMe
 def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, Any]]:
     """What cases that run have besides their memory, by the fields of an estimate."""
     figures = _latency_and_throughput(e, rows)
-    bands_of_rows = list(_bands(e.setting, figures))
+    own = None if e.corrected is None else e.corrected.take(rows)
+    bands_of_rows = list(_bands(e.setting, figures, own))
     fixed = {
         "usd_per_hour": e.setting.cluster.price_basis or "unknown",
         "watts": watts_basis(e.setting),
@@ -137,7 +139,9 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
         "energy": _built(ServingEnergy, energy),
         "bands": bands_of_rows,
-        "basis": [dict.fromkeys(of_row, "computed") | fixed for of_row in bands_of_rows],
+        "basis": [
+            _basis(e.setting, of_row, own, row) | fixed for row, of_row in enumerate(bands_of_rows)
+        ],
         "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
     }
     if e.pools is not None:
@@ -149,19 +153,33 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
 
 
 def _bands(
-    setting: Setting, figures: Iterable[ServingFigures]
+    setting: Setting, figures: Iterable[ServingFigures], own: Corrected | None
 ) -> Iterator[dict[str, tuple[float, float]]]:
-    """The band of every figure."""
+    """The band of every figure, narrower where own runs tell of it."""
     of_means = bands().bands[grade(setting)]
 
     @cache
-    def ends(name: str) -> tuple[float, float]:
-        band = of_means[_banded(name)]
-        return band.low, band.high
+    def band(name: str) -> Band:
+        return of_means[_banded(name)]
 
-    for of_row in figures:
-        ranges = ((name, value, *ends(name)) for name, value in of_row.to_json().items())
-        yield {name: (value * low, value * high) for name, value, low, high in ranges}
+    for row, of_row in enumerate(figures):
+        ranges = {name: (value, band(name)) for name, value in of_row.to_json().items()}
+        if own is not None:
+            ranges = {
+                name: (value, narrowed(wide, float(own.left[_banded(name)][row])))
+                for name, (value, wide) in ranges.items()
+            }
+        yield {name: (value * b.low, value * b.high) for name, (value, b) in ranges.items()}
+
+
+def _basis(
+    setting: Setting, names: Iterable[str], own: Corrected | None, row: int
+) -> dict[str, str]:
+    """What each figure rests on: the formulas, or own runs as well."""
+    without = setting.correction.without if setting.correction else "computed"
+    if own is None:
+        return dict.fromkeys(names, without)
+    return {name: own.basis(_banded(name), row) or without for name in names}
 
 
 def _banded(name: str) -> str:

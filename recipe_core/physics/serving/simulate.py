@@ -96,6 +96,22 @@ class Simulation:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TimeScales:
+    """Factors on the times and rates of a simulation, one number per case."""
+
+    ttft: Float
+    tpot: Float
+    rate: Float
+
+    def of_samples(self, samples: Mapping[str, Float], row: int) -> dict[str, Float]:
+        """Samples of a case by metric, scaled; a request is its first token and the others."""
+        first_s, decode_s = samples["ttft_s"], samples["request_latency_s"] - samples["ttft_s"]
+        ttft_s, tpot_s = first_s * self.ttft[row], samples["tpot_s"] * self.tpot[row]
+        latency_s = ttft_s + decode_s * self.tpot[row]
+        return dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
+
+
 def requests_each(setting: Setting, cases: Cases) -> Int:
     """Requests to simulate for one replica (one per case); above ``MOST`` a case is skipped."""
     load = _load(setting, cases)
@@ -128,6 +144,7 @@ def simulate(
     percentiles: Sequence[float] = PERCENTILES,
     limits: Mapping[str, float] = NO_LIMITS,
     seed: int = 0,
+    scales: TimeScales | None = None,
 ) -> Simulation:
     """Latency of requests under the setting's load: means, percentiles, goodput.
 
@@ -140,6 +157,7 @@ def simulate(
         percentiles: between 0 and 100.
         limits: seconds that a request must not exceed to count as good, by metric.
         seed: of lengths and arrivals, the same for all cases; equal seeds give equal answers.
+        scales: factors on what is simulated.
     """
     counts = np.full(len(cases), requests) if requests else requests_each(setting, cases)
     rows = np.flatnonzero(counts <= MOST)
@@ -154,6 +172,10 @@ def simulate(
         samples, rates[row], requests_per_s = _measured(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )
+        if scales is not None:
+            samples = scales.of_samples(samples, row)
+            rates[row] *= scales.rate[row]
+            requests_per_s *= scales.rate[row]
         if limits:
             passes = [samples[figure] <= limit for figure, limit in limits.items()]
             good[row] = requests_per_s * np.mean(np.all(passes, axis=0))

@@ -1,0 +1,140 @@
+"""Measured runs of one's own, as they lie in files: tables, and what bundles measured."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipe_core.base.documents import parse_json, read_document, read_text
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.own_runs import Measured, learn, of_runs
+from recipe_core.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
+from recipe_core.recipe.claim_of import claim_of
+from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.schema import Recipe
+from recipe_core.request.schema import LOADS
+from recipe_core.space.corrections import Corrections
+
+MeasuredSource = Corrections | Path | str | Iterable["Run | str | Path"]
+"""Own runs: what they taught already; a file, or several; or rows of a table."""
+
+MEASUREMENT = Path("run") / "measurement.json"
+"""Where a bundle keeps what it measured."""
+
+TRAINING_ONLY = {"step_s", "tokens_per_s_per_gpu", "global_batch", "sequence_length"}
+"""Columns by which a table of training runs is known."""
+
+_HINT = (
+    "Give a CSV of serving runs (its columns: recipe_core/measured/published/README.md), a "
+    "run/measurement.json inside its bundle, or the bundle's folder."
+)
+
+
+def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
+    """What own runs teach; None without any.
+
+    Raises:
+        InputError: for files that cannot be read, are of training, or are too many runs.
+    """
+    if measured is None or isinstance(measured, Corrections):
+        return measured
+    sources = [measured] if isinstance(measured, str | Path) else list(measured)
+    if not sources:
+        return None
+    runs: list[Measured] = []
+    for source in sources:
+        runs += of_runs([source]) if isinstance(source, Run) else read_measured(Path(source))
+    return learn(runs, folders=folders)
+
+
+def read_measured(path: Path) -> list[Measured]:
+    """The runs of a table, of a ``measurement.json`` or of a bundle's folder.
+
+    Raises:
+        InputError: for a file that is none of these, or wrong; the message names what and where.
+    """
+    if path.is_dir():
+        path = path / MEASUREMENT
+    if path.suffix == ".json":
+        return [_of_bundle(path)]
+    if path.suffix != ".csv":
+        raise InputError(f"{path} has an unknown suffix.", field="measured", hint=_HINT)
+    text = read_text(path, field="measured", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")
+    columns = {name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])}
+    if TRAINING_ONLY & columns:
+        raise InputError(
+            f"{path} is a table of training runs; own runs correct estimates of serving.",
+            field="measured",
+            hint="Compare it with estimates: recipe validate --training TABLE.",
+        )
+    return of_runs(read_runs(path))
+
+
+def _of_bundle(path: Path) -> Measured:
+    """What a bundle measured, with the request of the recipe that lies in the bundle."""
+    measurement = parse_json(read_text(path, field="measured"), str(path))
+    if not isinstance(measurement, Mapping):
+        raise InputError(f"{path} is not a measurement.", field="measured", hint=_HINT)
+    recipe = _recipe_beside(path)
+    if recipe.kind == "training":
+        raise InputError(
+            f"{path} was measured in training; own runs correct estimates of serving.",
+            field="measured",
+            hint="Leave it out.",
+        )
+    return measured_of(str(path), recipe, claim_of(recipe, measurement))
+
+
+def _recipe_beside(path: Path) -> Recipe:
+    for folder in list(path.resolve().parents)[:3]:
+        if (folder / "recipe.yaml").is_file():
+            return Recipe.parse(read_document(folder / "recipe.yaml", field="measured"))
+    raise InputError(
+        f"{path} does not lie in its bundle: no recipe.yaml says what was measured.",
+        field="measured",
+        hint=_HINT,
+    )
+
+
+def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
+    """What was measured with a recipe as an own run. Prompts of a measurement are never cached."""
+    figures = claim.metrics
+    request = {
+        "model": recipe.request["model"],
+        "hardware": recipe.request["hardware"],
+        "workload": _workload(claim.workload, claim.max_context),
+        "candidate": claim.candidate,
+    }
+    return Measured(
+        name=name,
+        request=request,
+        version=claim.version,
+        ttft_s=figures.get("ttft_s"),
+        tpot_s=figures.get("tpot_s"),
+        request_latency_s=figures.get("request_latency_s"),
+        output_tokens_per_s=figures.get("output_tokens_per_s"),
+    )
+
+
+def _workload(measured: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
+    """The load under which it was measured, as a request states it: whole tokens."""
+    mode = str(measured.get("mode"))
+    lengths = {
+        name: max(round(float(measured[name])), 1) for name in ("input_tokens", "output_tokens")
+    }
+    context = max(max_context or 0, sum(lengths.values()))
+    load = LOADS.get(mode, "concurrency")
+    return {"mode": mode, **lengths, load: measured.get(load), "max_context": context}
+
+
+def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
+    """How many own runs count, and why others do not, a line each."""
+    lines = [f"calibrated by {corrections.title}"]
+    if left_out := corrections.left_out:
+        lines.append(f"left out: {len(left_out):,}")
+        lines += [f"  {run.name}: {run.reason}" for run in left_out[:shown]]
+        if len(left_out) > shown:
+            lines.append(f"  and {len(left_out) - shown:,} more")
+    return lines

@@ -1,0 +1,430 @@
+"""How much nearer estimates come with a few runs of one's own, and what is known before any run.
+
+    python scripts/accuracy_own_runs.py TRUTH_DIR          print the table of docs/accuracy.md
+    python scripts/accuracy_own_runs.py TRUTH_DIR --write  also write own_runs.yaml
+
+A cell is a source x device x model. Of each, 0, 1, 3 and 10 runs are drawn at random, the library
+is told of them, and the others are estimated. Runs that the data exclude take no part.
+
+What is known before any run (``Prior``: shares of variance by scope) is chosen by cross-validation:
+of ``CANDIDATES`` random ones the mean of the ``BEST`` with the least errors, on runs drawn in the
+same way and on runs of a cell that is told of another model of the same source and device. Errors
+of a source are tested with the shares of all other sources. Moments and likelihoods of the residuals
+give similar shares, but trust one run too much: some residuals are ten times as large as most.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import publish_runs
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.documents import to_yaml
+from recipe_core.calibration import own_runs
+from recipe_core.calibration.own_runs import learn, of_runs
+from recipe_core.measured.serving_runs import Run
+from recipe_core.physics.serving.bands import bands, grade, narrowed
+from recipe_core.physics.serving.corrections import EITHER
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.space.corrections import (
+    WIDE_TO_NARROW,
+    Corrections,
+    DeviceRuns,
+    OwnRun,
+    Prior,
+    Shares,
+)
+from recipe_core.space.serving import stack
+
+SEED = 1
+GIVEN = (0, 1, 3, 10)
+DRAWS = 5
+CANDIDATES = 400
+BEST = 20
+LEAST_NOISE = 0.02
+FADES = (0.15, 0.3, 0.6)
+MOST_TESTED = 60  # runs of a cell that are estimated for one choice of shares
+
+FIGURES = {
+    "tpot_ms": "time per output token",
+    "ttft_ms": "time to first token",
+    "output_tokens_per_s": "throughput, all queued",
+}
+QUANTITY = {
+    "tpot_ms": ("tpot_s", 1e3),
+    "ttft_ms": ("ttft_s", 1e3),
+    "output_tokens_per_s": ("output_tokens_per_s", 1.0),
+}
+
+Cell = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Measured runs of a cell as own runs, and what was measured of each figure (NaN: not)."""
+
+    cell: Cell
+    runs: list[OwnRun]
+    measured: dict[str, Float]
+
+    def rows(self, figure: str) -> Float:
+        """Runs that measured a figure."""
+        return np.flatnonzero(np.isfinite(self.measured[figure]))
+
+
+def cells(truth: Path) -> list[Told]:
+    """Every cell of the data, without the runs that the data exclude."""
+    raw = pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False)
+    excluded = set(raw.group_id[raw.exclude.notna()])
+    table = publish_runs.runs(truth)
+    runs = {run.id: run for run in publish_runs.as_runs(table[~table.id.isin(excluded)])}
+    by_source: dict[str, list[Run]] = defaultdict(list)
+    for run in runs.values():
+        by_source[run.source].append(run)
+    grouped: dict[Cell, list[OwnRun]] = defaultdict(list)
+    for source, of_source in by_source.items():
+        for own in learn(of_runs(of_source)).runs:
+            run = runs[own.name]
+            grouped[source, run.device, run.model].append(own)
+    return [Told(cell, own, _measured(own, runs)) for cell, own in sorted(grouped.items())]
+
+
+def _measured(own: Sequence[OwnRun], runs: dict[str, Run]) -> dict[str, Float]:
+    out = {}
+    for figure in FIGURES:
+        queued = figure == "output_tokens_per_s"
+        values = [
+            getattr(runs[one.name], figure) if not queued or one.setting.mode == "offline" else None
+            for one in own
+        ]
+        out[figure] = np.array([np.nan if value is None else value for value in values])
+    return out
+
+
+def draws(
+    told: Told, figure: str, given: int, rng: np.random.Generator
+) -> Iterator[tuple[Float, Float]]:
+    """Runs that are given and those that are tested, of the runs that measured a figure."""
+    rows = told.rows(figure)
+    if len(rows) <= given:
+        return
+    for _ in range(DRAWS if given else 1):
+        chosen = rng.choice(rows, given, replace=False)
+        yield chosen, np.setdiff1d(rows, chosen)
+
+
+# What is known before
+
+
+def spread(all_cells: Sequence[Told]) -> tuple[float, float]:
+    """Standard deviations of the logarithms of both scales: of their residuals, cells alike.
+
+    From the median of |log(measured / estimated)|, as a few are very large.
+    """
+    out = []
+    for scale in ("steps", "prompts"):
+        medians = []
+        for told in all_cells:
+            shown = [
+                abs(r.log_ratio)
+                for run in told.runs
+                for r in run.residuals
+                if getattr(r, scale) > 0.5
+            ]
+            if shown:
+                medians.append(np.median(shown))
+        out.append(1.4826 * float(np.mean(medians)))
+    return out[0], out[1]
+
+
+def _log_ratio(run: OwnRun, figure: str) -> float:
+    """What a run shows of a figure; a rate counts as the time that goes with it."""
+    place = "prompts" if figure == "ttft_ms" else "steps"
+    return max(run.residuals, key=lambda residual: getattr(residual, place)).log_ratio
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs given and tested: what they have in common by scope, and what they show."""
+
+    cell: Cell
+    kind: str
+    among: Float
+    between: Float
+    given: Float
+    tested: Float
+
+    def losses(self, shares: Float) -> Float:
+        """Median |error| of the tested runs for each choice of shares (rows; the last is noise)."""
+        n = len(self.given)
+        among = np.einsum("lab,cl->cab", self.among, shares[:, :-1])
+        among += shares[:, -1][:, None, None] * np.eye(n)
+        solved = np.linalg.solve(among, np.broadcast_to(self.given, (len(shares), n))[..., None])
+        predicted = np.einsum("lrb,cl,cb->cr", self.between, shares[:, :-1], solved[..., 0])
+        return np.median(np.abs(np.expm1(predicted - self.tested)), axis=1)
+
+
+def trials(all_cells: Sequence[Told], figure: str, prior: Prior) -> list[Trial]:
+    """Draws within each cell, and with ten runs of another model of the source and device."""
+    rng, out = np.random.default_rng(SEED), []
+    places: dict[tuple[str, str], list[Told]] = defaultdict(list)
+    for told in all_cells:
+        places[told.cell[:2]].append(told)
+    common = {place: _common(members, prior) for place, members in places.items()}
+    for told in all_cells:
+        place = common[told.cell[:2]]
+        for given in GIVEN[1:]:
+            for chosen, rest in draws(told, figure, given, rng):
+                tested = rest if len(rest) <= MOST_TESTED else rng.choice(rest, MOST_TESTED, False)
+                out.append(place.trial(f"{given}", told, chosen, told, tested, figure))
+        others = [one for one in places[told.cell[:2]] if one is not told and len(one.rows(figure))]
+        rows = told.rows(figure)
+        if not others or not len(rows):
+            continue
+        for _ in range(DRAWS):
+            other = others[rng.integers(len(others))]
+            chosen = rng.permutation(other.rows(figure))[: GIVEN[-1]]
+            tested = rows if len(rows) <= MOST_TESTED else rng.choice(rows, MOST_TESTED, False)
+            out.append(place.trial("other model", other, chosen, told, tested, figure))
+    return out
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What runs of one source and device have in common, and where those of each cell begin."""
+
+    scopes: Float
+    starts: dict[Cell, int]
+
+    def trial(
+        self, kind: str, of: Told, given: Float, told: Told, tested: Float, figure: str
+    ) -> Trial:
+        """The trial of some runs of a cell, given some of a cell (maybe the same)."""
+        a, b = self.starts[of.cell] + given, self.starts[told.cell] + tested
+        return Trial(
+            told.cell,
+            kind,
+            self.scopes[:, a[:, None], a],
+            self.scopes[:, b[:, None], a],
+            np.array([_log_ratio(of.runs[i], figure) for i in given]),
+            np.array([_log_ratio(told.runs[i], figure) for i in tested]),
+        )
+
+
+def _common(members: Sequence[Told], prior: Prior) -> _Common:
+    runs = [run for told in members for run in told.runs]
+    starts = np.cumsum([0, *(len(told.runs) for told in members)])
+    cells = dict(zip((told.cell for told in members), starts.tolist(), strict=False))
+    return _Common(DeviceRuns(prior, runs).with_each_other(), cells)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Errors of every candidate for the shares, by figure, kind of trial and cell."""
+
+    shares: Float
+    errors: dict[float, pd.DataFrame]
+
+    def best(self, without: str | None = None) -> tuple[float, Float]:
+        """How fast loads fade, and the shares: by all sources or all but one.
+
+        Kinds of trials count alike, each in units of its least error.
+        """
+        means = {
+            fades: errors[errors.index.get_level_values("source") != without]
+            .groupby(["figure", "kind"])
+            .mean()
+            for fades, errors in self.errors.items()
+        }
+        least = pd.concat([table.min(axis=1) for table in means.values()], axis=1).min(axis=1)
+        scores = {f: table.div(least, axis=0).mean().to_numpy() for f, table in means.items()}
+        fades = min(scores, key=lambda f: float(np.sort(scores[f])[:BEST].mean()))
+        order = np.argsort(scores[fades])[:BEST]
+        return fades, self.shares[order].mean(axis=0)
+
+
+def choose(all_cells: Sequence[Told], known: Prior) -> Choice:
+    """The errors of random candidates for the shares."""
+    rng = np.random.default_rng(SEED)
+    shares = rng.dirichlet(np.full(len(WIDE_TO_NARROW) + 1, 0.5), CANDIDATES)
+    shares[:, -1] = np.maximum(shares[:, -1], LEAST_NOISE)
+    shares /= shares.sum(axis=1, keepdims=True)
+    errors = {}
+    for fades in FADES:
+        prior, parts = known.model_copy(update={"fades": fades}), []
+        for figure in FIGURES:
+            drawn = trials(all_cells, figure, prior)
+            table = pd.DataFrame([trial.losses(shares) for trial in drawn])
+            table["figure"] = figure
+            table["kind"] = [trial.kind for trial in drawn]
+            table["source"] = [trial.cell[0] for trial in drawn]
+            table["cell"] = ["/".join(trial.cell) for trial in drawn]
+            parts.append(table.groupby(["figure", "kind", "source", "cell"]).mean())
+        errors[fades] = pd.concat(parts)
+    return Choice(shares, errors)
+
+
+def prior_of(
+    choice: Choice, spreads: tuple[float, float], without: str | None, cells: int
+) -> Prior:
+    """What is known before any run, by all sources or all but one."""
+    fades, shares = choice.best(without)
+    rounded = np.round(shares, 2)
+    rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)
+    named = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
+    return Prior(
+        schema_version=1,
+        source=f"least errors over {cells} cells of published runs; scripts/accuracy_own_runs.py",
+        steps=round(spreads[0], 2),
+        prompts=round(spreads[1], 2),
+        fades=fades,
+        shares=Shares.model_validate(named),
+    )
+
+
+# What it is worth
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Estimates of runs in a figure's unit, their bands, and which share a deployment with own runs."""
+
+    values: Float
+    low: Float
+    high: Float
+    alike: Float
+
+
+def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> Predicted:
+    """The library's estimates, as if the version that ran were the one that estimates assume."""
+    quantity, unit = QUANTITY[figure]
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for k, run in enumerate(runs):
+        groups[id(run.setting), run.version].append(k)
+    values, left, alike = (np.empty(len(runs)) for _ in range(3))
+    low, high = np.empty(len(runs)), np.empty(len(runs))
+    for (_, version), members in groups.items():
+        setting = runs[members[0]].setting
+        engine = setting.engine.model_copy(update={"version": version})
+        setting = replace(setting, engine=engine)
+        setting = replace(setting, correction=corrections.of(setting))
+        made = estimate(setting, stack([runs[k].case for k in members]))
+        values[members] = getattr(made.serving, quantity) * unit
+        left[members], alike[members] = 1.0, 0.0
+        if made.corrected is not None:
+            left[members] = made.corrected.left[quantity]
+            alike[members] = made.corrected.scales.runs[:, EITHER, 0] > 0
+        band = bands().bands[grade(setting)][quantity]
+        for k in members:
+            mine = narrowed(band, float(left[k]))
+            low[k], high[k] = values[k] * mine.low, values[k] * mine.high
+    return Predicted(values, low, high, alike)
+
+
+def tested(all_cells: Sequence[Told], known: dict[str, Prior]) -> pd.DataFrame:
+    """Median errors of the rest of each cell by runs given, and the share inside bands.
+
+    ``alike`` and ``before``: of those that share a deployment with a run given, with it and without.
+    """
+    rng, rows = np.random.default_rng(SEED), []
+    for told in all_cells:
+        prior = known[told.cell[0]]
+        for figure in FIGURES:
+            measured = told.measured[figure]
+            if not len(told.rows(figure)):
+                continue
+            plain = predicted(told.runs, Corrections(prior, ()), figure)
+            errors = np.abs(plain.values / measured - 1)
+            for given in GIVEN:
+                for chosen, rest in draws(told, figure, given, rng):
+                    taught = Corrections(prior, tuple(told.runs[i] for i in chosen))
+                    made = predicted([told.runs[i] for i in rest], taught, figure)
+                    truth = measured[rest]
+                    error = np.abs(made.values / truth - 1)
+                    same = made.alike > 0
+                    rows.append(
+                        {
+                            "figure": figure,
+                            "cell": "/".join(told.cell),
+                            "given": given,
+                            "error": np.median(error),
+                            "inside": ((truth >= made.low) & (truth <= made.high)).mean(),
+                            "alike": np.median(error[same]) if same.any() else np.nan,
+                            "before": np.median(errors[rest][same]) if same.any() else np.nan,
+                        }
+                    )
+    return pd.DataFrame(rows).groupby(["figure", "cell", "given"], as_index=False).mean()
+
+
+def section(truth: Path) -> str:
+    """The section of docs/accuracy.md."""
+    return report(*measure(truth))
+
+
+@cache
+def measure(truth: Path) -> tuple[pd.DataFrame, Prior]:
+    """Errors by runs given, and what is known before by all sources."""
+    all_cells = cells(truth)
+    spreads, choice = spread(all_cells), choose(all_cells, own_runs.prior())
+    sources = sorted({told.cell[0] for told in all_cells})
+    known = {source: prior_of(choice, spreads, source, len(all_cells)) for source in sources}
+    return tested(all_cells, known), prior_of(choice, spreads, None, len(all_cells))
+
+
+def report(table: pd.DataFrame, prior: Prior) -> str:
+    """The table in Markdown, and what is known before."""
+    lines = [
+        "| figure | cells | own runs | error, mean of cells | median of cells | in band "
+        "| same deployment, without → with |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for figure, title in FIGURES.items():
+        rows = table[table.figure == figure]
+        for most in (1, GIVEN[-1]):
+            full = set(rows.cell[rows.given == most])
+            for given in (n for n in GIVEN if n <= most):
+                part = rows[(rows.given == given) & rows.cell.isin(full)]
+                alike = part.dropna(subset="alike")
+                shown = (
+                    f"{alike.before.mean():.1%} → {alike.alike.mean():.1%}" if len(alike) else ""
+                )
+                lines.append(
+                    f"| {title} | {len(full)} of over {most} | {given} | {part.error.mean():.1%} | "
+                    f"{part.error.median():.1%} | {part.inside.mean():.0%} | {shown} |"
+                )
+    shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
+    table_text = "\n".join(lines)
+    return f"""Of the runs of a cell (without those that the data exclude) some are drawn at random,
+{DRAWS} times, and given as own runs (`--measured`, [measured.md](measured.md)); the others are
+estimated. Errors are the cell's medians; the last column is of those tested runs whose very
+deployment (engine version and split) is among the given ones. What is known before any run is
+chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRUTH_DIR`.
+
+{table_text}
+
+Shares of variance by scope, all sources: {shares}. What alike loads share falls by
+{1 - np.exp(-prior.fades):.0%} with each doubling of load, prompt or answer."""
+
+
+def main() -> None:
+    truth = Path(sys.argv[1])
+    table, prior = measure(truth)
+    print(report(table, prior))
+    if "--write" in sys.argv:
+        path = Path(own_runs.__file__).with_suffix(".yaml")
+        path.write_text(to_yaml(prior.model_dump()))
+        print(f"\n{path.name} written")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--write"]):
+        sys.exit(str(__doc__))
+    main()
