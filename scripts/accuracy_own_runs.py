@@ -9,7 +9,7 @@ is told of them, and the others are estimated. Runs that the data exclude take n
 What is known before any run (``Prior``: shares of variance by scope) is chosen by cross-validation:
 of ``CANDIDATES`` random ones the mean of the ``BEST`` with the least errors, on runs drawn in the
 same way and on runs of a cell that is told of another model of the same source and device. Errors
-of a source are tested with the shares of all other sources. Moments and likelihoods of the residuals
+of a source are tested with the shares of all other sources. Moments and likelihoods of residuals
 give similar shares, but trust one run too much: some residuals are ten times as large as most.
 """
 
@@ -51,6 +51,7 @@ CANDIDATES = 400
 BEST = 20
 LEAST_NOISE = 0.02
 FADES = (0.15, 0.3, 0.6)
+TAILS = 4.0  # degrees of freedom of Student's t that are usual for robust fits
 MOST_TESTED = 60  # runs of a cell that are estimated for one choice of shares
 
 FIGURES = {
@@ -172,13 +173,21 @@ class Trial:
         return np.median(np.abs(np.expm1(predicted - self.tested)), axis=1)
 
 
-def trials(all_cells: Sequence[Told], figure: str, prior: Prior) -> list[Trial]:
-    """Draws within each cell, and with ten runs of another model of the source and device."""
-    rng, out = np.random.default_rng(SEED), []
-    places: dict[tuple[str, str], list[Told]] = defaultdict(list)
+Place = tuple[str, str]
+
+
+def by_place(all_cells: Sequence[Told]) -> dict[Place, list[Told]]:
+    """Cells of each source and device."""
+    places: dict[Place, list[Told]] = defaultdict(list)
     for told in all_cells:
         places[told.cell[:2]].append(told)
-    common = {place: _common(members, prior) for place, members in places.items()}
+    return places
+
+
+def trials(all_cells: Sequence[Told], figure: str, common: dict[Place, _Common]) -> list[Trial]:
+    """Draws within each cell, and with ten runs of another model of the source and device."""
+    rng, out = np.random.default_rng(SEED), []
+    places = by_place(all_cells)
     for told in all_cells:
         place = common[told.cell[:2]]
         for given in GIVEN[1:]:
@@ -260,8 +269,10 @@ def choose(all_cells: Sequence[Told], known: Prior) -> Choice:
     errors = {}
     for fades in FADES:
         prior, parts = known.model_copy(update={"fades": fades}), []
+        places = by_place(all_cells).items()
+        common = {place: _common(members, prior) for place, members in places}
         for figure in FIGURES:
-            drawn = trials(all_cells, figure, prior)
+            drawn = trials(all_cells, figure, common)
             table = pd.DataFrame([trial.losses(shares) for trial in drawn])
             table["figure"] = figure
             table["kind"] = [trial.kind for trial in drawn]
@@ -286,6 +297,7 @@ def prior_of(
         steps=round(spreads[0], 2),
         prompts=round(spreads[1], 2),
         fades=fades,
+        tails=TAILS,
         shares=Shares.model_validate(named),
     )
 
@@ -295,7 +307,10 @@ def prior_of(
 
 @dataclass(frozen=True)
 class Predicted:
-    """Estimates of runs in a figure's unit, their bands, and which share a deployment with own runs."""
+    """Estimates of runs in a figure's unit, with bands.
+
+    ``alike``: 1 where own runs are of its deployment.
+    """
 
     values: Float
     low: Float
@@ -332,7 +347,7 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
 def tested(all_cells: Sequence[Told], known: dict[str, Prior]) -> pd.DataFrame:
     """Median errors of the rest of each cell by runs given, and the share inside bands.
 
-    ``alike`` and ``before``: of those that share a deployment with a run given, with it and without.
+    ``alike`` and ``before``: of those that share a deployment with a run given, with and without.
     """
     rng, rows = np.random.default_rng(SEED), []
     for told in all_cells:

@@ -442,8 +442,8 @@ def test_the_options_are_frozen():
     found = {name: words - {"--json"} for name, words in options.items()}
     assert {name: words for name, words in found.items() if words} == {
         "hardware": {"--detect", "--template"},
-        "plan": {"--all", "--sensitivity", "--top"},
-        "estimate": {"--trace"},
+        "plan": {"--all", "--measured", "--sensitivity", "--top"},
+        "estimate": {"--measured", "--trace"},
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
         "validate": {"--by", "--training"},

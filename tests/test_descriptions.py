@@ -156,7 +156,8 @@ def test_the_api_bears_the_descriptions() -> None:
     told = models["Limits"]["properties"]["tpot_ms"]["description"]
     assert told == describe_field("objective.limits.tpot_ms")
     body = document["paths"]["/plan"]["post"]["requestBody"]["content"]["application/json"]
-    assert body["schema"]["$ref"] == "#/components/schemas/PlanRequest"
+    assert body["schema"]["$ref"] == "#/components/schemas/PlanBody"
+    assert models["PlanBody"]["anyOf"][0]["$ref"] == "#/components/schemas/PlanRequest"
     told = models["PlanRequest"]["properties"]["model"]["description"]
     assert told == describe_field("model")
     names = described("request").keys()

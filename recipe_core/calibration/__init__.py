@@ -1,5 +1,6 @@
 """Estimates held against what was measured, and against the real model traced without data.
 
-Errors by figure and source; it changes no number. Only ``trace`` loads torch, when it is called.
+Errors by figure and source, and what measured runs of one's own teach. Only ``trace`` loads torch,
+when it is called.
 May import base, model, hardware, engines, request, measured, space, physics and search.
 """

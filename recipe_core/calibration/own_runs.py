@@ -35,7 +35,7 @@ from recipe_core.space.corrections import (
 )
 from recipe_core.space.serving import Cases, Setting
 
-MAX_RUNS = 2000
+MAX_RUNS = 1000
 """Own runs of one question: what they teach takes a matrix of so many rows."""
 
 

@@ -26,12 +26,14 @@ from recipe_core.recipe import (
 from recipe_core.recipe.build import rebuilt
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.diff import diff
+from recipe_core.recipe.own_runs import corrections_of, rows_of
 from recipe_core.recipe.parameters import read_parameters, read_variants
 from recipe_core.recipe.published import read_published
 from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
 from recipe_core.request.schema import PlanRequest, json_schema
 from recipe_core.search.plan import REFUSED_LISTED
 from recipe_core.search.plans import plan_candidate
+from recipe_core.space.corrections import Corrections
 
 RECIPE_LIKE = (
     "A PlanRequest, a recipe, or "
@@ -42,6 +44,8 @@ Json = dict[str, Any]
 
 MAX_FOR = 16
 """Devices in ``for``: each costs a search, and strangers may send the request."""
+MAX_OWN = 200
+"""Own runs in ``measured``: each is estimated, and strangers may send the request."""
 _SEND = "Send a JSON object, such as a PlanRequest, as application/json."
 _ADDED = ("parameters", "options", "environment", "variants", "for")
 
@@ -64,13 +68,31 @@ class Answers:
 
         With the counts of both.
         """
-        request = PlanRequest.parse(body)
-        return _clean(public.plan(request, folders=self.folders).to_json(top, refused))
+        request, own = self._with_own_runs(body)
+        made = public.plan(request, folders=self.folders, measured=own)
+        return _clean(made.to_json(top, refused))
 
     def estimate(self, body: Body) -> Json:
         """One split: the request's candidate, or the best that matches it."""
-        matching, row = plan_candidate(PlanRequest.parse(body), folders=self.folders)
-        return _clean({"candidate": matching.candidate(row), **matching.detailed(row).to_json()})
+        request, own = self._with_own_runs(body)
+        matching, row = plan_candidate(request, folders=self.folders, corrections=own)
+        added = {} if own is None else {"own_runs": own.to_json()}
+        answer = matching.detailed(row).to_json()
+        return _clean({"candidate": matching.candidate(row), **answer, **added})
+
+    def _with_own_runs(self, body: Body) -> tuple[PlanRequest, Corrections | None]:
+        """The request, and what the runs in ``measured`` teach beside it: ``{request, measured}``.
+
+        Without ``measured`` a body is the request itself.
+        """
+        if "measured" not in body:
+            return PlanRequest.parse(body), None
+        if unknown := sorted(set(body) - {"request", "measured"}):
+            raise InputError(
+                "is not a known field.", field=unknown[0], hint="Available: request, measured."
+            )
+        request = PlanRequest.parse(_part(body, "request"))
+        return request, corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
 
     def check(self, body: Body) -> Json:
         """Whether a request's split, or a ``command`` on ``hardware``, can run.

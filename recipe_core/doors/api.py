@@ -25,7 +25,6 @@ from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers, bodies
 from recipe_core.doors.pool import Pool, own_process
-from recipe_core.request.schema import PlanRequest
 
 MOST_LISTED = 10_000
 """Candidates that one answer lists at most."""
@@ -34,7 +33,7 @@ CLIENT_GONE = 499
 
 Sent = dict[str, Any]
 """A body, which a worker reads; its schema is that of what it should be."""
-RequestBody = Annotated[Sent, SchemaOf(PlanRequest), Body()]
+RequestBody = Annotated[Sent, SchemaOf(bodies.PlanBody), Body()]
 CheckBody = Annotated[Sent, SchemaOf(bodies.CheckBody), Body()]
 RecipeBody = Annotated[Sent, SchemaOf(bodies.RecipeBody), Body()]
 ResolveBody = Annotated[Sent, SchemaOf(bodies.ResolveBody), Body()]

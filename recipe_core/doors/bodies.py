@@ -27,6 +27,22 @@ class CheckBody(RootModel[PlanRequest | CommandBody]):
     """A request, or a command."""
 
 
+class WithOwnRuns(BaseModel):
+    """A request, and measured runs of your own that correct its estimates."""
+
+    model_config = DESCRIBED
+
+    request: PlanRequest
+    """What is asked."""
+
+    measured: list[dict[str, Any]]
+    """Runs, as objects with the columns of a table of measured runs (docs/measured.md)."""
+
+
+class PlanBody(RootModel[PlanRequest | WithOwnRuns]):
+    """A request, or a request with measured runs of your own."""
+
+
 class WithAdditions(BaseModel):
     """A request, and what its recipe has beside the decision."""
 

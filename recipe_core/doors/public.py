@@ -36,8 +36,8 @@ def plan(
         request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
         folders: whether the model may be named by a path on this machine.
         measured: runs of your own that correct the estimates: the path of a table, of a bundle or
-            of its ``measurement.json``; several of them; rows (``Run``); or what `own_runs` made
-            of these.
+            of its ``measurement.json``; several of them; rows of a table; or what
+            ``recipe.own_runs.corrections_of`` learned from these, for several calls.
 
     Returns:
         The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
@@ -45,11 +45,12 @@ def plan(
         seconds, bytes per device, tokens per second of the whole deployment, US dollars.
 
     Raises:
-        InputError: for a request that cannot be read; the message names the field and the fix.
+        InputError: for a request or runs that cannot be read; the message names the field and the
+            fix.
         RecipeError: when the hardware has no split at all.
     """
     values = as_request(request)
-    return plans.plan(values, folders=folders, corrections=own_runs(measured, folders=folders))
+    return plans.plan(values, folders=folders, corrections=_learned(measured, folders))
 
 
 def estimate(
@@ -70,26 +71,9 @@ def estimate(
         InputError: for a request that cannot be read.
         RecipeError: when no split agrees with the candidate.
     """
-    own, values = own_runs(measured, folders=folders), as_request(request)
+    own, values = _learned(measured, folders), as_request(request)
     narrowed, row = plans.plan_candidate(values, folders=folders, corrections=own)
     return narrowed.detailed(row)
-
-
-def own_runs(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
-    """Learn once from runs of your own, for several calls of `plan` and `estimate`.
-
-    Returns:
-        What they teach, with those that were left out (``left_out``); None without any.
-
-    Raises:
-        InputError: for a table with unknown columns or wrong values, a table of training runs, or a
-            measurement without its bundle.
-    """
-    if measured is None:
-        return None
-    from recipe_core.recipe.own_runs import corrections_of
-
-    return corrections_of(measured, folders=folders)
 
 
 def check(
@@ -185,6 +169,14 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
     from recipe_core.measured.serving_runs import published_runs
 
     return compare(published_runs() if runs is None else list(runs))
+
+
+def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
+    if measured is None:
+        return None
+    from recipe_core.recipe.own_runs import corrections_of
+
+    return corrections_of(measured, folders=folders)
 
 
 def as_request(value: RequestSource) -> PlanRequest:

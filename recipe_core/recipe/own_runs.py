@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.own_runs import Measured, learn, of_runs
@@ -17,7 +19,7 @@ from recipe_core.recipe.schema import Recipe
 from recipe_core.request.schema import LOADS
 from recipe_core.space.corrections import Corrections
 
-MeasuredSource = Corrections | Path | str | Iterable["Run | str | Path"]
+MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
 """Own runs: what they taught already; a file, or several; or rows of a table."""
 
 MEASUREMENT = Path("run") / "measurement.json"
@@ -104,7 +106,7 @@ def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
     request = {
         "model": recipe.request["model"],
         "hardware": recipe.request["hardware"],
-        "workload": _workload(claim.workload, claim.max_context),
+        "workload": _workload(recipe, claim),
         "candidate": claim.candidate,
     }
     return Measured(
@@ -118,15 +120,41 @@ def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
     )
 
 
-def _workload(measured: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
+def _workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
     """The load under which it was measured, as a request states it: whole tokens."""
-    mode = str(measured.get("mode"))
+    planned, measured = recipe.request["workload"], claim.workload
+    mode = str(measured.get("mode") or planned["mode"])
     lengths = {
-        name: max(round(float(measured[name])), 1) for name in ("input_tokens", "output_tokens")
+        name: max(round(float(measured.get(name) or planned[name])), 1)
+        for name in ("input_tokens", "output_tokens")
     }
-    context = max(max_context or 0, sum(lengths.values()))
     load = LOADS.get(mode, "concurrency")
+    context = max(claim.max_context or 0, sum(lengths.values()))
     return {"mode": mode, **lengths, load: measured.get(load), "max_context": context}
+
+
+def rows_of(values: Any, most: int) -> list[Run]:
+    """Rows of a table as they come in a document: a list of objects, at most so many.
+
+    Raises:
+        InputError: naming the first wrong row and field.
+    """
+    if not isinstance(values, list) or len(values) > most:
+        raise InputError(
+            f"must be a list of at most {most} runs.",
+            field="measured",
+            hint="See docs/measured.md.",
+        )
+    out = []
+    for n, row in enumerate(values):
+        try:
+            out.append(Run.model_validate(row))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(step) for step in ("measured", n, *first["loc"]))
+            message = first["msg"].removeprefix("Value error, ")
+            raise InputError(f"{message[0].lower()}{message[1:]}.", field=where) from None
+    return out
 
 
 def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:

@@ -18,6 +18,10 @@ scales and ``B`` what a case has in common with the runs,
 which is the best linear unbiased prediction of random effects (Henderson 1975; Robinson 1991, "That
 BLUP is a good thing"). With one scope it is the credibility n / (n + k) of Bühlmann, k the variance
 inside over that between. Without runs in common a scale is 1 and keeps its variance.
+
+Noise has the long tails of Student's t with ``tails`` degrees of freedom, as a normal one whose
+variance is estimated for each figure (Lange, Little and Taylor 1989): one figure that is ten times
+the estimate is rather taken for noise, two that agree are believed.
 """
 
 from __future__ import annotations
@@ -40,6 +44,11 @@ SPLIT = ("tp", "pp", "dp", "ep", "cp", "copies", "draft_tokens")
 
 WIDE_TO_NARROW = ("device", "version", "model", "deployment", "load")
 """Scopes by their field of ``Shares``."""
+
+ROUNDS = 30
+"""Rounds at most until the noise of each figure is settled."""
+SETTLED = 1e-3
+"""Largest change of noise, as a share, from which it counts as settled."""
 
 TELLING = 0.1
 """Part of a measured time from which its run counts as one that shows a scale."""
@@ -72,7 +81,7 @@ class Prior(BaseModel):
 
     ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
     is how fast the common effect of alike loads fades: e to the power of minus that, for each
-    doubling of load, prompt or answer.
+    doubling of load, prompt or answer. ``tails``: degrees of freedom of the noise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -81,11 +90,12 @@ class Prior(BaseModel):
     steps: Positive
     prompts: Positive
     fades: Positive
+    tails: Positive
     shares: Shares
 
 
 def version_of(text: str) -> str:
-    """The version that a text names: ``0.19.0`` of ``image:vllm-v0.19.0-nightly``; else the text."""
+    """The version in a text: ``0.19.0`` of ``image:vllm-v0.19.0-nightly``; without one the text."""
     match = _VERSION.search(text)
     return match.group() if match else text.strip()
 
@@ -100,7 +110,7 @@ class Residual(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnRun:
-    """A measured run: its one case, the ``version`` of the engine that really ran, what it shows."""
+    """A measured run: its case, the ``version`` of the engine that really ran, what it shows."""
 
     name: str
     setting: Setting
@@ -119,6 +129,7 @@ class Labels(NamedTuple):
 
     @staticmethod
     def of(setting: Setting, version: str | None = None) -> Labels:
+        """Those of a setting, under the version that estimates assume or that really ran."""
         engine = setting.engine
         return Labels(
             (engine.name, version or version_of(engine.version)),
@@ -140,29 +151,60 @@ def _loads(cases: Cases) -> Float:
     return np.log2(np.maximum(np.column_stack(columns), 1e-9))
 
 
+def _inverse(shared: Float, noise: Float, shown: Float, tails: float) -> Float:
+    """Inverse of the covariance of what is shown, with the noise of each figure as far as it fits.
+
+    Expectation-maximisation of Student's t: see the module.
+    """
+    scale = (tails + 1) / (tails + shown**2 / (np.diag(shared) + noise))
+    for _ in range(ROUNDS):
+        own = noise / scale
+        inverse = np.linalg.inv(shared + np.diag(own))
+        left = own * (inverse @ shown)
+        unsure = own - own**2 * np.diag(inverse)
+        again = (tails + 1) / (tails + (left**2 + unsure) / noise)
+        settled = np.abs(np.log(again / scale)).max() < SETTLED
+        scale = again
+        if settled:
+            break
+    return np.asarray(np.linalg.inv(shared + np.diag(noise / scale)))
+
+
 class DeviceRuns:
     """Own runs on one device, with what they show."""
 
     def __init__(self, prior: Prior, runs: Sequence[OwnRun]) -> None:
         self.prior = prior
         self.labels = [Labels.of(run.setting, run.version) for run in runs]
-        self.numbers = [{name: k for k, name in enumerate(set(each))} for each in zip(*self.labels)]
+        self.numbers = [
+            {name: k for k, name in enumerate(dict.fromkeys(each))}
+            for each in zip(*self.labels, strict=True)
+        ]
         self.coded = np.array([self._coded(labels) for labels in self.labels])
         self.splits = np.concatenate([_splits(run.case) for run in runs])
         self.loads = np.concatenate([_loads(run.case) for run in runs])
         self.row = np.repeat(np.arange(len(runs)), [len(run.residuals) for run in runs])
         residuals = np.array([residual for run in runs for residual in run.residuals])
-        shown, self.weights = residuals[:, 0], residuals[:, 1:]
+        self.shown, self.weights = residuals[:, 0], residuals[:, 1:]
         self.priors = np.array([prior.steps**2, prior.prompts**2])
-        common = prior.shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
-        noise = prior.shares.noise * (self.weights**2 @ self.priors)
-        covariance = common * ((self.weights * self.priors) @ self.weights.T) + np.diag(noise)
-        self.inverse = np.linalg.inv(covariance)
-        self.solved = self.inverse @ shown
         telling = np.abs(self.weights) >= TELLING
         self.shows = np.zeros((len(runs), 3), dtype=np.int64)
         for figure, row in enumerate(self.row.tolist()):
             self.shows[row] |= (*telling[figure].tolist(), True)
+
+    @cached_property
+    def inverse(self) -> Float:
+        """Inverse of the covariance of what is shown: C⁻¹ of the module."""
+        shares, scaled = self.prior.shares, self.weights * self.priors
+        common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
+        noise = shares.noise * (self.weights * scaled).sum(axis=1)
+        shared = common * (scaled @ self.weights.T)
+        return _inverse(shared, noise, self.shown, self.prior.tails)
+
+    @cached_property
+    def solved(self) -> Float:
+        """C⁻¹·y of the module."""
+        return np.asarray(self.inverse @ self.shown)
 
     def _coded(self, labels: Labels) -> list[int]:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -40,8 +41,14 @@ def bands() -> BandFile:
 
 
 def narrowed(band: Band, left: float) -> Band:
-    """The band where runs of one's own leave so much of its half-width on a log scale."""
-    return Band(low=band.low**left, high=band.high**left)
+    """The band where runs of one's own leave so much of the standard deviation.
+
+    On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
+    average, by the square of that: ``1 - left²`` is how far the runs are believed.
+    """
+    low, high = math.log(band.low), math.log(band.high)
+    middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
+    return Band(low=math.exp(max(middle - half, low)), high=math.exp(min(middle + half, high)))
 
 
 def grade(setting: Setting) -> str:
