@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_memory
+import accuracy_own_runs
 import accuracy_training
 import numpy as np
 import pandas as pd
@@ -303,7 +304,7 @@ def refused(comparison: Comparison) -> str:
     )
 
 
-def report(comparison: Comparison, runs: list[Run], memory: str) -> str:
+def report(comparison: Comparison, runs: list[Run], memory: str, own_runs: str) -> str:
     """docs/accuracy.md."""
     f = comparison.figures
     numbers = counted()
@@ -352,6 +353,10 @@ By device:
 By source:
 
 {markdown(errors(f[f.figure.ne("total_tokens_per_s")], ["source", "mode", "figure"]))}
+
+## With runs of your own
+
+{own_runs}
 
 ## Models and sources left out of the fit
 
@@ -415,7 +420,8 @@ def main() -> None:
         accuracy_memory.compared(truth / "memory_facts.csv"), capacities
     )
     training = accuracy_training.section(compare_training(publish_training.runs(truth)), truth)
-    REPORT.write_text(f"{report(comparison, runs, memory).rstrip()}\n\n{training}")
+    own_runs = accuracy_own_runs.section(truth)
+    REPORT.write_text(f"{report(comparison, runs, memory, own_runs).rstrip()}\n\n{training}")
     print(targets(comparison.figures))
     print(f"wrote {BANDS.relative_to(ROOT)} and {REPORT.relative_to(ROOT)}")
 

@@ -173,7 +173,7 @@ def simulate(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )
         if scales is not None:
-            samples = scales.of_samples(samples, row)
+            samples = scales.of_samples(samples, int(row))
             rates[row] *= scales.rate[row]
             requests_per_s *= scales.rate[row]
         if limits:
