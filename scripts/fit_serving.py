@@ -6,8 +6,9 @@ measured serving runs.
 Seven numbers an engine and runtime (see ``Overheads``), all at once, on top of the operators'
 rooflines: the weighted mean of ``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a
 faint pull to ``PRIOR`` for what the runs do not tell. Each source × device × model cell counts once
-per figure, and runs that are off by much more than the last scale pull little: those are mostly
-set-ups that the data do not state (prefix caches, engines without graphs).
+per figure (excluded runs and example listings not at all), and runs that are off by much more than
+the last scale pull little: those are mostly set-ups that the data do not state (prefix caches,
+engines without graphs).
 
 ``--leave-out`` fits again without each source, and without each fold of models, and writes what the
 fits say of the runs left out to ``docs/leave_one_out.json``.
@@ -33,7 +34,7 @@ from scipy.optimize import least_squares
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.validate import CELL, QUANTITIES
-from recipe_core.measured.serving_runs import Run
+from recipe_core.measured.serving_runs import Run, listings
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.rates import serving
@@ -166,14 +167,16 @@ class Problem:
             self.rows.place.to_numpy(),
         )
         self.runs = len(runs)
-        in_cell = self.rows.groupby([*CELL, "mode", "figure"]).place.transform("size")
+        excluded = self.rows.run.map(lambda run: run.exclude).ne("")
+        unscored = excluded | self.rows.source.isin(listings())
+        in_cell = self.rows[~unscored].groupby([*CELL, "mode", "figure"]).place.transform("size")
         polled = (
             self.rows.source.isin(POLLED)
             & (self.rows.figure == "ttft_ms")
             & self.rows.run.map(lambda run: run.engine == "sglang")
         )
         self.weights = np.where(
-            polled, 0.0, (self.rows.figure.map(WEIGHT) / in_cell).to_numpy(dtype=float)
+            polled | unscored, 0.0, (self.rows.figure.map(WEIGHT) / in_cell).to_numpy(dtype=float)
         )
 
     def quantities_of(self, x: Array, only: Key | None = None, base: Array | None = None) -> Array:
