@@ -107,7 +107,9 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
     Of R prompts that start together ``g`` run in a step; a prompt ends with its step, after all
-    steps before: ``g·p + ((R + g)/2 - g)·p`` on average, with p the step's time per prompt.
+    steps before: ``g·p + ((R + g)/2 - g)·p`` on average, with p the step's time per prompt. Then
+    all decode together, each delayed by the prompts after its own only: ``(R - g)/2·p`` over its
+    tokens, where prompts that are spread over time delay each by all others.
     """
     share = setting.engine.overhead(setting.cluster.device.runtime).bunched
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
@@ -121,8 +123,16 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
         name: (1 - share) * seconds + share * bunch.get(name, zero)
         for name, seconds in flow.prefill.items()
     }
-    latency = total(prefill) + np.maximum(cases.output_tokens - 1, 1e-6) * flow.tpot_s
-    return replace(flow, prefill=prefill, requests_per_s=flow.resident / latency)
+    answered = np.maximum(cases.output_tokens - 1, 1e-6)
+    together = 1 - share + share * flow.full_step_s / flow.step_s
+    spread_s = flow.decode["prefill_interference"]
+    # an answer shorter than the prompts before it has no step to be delayed in
+    behind_s = np.minimum(ahead / answered, spread_s)
+    decode = {name: together * seconds for name, seconds in flow.decode.items()}
+    decode["prefill_interference"] = (1 - share) * spread_s + share * behind_s
+    latency = total(prefill) + answered * total(decode)
+    rate = flow.resident / latency
+    return replace(flow, prefill=prefill, decode=decode, requests_per_s=rate)
 
 
 def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
@@ -150,5 +160,6 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     prefill = {name: chunks * seconds for name, seconds in prompt.items()}
     ttft_s, tpot_s = total(prefill), total(decode)
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s
-    flow = Flow(batch, batch, batch / latency, decode, prefill, tpot_s * yields, ttft_s / batch)
+    step_s, rate = tpot_s * yields, batch / latency
+    flow = Flow(batch, batch, rate, decode, prefill, step_s, ttft_s / batch, step_s)
     return _result(cases, flow, prefill, replicas * flow.requests_per_s)
