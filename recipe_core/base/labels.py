@@ -130,6 +130,8 @@ CAUSES = {
     "request": "Request handling",
     "prompts_ahead": "Prompts ahead",
     "engine_queue": "Waiting in the engine's queue",
+    "receive": "Until the scheduler looks for requests",
+    "stream": "Until tokens are sent",
     "draft": "Draft model",
     "transfer": "KV cache transfer to the decode pool",
     "handoff": "Hand-off between pools",

@@ -26,6 +26,7 @@ _AS_STATED: tuple[Meaning, ...] = (
     "memory_fraction",
     "block_size",
 )
+_INTERVALS: tuple[Meaning, ...] = ("stream_interval", "scheduler_recv_interval")
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class _Reading:
         self._degrees()
         for meaning in _AS_STATED:
             self._set(meaning, self._limit(meaning))
+        self._intervals()
         self._dtypes()
         out.max_context = self._context()
         out.nodes = self._value("nodes")
@@ -138,6 +140,13 @@ class _Reading:
         if shared and isinstance(value, int) and value > 0:
             return max(value // self.ranks, 1)
         return value
+
+    def _intervals(self) -> None:
+        """Intervals that are not given are 1: the engine's default, not a search's choice."""
+        for meaning in _INTERVALS:
+            if meaning in self.by_meaning and not self._is_open(meaning):
+                value = self._value(meaning)
+                self._set(meaning, 1 if value is None else value)
 
     def _is_open(self, meaning: Meaning) -> bool:
         return self.by_meaning.get(meaning) in self.arguments.open

@@ -186,6 +186,50 @@ class Overheads(_Data):
     note: str | None = None
 
 
+Interval = Literal["stream_interval", "scheduler_recv_interval"]
+"""Fields of a candidate: tokens that leave together, and decode steps between looks for requests."""
+
+
+class UsualIntervals(_Data):
+    """What published launches for throughput set on devices of ``architectures``.
+
+    With ``requests_at_least`` in flight; of several that hold the one for most requests counts.
+    """
+
+    architectures: Annotated[tuple[str, ...], Field(min_length=1)]
+    requests_at_least: Annotated[int, Field(ge=0)] = 0
+    stream_interval: Whole = 1
+    scheduler_recv_interval: Whole = 1
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class Intervals(_Data):
+    """What the engine does every so many steps only; 1, every step, is the default of each.
+
+    ``options``: those it has. ``first_token_waits``: whether the first token too is held until
+    ``stream_interval`` tokens are there, or leaves at once. ``throughput``: what a launch for
+    throughput is given where the request states nothing.
+    """
+
+    options: Annotated[tuple[Interval, ...], Field(min_length=1)]
+    first_token_waits: bool
+    throughput: tuple[UsualIntervals, ...] = ()
+    source: str
+    status: Status
+    note: str | None = None
+
+    def usual(self, architecture: str, requests: float) -> UsualIntervals | None:
+        """What launches for throughput set with so many requests in flight; None for nothing."""
+        fitting = [
+            usual
+            for usual in self.throughput
+            if architecture in usual.architectures and requests >= usual.requests_at_least
+        ]
+        return max(fitting, key=lambda usual: usual.requests_at_least, default=None)
+
+
 class Engine(Sourced):
     """An engine at one version.
 
@@ -201,6 +245,8 @@ class Engine(Sourced):
     ``handoff_s``: what disaggregated prefill adds to a request, besides the transfer of its cache.
 
     ``mixes_prompts``: whether prompts share steps with decoding; otherwise decoding waits for them.
+
+    ``intervals``: None where tokens leave, and requests are looked for, in every step.
     """
 
     name: str
@@ -224,6 +270,7 @@ class Engine(Sourced):
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
     mixes_prompts: bool = True
+    intervals: Intervals | None = None
     handoff_s: Quantity | None = None
     overheads: dict[Runtime, Overheads]
     online_weight_dtypes: tuple[str, ...]
