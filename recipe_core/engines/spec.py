@@ -193,10 +193,12 @@ Interval = Literal["stream_interval", "scheduler_recv_interval"]
 class UsualIntervals(_Data):
     """What published launches for throughput set on devices of ``architectures``.
 
-    With ``requests_at_least`` in flight; of several that hold the one for most requests counts.
+    For answers of ``output_tokens_at_least``, with ``requests_at_least`` in flight; of several that
+    hold the one for most requests counts.
     """
 
     architectures: Annotated[tuple[str, ...], Field(min_length=1)]
+    output_tokens_at_least: Whole = 1
     requests_at_least: Annotated[int, Field(ge=0)] = 0
     stream_interval: Whole = 1
     scheduler_recv_interval: Whole = 1
@@ -220,12 +222,16 @@ class Intervals(_Data):
     status: Status
     note: str | None = None
 
-    def usual(self, architecture: str, requests: float) -> UsualIntervals | None:
-        """What launches for throughput set with so many requests in flight; None for nothing."""
+    def usual(
+        self, architecture: str, output_tokens: float, requests: float
+    ) -> UsualIntervals | None:
+        """What launches for throughput set for such answers and load; None for nothing."""
         fitting = [
             usual
             for usual in self.throughput
-            if architecture in usual.architectures and requests >= usual.requests_at_least
+            if architecture in usual.architectures
+            and output_tokens >= usual.output_tokens_at_least
+            and requests >= usual.requests_at_least
         ]
         return max(fitting, key=lambda usual: usual.requests_at_least, default=None)
 

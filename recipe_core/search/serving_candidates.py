@@ -172,7 +172,8 @@ def _interval_columns(
     if intervals and mode in ("closed", "open") and not waited_for:
         if limits.ttft_ms is None and limits.request_latency_ms is None:
             requests = load if mode == "closed" else 0.0  # a rate does not say how many at once
-            usual = intervals.usual(place.device.architecture, requests)
+            answer = problem.workload.output_tokens
+            usual = intervals.usual(place.device.architecture, answer, requests)
     out = {}
     for name, column in INTERVALS.items():
         stated = getattr(candidate, name)

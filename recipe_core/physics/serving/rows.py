@@ -327,7 +327,11 @@ def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
     for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
         notes = []
         for waited_s, what, field in (
-            (receive_s, f"Requests are looked for every {looks:,.0f} steps", "scheduler_recv_interval"),
+            (
+                receive_s,
+                f"Requests are looked for every {looks:,.0f} steps",
+                "scheduler_recv_interval",
+            ),
             (stream_s, f"Tokens leave every {sent:,.0f} steps", "stream_interval"),
         ):
             if waited_s > 0:
