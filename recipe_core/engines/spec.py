@@ -187,7 +187,7 @@ class Overheads(_Data):
 
 
 Interval = Literal["stream_interval", "scheduler_recv_interval"]
-"""Fields of a candidate: tokens that leave together, and decode steps between looks for requests."""
+"""Tokens that leave together; decode steps from one look for new requests to the next."""
 
 
 class UsualIntervals(_Data):

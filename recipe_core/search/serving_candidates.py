@@ -152,7 +152,7 @@ def _shared_columns(
 
 
 _WAITED_FOR = ("latency", "ttft", "tpot")
-"""Goals for which no token is held back."""
+"""Goals for which nothing waits; limits on the first token or the whole answer are like them."""
 
 
 def _interval_columns(
@@ -165,15 +165,14 @@ def _interval_columns(
     Raises:
         InputError: for an interval that the engine does not have.
     """
-    objective, mode = problem.request.objective, problem.workload.mode
-    limits, intervals = objective.limits, spec.intervals
-    waited_for = any(goal in objective.goals for goal in _WAITED_FOR)
+    objective, workload, intervals = problem.request.objective, problem.workload, spec.intervals
+    limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
+    waited_for = any(goal in objective.goals for goal in _WAITED_FOR) or limits != (None, None)
     usual = None
-    if intervals and mode in ("closed", "open") and not waited_for:
-        if limits.ttft_ms is None and limits.request_latency_ms is None:
-            requests = load if mode == "closed" else 0.0  # a rate does not say how many at once
-            answer = problem.workload.output_tokens
-            usual = intervals.usual(place.device.architecture, answer, requests)
+    if intervals and workload.mode in ("closed", "open") and not waited_for:
+        # a rate does not say how many are in flight
+        requests = load if workload.mode == "closed" else 0.0
+        usual = intervals.usual(place.device.architecture, workload.output_tokens, requests)
     out = {}
     for name, column in INTERVALS.items():
         stated = getattr(candidate, name)

@@ -326,13 +326,11 @@ def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
     values = zip(*(_floats(column[rows]) for column in (*columns, *intervals)), strict=True)
     for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
         notes = []
+        looked = f"Requests are looked for every {looks:,.0f} steps"
+        left = f"Tokens leave {sent:,.0f} together"
         for waited_s, what, field in (
-            (
-                receive_s,
-                f"Requests are looked for every {looks:,.0f} steps",
-                "scheduler_recv_interval",
-            ),
-            (stream_s, f"Tokens leave every {sent:,.0f} steps", "stream_interval"),
+            (receive_s, looked, "scheduler_recv_interval"),
+            (stream_s, left, "stream_interval"),
         ):
             if waited_s > 0:
                 times = f"{duration(ttft_s)} instead of {duration(ttft_s - waited_s)}"
