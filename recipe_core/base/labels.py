@@ -64,6 +64,12 @@ def short_name(candidate: Mapping[str, Any]) -> str:
 _CHANGES = {
     "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
     "options.engines": lambda value: f"Use {value[0]}",
+    "candidate.stream_interval": lambda value: f"Send tokens {value} at a time",
+    "candidate.scheduler_recv_interval": lambda value: (
+        "Look for requests in every step"
+        if value == 1
+        else f"Look for requests every {value:,} steps"
+    ),
     "candidate.offload": lambda value: f"Keep {value} states in host memory",
     "hardware.per_node": lambda value: f"Use {value} devices per node",
     "hardware.nodes": lambda value: f"Use {value} nodes",

@@ -443,8 +443,8 @@ class ServingCandidate(_Degrees):
     """Tokens in a block of the KV cache; left out, the engine's default."""
 
     stream_interval: Interval | None = None
-    """Tokens that the engine sends to a client together; left out, 1, or what published launches set
-    on this device, where only throughput, cost, devices or energy count."""
+    """Tokens that the engine sends to a client together; left out, 1, or what published launches
+    set on this device, where only throughput, cost, devices or energy count."""
 
     scheduler_recv_interval: Interval | None = None
     """Decode steps from one look for new requests to the next (SGLang); left out, as
