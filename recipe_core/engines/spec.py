@@ -169,8 +169,9 @@ class Overheads(_Data):
 
     ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a
     step. ``launch_s``: what the host needs to launch one kernel of a step with prompts, which no
-    captured graph covers (such a step takes at least that long for all). ``expert_row_s``: per token and
-    expert that it is routed to, in a layer on one rank, outside the products. ``request_s`` and
+    captured graph covers (such a step takes at least that long for all). ``expert_row_s``: per
+    token and expert that it is routed to, in a layer on one rank, outside the products.
+    ``request_s`` and
     ``input_token_s``: per request, before it is scheduled. ``late_steps``: steps from a request's
     prompt to its first token at the client, while others decode (schedulers work a step or more
     ahead of what they send). ``bunched``: the share of a closed loop's prompts that come all at
@@ -213,6 +214,56 @@ class KernelTimes(_Data):
     note: str | None = None
 
 
+Interval = Literal["stream_interval", "scheduler_recv_interval"]
+"""Tokens that leave together; decode steps from one look for new requests to the next."""
+
+
+class UsualIntervals(_Data):
+    """What published launches for throughput set on devices of ``architectures``.
+
+    For answers of ``output_tokens_at_least``, with ``requests_at_least`` in flight; of several that
+    hold the one for most requests counts.
+    """
+
+    architectures: Annotated[tuple[str, ...], Field(min_length=1)]
+    output_tokens_at_least: Whole = 1
+    requests_at_least: Annotated[int, Field(ge=0)] = 0
+    stream_interval: Whole = 1
+    scheduler_recv_interval: Whole = 1
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class Intervals(_Data):
+    """What the engine does every so many steps only; 1, every step, is the default of each.
+
+    ``options``: those it has. ``first_token_waits``: whether the first token too is held until
+    ``stream_interval`` tokens are there, or leaves at once. ``throughput``: what a launch for
+    throughput is given where the request states nothing.
+    """
+
+    options: Annotated[tuple[Interval, ...], Field(min_length=1)]
+    first_token_waits: bool
+    throughput: tuple[UsualIntervals, ...] = ()
+    source: str
+    status: Status
+    note: str | None = None
+
+    def usual(
+        self, architecture: str, output_tokens: float, requests: float
+    ) -> UsualIntervals | None:
+        """What launches for throughput set for such answers and load; None for nothing."""
+        fitting = [
+            usual
+            for usual in self.throughput
+            if architecture in usual.architectures
+            and output_tokens >= usual.output_tokens_at_least
+            and requests >= usual.requests_at_least
+        ]
+        return max(fitting, key=lambda usual: usual.requests_at_least, default=None)
+
+
 class Engine(Sourced):
     """An engine at one version.
 
@@ -230,6 +281,7 @@ class Engine(Sourced):
     ``mixes_prompts``: whether prompts share steps with decoding; otherwise decoding waits for them.
 
     ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
+    ``intervals``: None where tokens leave, and requests are looked for, in every step.
     """
 
     name: str
@@ -253,6 +305,7 @@ class Engine(Sourced):
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
     mixes_prompts: bool = True
+    intervals: Intervals | None = None
     handoff_s: Quantity | None = None
     overheads: dict[Runtime, Overheads]
     kernels: Mapping[str, KernelTimes] = {}

@@ -285,7 +285,7 @@ def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Part
     io = wide * setting.activation_bytes
     pairs = step.prefill_tokens * np.minimum(step.prefill_context, window)
     cached = step.sequences * np.minimum(step.context, window)
-    device, queries = setting.cluster.device, step.queries
+    queries = step.queries
     moved = (io + 2 * token_bytes) * step.prefill_tokens
     dtype = setting.model.dtype
     prefill = _kernel_s(setting, "attention_prefill", dtype, 2 * wide * pairs, moved)
@@ -300,7 +300,7 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAtten
 
     So does a prompt that reads selected tokens only, where that takes less.
     """
-    b, device, dtype = setting.activation_bytes, setting.cluster.device, setting.model.dtype
+    b, dtype = setting.activation_bytes, setting.model.dtype
     heads, attends = a.heads / cases.tp, a.attends or np.inf
     token_bytes = kv_token_bytes(setting, a, cases.tp)
     expanded = heads * (a.head_dim + a.v_head_dim)
