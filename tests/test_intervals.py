@@ -41,7 +41,7 @@ def request_of(workload=LONG, device="b200-sxm", candidate=SGLANG, **parts):
 def chosen(request, row=None):
     found, best = plan_candidate(request)
     candidate = found.candidate(best if row is None else row)
-    return {name: candidate.get(name) for name in SLOW}
+    return {name: candidate.get(name, 1) for name in SLOW}  # left out where nothing chooses them
 
 
 def estimates(workload=LONG, *, waits=False, **intervals) -> Estimates:

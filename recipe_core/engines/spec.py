@@ -263,6 +263,10 @@ class Intervals(_Data):
         ]
         return max(fitting, key=lambda usual: usual.requests_at_least, default=None)
 
+    def chosen_on(self, architecture: str) -> bool:
+        """Whether an objective may choose them there: then 1 is no default and has to be said."""
+        return any(architecture in usual.architectures for usual in self.throughput)
+
 
 class Engine(Sourced):
     """An engine at one version.

@@ -397,9 +397,13 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
         "memory_fraction": columns.memory_fraction[rows].tolist(),
         "block_size": _whole(columns.block_tokens[rows]),
     }
-    for name in shared.engine.intervals.options if shared.engine.intervals else ():
-        values[name] = _whole(getattr(columns, INTERVALS[name])[rows])
     out = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    if (intervals := shared.engine.intervals) is not None:
+        chosen = intervals.chosen_on(shared.cluster.device.architecture)
+        for name in intervals.options:
+            steps = getattr(columns, INTERVALS[name])[rows]
+            for place in np.flatnonzero(chosen | (steps > 1)).tolist():
+                out[place][name] = int(steps[place])
     for place in np.flatnonzero(columns.draft_tokens[rows]).tolist():
         i = rows[place]
         out[place]["speculative"] = {

@@ -74,8 +74,6 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         "max_running_requests": candidate.max_num_seqs * within,
         "chunked_prefill_size": candidate.max_batched_tokens * within,
         "mem_fraction_static": candidate.memory_fraction,
-        "stream_interval": candidate.stream_interval,
-        "scheduler_recv_interval": candidate.scheduler_recv_interval,
         "enable_metrics": True,
     }
     if split.ep > 1:
@@ -91,7 +89,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         options |= {"disaggregation_mode": group.role, "disaggregation_transfer_backend": "nixl"}
     if group.role == "prefill":
         options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
-    return options | _draft(deployment) | rules.options(deployment)
+    return options | rules.intervals(deployment) | _draft(deployment) | rules.options(deployment)
 
 
 def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
