@@ -441,6 +441,10 @@ class ServingCandidate(_Degrees):
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokens in a block of the KV cache; left out, the engine's default."""
 
+    engine_version: Text | None = None
+    """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
+    out, the one that bundles start. With a split stated in full (tp, pp, dp), in estimates only."""
+
     eager: bool | None = None
     """Whether the engine runs without captured graphs. This version does not model it and refuses
     ``true``."""
