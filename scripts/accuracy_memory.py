@@ -23,14 +23,29 @@ from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Setting
 
 DEVICES = {
-    "H100": "h100-sxm",
-    "MI300X": "mi300x",
-    "L40S": "l40s",
-    "RTX 4090": "rtx-4090",
-    "RTX 5090": "rtx-5090",
-    "RTX 3090": "rtx-3090",
+    r"A100[- ](PCIe[- ])?40 ?GB": "a100-sxm-40gb",
+    r"H100[- ]PCIe": "h100-pcie",
+    r"H100[- ]NVL": "h100-nvl",
+    r"RTX A6000": "rtx-a6000",
+    r"RTX PRO 6000": "rtx-pro-6000",
+    r"RTX 6000 Ada": "rtx-6000-ada",
+    r"RTX 3090": "rtx-3090",
+    r"RTX 4090": "rtx-4090",
+    r"RTX 5090": "rtx-5090",
+    r"GH200": "gh200",
+    r"H100": "h100-sxm",
+    r"H200": "h200-sxm",
+    r"GB200": "gb200",
+    r"B200": "b200-sxm",
+    r"A100": "a100-sxm-80gb",
+    r"A10G\b": "a10g",
+    r"A40\b": "a40",
+    r"L40S": "l40s",
+    r"L4\b": "l4",
+    r"MI300X": "mi300x",
+    r"MI325X": "mi325x",
 }
-DEVICES |= {"A100": "a100-sxm-80gb", "RTX A6000": "rtx-a6000", "GH200": "gh200"}
+"""Devices by what set-ups call them; the first that is found counts."""
 QUANTITIES: dict[str, Callable[[Memory], Any]] = {
     "weights_per_gpu": lambda m: m.weights_bytes / GIB,
     "available_kv_per_gpu": lambda m: m.pool_bytes / GIB,
@@ -192,7 +207,7 @@ def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
 def request(row: Any, shares: dict[tuple[str, str], float]) -> dict[str, Any] | None:
     """The start-up a row tells of, as a request; None where its device or engine is not stated."""
     setup = str(row.setup)
-    chip = next((device for name, device in DEVICES.items() if name in setup), None)
+    chip = next((device for name, device in DEVICES.items() if re.search(name, setup)), None)
     if chip is None or "vLLM" not in setup:
         return None
     tp = int(number(r"tp=(\d+)", setup, 1))
