@@ -6,12 +6,13 @@ Differences between engines live here, not in the physics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
@@ -23,8 +24,16 @@ from recipe_core.engines.wrapping import complete
 from recipe_core.hardware.profile import Family, Runtime
 
 FOLDER = Path(__file__).with_name("serving")
+T = TypeVar("T")
 Whole = Annotated[int, Field(ge=1)]
+Release = Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$", max_length=16)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def release_key(release: str) -> tuple[int, ...]:
+    """A release as numbers that sort by age: 0.11 is 0.11.0, and newer than 0.9.2."""
+    numbers = tuple(map(int, release.split(".")))
+    return numbers + (0,) * (3 - len(numbers))
 
 
 class _Data(BaseModel):
@@ -145,6 +154,15 @@ class MemoryUse(_Data):
     row_padding: RowPadding | None = None
     expert_tiles: tuple[ExpertTiles, ...] = ()
 
+    def with_values(self, **values: float) -> MemoryUse:
+        """The same with other values of some quantities."""
+        return self.model_copy(
+            update={
+                name: getattr(self, name).model_copy(update={"value": value})
+                for name, value in values.items()
+            }
+        )
+
     def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
         """How experts in ``dtype`` are rounded up on a device; None where they are not."""
         for tiles in self.expert_tiles:
@@ -162,6 +180,48 @@ class BatchLimits(_Data):
     not_on: tuple[str, ...] = ()
     max_batched_tokens: Whole
     max_num_seqs: Whole
+
+
+class WholePrompts(_Data):
+    """Prompts that run in one step, not in chunks, and the room that a step has for them.
+
+    Where requests of at most ``longest_tokens`` are accepted (None: whatever their length), a step
+    takes the longest of them, at least ``least_tokens``.
+    """
+
+    longest_tokens: Whole | None = None
+    least_tokens: Whole
+
+
+class Change(_Data):
+    """What releases before ``before`` did otherwise than the next newer one the file tells of.
+
+    What is left out was the same. ``fraction``: the default share of the device.
+    ``context_bytes``: what was counted outside torch besides today's: the device's own context.
+    """
+
+    before: Release
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    context_bytes: NonNegative | None = None
+    batching: tuple[BatchLimits, ...] | None = None
+    whole_prompts: WholePrompts | None = None
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class History(_Data):
+    """Memory rules of earlier releases, back to ``oldest``; ``changes`` are newest first."""
+
+    oldest: Release
+    changes: Annotated[tuple[Change, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _newest_first(self) -> History:
+        releases = [release_key(change.before) for change in self.changes]
+        if releases != sorted(set(releases), reverse=True):
+            raise ValueError("history.changes are not newest first, each release once")
+        return self
 
 
 class Overheads(_Data):
@@ -268,6 +328,11 @@ class Intervals(_Data):
         return any(architecture in usual.architectures for usual in self.throughput)
 
 
+def _last(values: Iterable[T | None]) -> T | None:
+    """The last of the values that are given; None where none is."""
+    return next((value for value in reversed(list(values)) if value is not None), None)
+
+
 class Engine(Sourced):
     """An engine at one version.
 
@@ -286,6 +351,8 @@ class Engine(Sourced):
 
     ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
     ``intervals``: None where tokens leave, and requests are looked for, in every step.
+    ``history``: memory rules of earlier releases. ``as_of``: the release whose rules these are,
+    where that is not ``version``.
     """
 
     name: str
@@ -316,6 +383,54 @@ class Engine(Sourced):
     online_weight_dtypes: tuple[str, ...]
     kv_dtypes: tuple[str, ...]
     free_kv_dtypes: tuple[str, ...]
+    history: History | None = None
+    as_of: str | None = None
+
+    def at(self, release: str, longest_tokens: float) -> Engine:
+        """The engine with the memory rules of an earlier release; itself at its own.
+
+        ``longest_tokens``: the longest request that it is told to accept, which decides whether
+        prompts run whole. What its steps cost in time, and its options, stay those of ``version``.
+
+        Raises:
+            InputError: for what is no release, or one whose rules the file does not tell.
+        """
+        asked = self._release(release)
+        if self.history is None or asked == release_key(self.version):
+            return self
+        changes = [c for c in self.history.changes if asked < release_key(c.before)]
+        fraction, whole = (
+            _last(c.fraction for c in changes),
+            _last(c.whole_prompts for c in changes),
+        )
+        batching = _last(c.batching for c in changes) or self.batching
+        use, context = self.memory, _last(c.context_bytes for c in changes) or 0.0
+        memory = use.with_values(
+            fraction=fraction or use.fraction.value,
+            context_single_bytes=use.context_single_bytes.value + context,
+            context_parallel_bytes=use.context_parallel_bytes.value + context,
+        )
+        told: dict[str, Any] = {"as_of": release, "memory": memory, "batching": batching}
+        if whole is not None and longest_tokens <= (whole.longest_tokens or longest_tokens):
+            tokens = {"max_batched_tokens": max(int(longest_tokens), whole.least_tokens)}
+            told["batching"] = tuple(limits.model_copy(update=tokens) for limits in batching)
+            told |= {"chunked_prefill": False, "mixes_prompts": False}
+        return self.model_copy(update=told)
+
+    def _release(self, release: str) -> tuple[int, ...]:
+        """A release as numbers; raises InputError where its rules are not known."""
+        field, oldest = "candidate.engine_version", self.history and self.history.oldest
+        known = f"{oldest} to {self.version}" if oldest else self.version
+        hint = f"Use {known}, or leave it out."
+        if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?", release):
+            raise InputError(
+                f"{release!r} is not a release such as 0.11.0.", field=field, hint=hint
+            )
+        asked = release_key(release)
+        if not release_key(oldest or self.version) <= asked <= release_key(self.version):
+            message = f"memory rules of {self.title} {release} are not known."
+            raise InputError(message, field=field, hint=hint)
+        return asked
 
     @property
     def options(self) -> OptionTable:

@@ -13,6 +13,7 @@ _OWN: dict[str, Any] = {
     "table": None,
     "launcher": None,
     "intervals": None,
+    "history": None,
 }
 """What a wrapper does not take over from the engine inside."""
 

@@ -450,6 +450,10 @@ class ServingCandidate(_Degrees):
     """Decode steps from one look for new requests to the next (SGLang); left out, as
     ``stream_interval``."""
 
+    engine_version: Text | None = None
+    """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
+    out, the one that bundles start. With a split stated in full (tp, pp, dp), in estimates only."""
+
     eager: bool | None = None
     """Whether the engine runs without captured graphs. This version does not model it and refuses
     ``true``."""

@@ -375,6 +375,8 @@ def one_case(problem: ServingProblem, candidate: CandidateRequest) -> tuple[Sett
     if candidate.tp is None or candidate.pp is None or candidate.dp is None:
         return None
     spec = engine_of(candidate.engine, problem.cluster)
+    if candidate.engine_version is not None:
+        spec = spec.at(candidate.engine_version, served_context(problem.workload, problem.model))
     weights, cache = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
     degrees = {name: getattr(candidate, name) or 1 for name in DEGREES}
     columns = _shared_columns(problem, spec, candidate, problem.cluster)
@@ -397,6 +399,8 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
         "memory_fraction": columns.memory_fraction[rows].tolist(),
         "block_size": _whole(columns.block_tokens[rows]),
     }
+    if shared.engine.as_of is not None:
+        values["engine_version"] = [shared.engine.as_of] * n
     out = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     if (intervals := shared.engine.intervals) is not None:
         chosen = intervals.chosen_on(shared.cluster.device.architecture)

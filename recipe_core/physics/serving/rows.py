@@ -272,6 +272,11 @@ def _notes(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> Iterator[li
             f"Needs a checkpoint that stores {setting.weight_dtype}; "
             f"this model's stores {setting.model.weight_dtype}."
         )
+    if setting.engine.as_of is not None:
+        shared.append(
+            f"Memory rules and default limits of {setting.engine.title} {setting.engine.as_of}; "
+            f"times of {setting.engine.version}."
+        )
     waiting = _waiting(e.pools, rows) if e.pools is not None else _queued(setting, cases, memory)
     columns = zip(waiting, _heads(setting, cases), _intervals(e, rows), strict=True)
     for load, heads, intervals in columns:
