@@ -20,7 +20,7 @@ from recipe_core.engines.checks import check_engine
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import ContainerImage, Floor, Metrics
 from recipe_core.engines.wrapping import complete
-from recipe_core.hardware.profile import Runtime
+from recipe_core.hardware.profile import Family, Runtime
 
 FOLDER = Path(__file__).with_name("serving")
 Whole = Annotated[int, Field(ge=1)]
@@ -187,22 +187,100 @@ class Overheads(_Data):
     """Time the engine itself takes, and how its scheduler groups prompts.
 
     ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a
-    step. ``launch_s``: what the host needs to launch one layer of a step with prompts, which no
-    captured graph covers (such a step takes at least that long). ``request_s`` and
-    ``input_token_s``: per request, before it is scheduled. ``bunched``: the share of a closed
-    loop's prompts that come all at once.
+    step. ``launch_s``: what the host needs to launch one kernel of a step with prompts, which no
+    captured graph covers (such a step takes at least that long for all). ``expert_row_s``: per
+    token and expert that it is routed to, in a layer on one rank, outside the products.
+    ``request_s`` and
+    ``input_token_s``: per request, before it is scheduled. ``late_steps``: steps from a request's
+    prompt to its first token at the client, while others decode (schedulers work a step or more
+    ahead of what they send). ``bunched``: the share of a closed loop's prompts that come all at
+    once.
     """
 
     step_s: NonNegative
     sequence_s: NonNegative
     layer_s: NonNegative
     launch_s: NonNegative = 0.0
+    expert_row_s: NonNegative = 0.0
     request_s: NonNegative
     input_token_s: NonNegative
+    late_steps: NonNegative = 0.0
     bunched: Annotated[float, Field(ge=0, le=1)] = 0.1
     source: str
     status: Literal["measured", "fitted", "published", "assumed"]
     note: str | None = None
+
+
+Kernel = Family | Literal["expert_rows", "indexer", "all_reduce", "host"]
+"""What engines have kernels of their own for; an indexer scores tokens for sparse attention.
+
+``expert_rows``: what the experts' time has that grows with the rows, their products and copies.
+``host``: the engine's own time in a step (its ``overheads``), which hosts and captured graphs of a
+generation change.
+"""
+
+
+class KernelTimes(_Data):
+    """Time of an engine's kernels over that of the device's profile, by operator and stored dtype.
+
+    A profile is fitted to the kernels of several libraries; an engine has its own for a number
+    format and a generation of devices. A missing dtype takes ``any``, a missing operator 1.
+    """
+
+    times: Mapping[Kernel, Mapping[str, Annotated[float, Field(gt=0)]]]
+    source: str
+    status: Literal["measured", "fitted", "published", "assumed"]
+    note: str | None = None
+
+
+Interval = Literal["stream_interval", "scheduler_recv_interval"]
+"""Tokens that leave together; decode steps from one look for new requests to the next."""
+
+
+class UsualIntervals(_Data):
+    """What published launches for throughput set on devices of ``architectures``.
+
+    For answers of ``output_tokens_at_least``, with ``requests_at_least`` in flight; of several that
+    hold the one for most requests counts.
+    """
+
+    architectures: Annotated[tuple[str, ...], Field(min_length=1)]
+    output_tokens_at_least: Whole = 1
+    requests_at_least: Annotated[int, Field(ge=0)] = 0
+    stream_interval: Whole = 1
+    scheduler_recv_interval: Whole = 1
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class Intervals(_Data):
+    """What the engine does every so many steps only; 1, every step, is the default of each.
+
+    ``options``: those it has. ``first_token_waits``: whether the first token too is held until
+    ``stream_interval`` tokens are there, or leaves at once. ``throughput``: what a launch for
+    throughput is given where the request states nothing.
+    """
+
+    options: Annotated[tuple[Interval, ...], Field(min_length=1)]
+    first_token_waits: bool
+    throughput: tuple[UsualIntervals, ...] = ()
+    source: str
+    status: Status
+    note: str | None = None
+
+    def usual(
+        self, architecture: str, output_tokens: float, requests: float
+    ) -> UsualIntervals | None:
+        """What launches for throughput set for such answers and load; None for nothing."""
+        fitting = [
+            usual
+            for usual in self.throughput
+            if architecture in usual.architectures
+            and output_tokens >= usual.output_tokens_at_least
+            and requests >= usual.requests_at_least
+        ]
+        return max(fitting, key=lambda usual: usual.requests_at_least, default=None)
 
 
 class Engine(Sourced):
@@ -220,6 +298,9 @@ class Engine(Sourced):
     ``handoff_s``: what disaggregated prefill adds to a request, besides the transfer of its cache.
 
     ``mixes_prompts``: whether prompts share steps with decoding; otherwise decoding waits for them.
+
+    ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
+    ``intervals``: None where tokens leave, and requests are looked for, in every step.
     """
 
     name: str
@@ -243,8 +324,10 @@ class Engine(Sourced):
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
     mixes_prompts: bool = True
+    intervals: Intervals | None = None
     handoff_s: Quantity | None = None
     overheads: dict[Runtime, Overheads]
+    kernels: Mapping[str, KernelTimes] = {}
     online_weight_dtypes: tuple[str, ...]
     kv_dtypes: tuple[str, ...]
     free_kv_dtypes: tuple[str, ...]
@@ -269,6 +352,13 @@ class Engine(Sourced):
         A runtime that it does not support, and that is refused, gets another's.
         """
         return self.overheads.get(runtime) or next(iter(self.overheads.values()))
+
+    def kernel_time(self, architecture: str, kernel: Kernel, stored_dtype: str) -> float:
+        """Time of one of its kernels over that of the device's profile; 1 where none is known."""
+        if architecture not in self.kernels:
+            return 1.0
+        times = self.kernels[architecture].times.get(kernel, {})
+        return times.get(stored_dtype, times.get("any", 1.0))
 
     def image(self, runtime: Runtime, architecture: str) -> ContainerImage | None:
         """The container for a device; None where no tag of this version is known."""

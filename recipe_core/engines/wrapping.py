@@ -12,6 +12,7 @@ _OWN: dict[str, Any] = {
     "metrics": None,
     "table": None,
     "launcher": None,
+    "intervals": None,
 }
 """What a wrapper does not take over from the engine inside."""
 

@@ -77,6 +77,8 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         "max_running_requests": candidate.max_num_seqs * within,
         "chunked_prefill_size": candidate.max_batched_tokens * within,
         "mem_fraction_static": candidate.memory_fraction,
+        "stream_interval": candidate.stream_interval,
+        "scheduler_recv_interval": candidate.scheduler_recv_interval,
         "enable_metrics": True,
     }
     if split.ep > 1:

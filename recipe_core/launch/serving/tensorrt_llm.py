@@ -178,6 +178,8 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
         },
         "return_perf_metrics": True,
     }
+    if candidate.stream_interval > 1:
+        config["stream_interval"] = candidate.stream_interval
     if candidate.speculative is not None:
         config["speculative_config"] = _draft(candidate.speculative)
     if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt

@@ -99,6 +99,8 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["decode_context_parallel_size"] = candidate.cp
     if candidate.block_size != deployment.setting.engine.memory.block_tokens:
         options["block_size"] = candidate.block_size
+    if candidate.stream_interval > 1:  # no time depends on it
+        options["stream_interval"] = candidate.stream_interval
     stored = deployment.setting.model.weight_dtype
     if candidate.weight_dtype == "fp8" and stored != "fp8":
         options["quantization"] = "fp8"  # at load

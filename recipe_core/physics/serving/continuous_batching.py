@@ -49,7 +49,10 @@ LEAST_DECODING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode."""
+    """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode.
+
+    ``full_step_s``: a decode step in which as many as the replica can hold decode.
+    """
 
     resident: Float
     decoding: Float
@@ -58,6 +61,7 @@ class Flow:
     prefill: Parts
     step_s: Float
     prompt_s: Float
+    full_step_s: Float
 
     @property
     def tpot_s(self) -> Float:
@@ -157,6 +161,7 @@ class Loop:
         self.chunks = prompt_chunks(cases, setting.engine.chunked_prefill)[1]
         self.per_step = prompts_a_step(cases)
         self.request_s = request_overhead_s(setting, cases)
+        self.late_steps = setting.engine.overhead(setting.cluster.device.runtime).late_steps
         # a decode step goes along with each step of a prompt
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
         self.nodes = np.multiply.outer(NODES, capacity)
@@ -176,6 +181,7 @@ class Loop:
         """Some of the loops, with one more node: ``times`` (of all loops) at ``decoding``."""
         loop = Loop.__new__(Loop)
         loop.setting, loop.cases, loop.beside = self.setting, self.cases.take(rows), self.beside
+        loop.late_steps = self.late_steps
         for name in _COLUMNS:
             setattr(loop, name, getattr(self, name)[rows])
         nodes = np.concatenate([self.nodes[:, rows], decoding[None]])
@@ -229,7 +235,7 @@ class Loop:
         ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
         queue_s = np.clip(queue_s, *self._bounds(decoding, prompt_s, coming, waiting_s))
-        ttft_s = self.request_s + unqueued_s + queue_s
+        ttft_s = self.request_s + unqueued_s + queue_s + self.late_steps * step_mean_s
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
     def _bounds(
@@ -321,7 +327,8 @@ class Loop:
         """The state at so many decoding sequences; computes ``resident`` where it is None."""
         step_s, prompt_s = total(decode), total(prompt)
         balance = self.balance(decoding, step_s, prompt_s)
-        schedule_s = self.share * balance.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
+        schedule_s = (self.share / 2 + self.late_steps) * balance.step_mean_s
+        schedule_s = schedule_s + self.beside * (self.chunks - 1) * step_s
         latency = balance.ttft_s + self.steps * balance.step_mean_s
         if resident is None:
             resident = balance.rate * latency
@@ -340,6 +347,7 @@ class Loop:
             },
             step_s=step_s,
             prompt_s=prompt_s,
+            full_step_s=self.times[0, 0],
         )
 
 

@@ -222,11 +222,20 @@ class _Traffic:
         )
         if self.mode == "static":
             first = np.full(count, first.max())  # a batch has its first tokens together
+        first = first + self._held(outputs) * (done - first) / np.maximum(outputs - 1, 1)
         ttft_s, latency_s = first - sent, done - sent
         tpot_s = (done - first) / np.maximum(outputs - 1, 1)
         began = replica.done[replica.order[before - 1]] if before else 0.0
         samples = dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
         return samples, self.scale * outputs.sum(), done.max() - began
+
+    def _held(self, outputs: Float) -> Float:
+        """Tokens that the first waits for before it is sent, one number per request."""
+        intervals = self.setting.engine.intervals
+        waits = intervals is not None and intervals.first_token_waits
+        if not waits or self.mode not in ("closed", "open"):
+            return np.zeros(len(outputs))
+        return np.minimum(float(self.cases.stream_interval[self.row]), outputs) - 1
 
     def _sent(self, count: int) -> list[float]:
         """Times at which requests are sent; in a closed loop those that start it."""
@@ -264,6 +273,7 @@ def _rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rule
         reserves=setting.engine.memory.reserves and not static,
         chunked=chunked,
         mixes=chunked and not static,
+        recv_interval=int(cases.recv_interval[row]) if setting.mode in ("closed", "open") else 1,
     )
 
 
