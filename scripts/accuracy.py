@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_memory
+import accuracy_pools
 import accuracy_training
 import numpy as np
 import pandas as pd
@@ -446,7 +447,8 @@ def main() -> None:
         accuracy_memory.compared(truth / "memory_facts.csv"), capacities
     )
     training = accuracy_training.section(compare_training(publish_training.runs(truth)), truth)
-    REPORT.write_text(f"{report(comparison, runs, memory).rstrip()}\n\n{training}")
+    pools = accuracy_pools.section(accuracy_pools.compared(truth))
+    REPORT.write_text(f"{report(comparison, runs, memory).rstrip()}\n\n{pools}\n{training}")
     print(targets(comparison.figures))
     print(f"wrote {BANDS.relative_to(ROOT)} and {REPORT.relative_to(ROOT)}")
 

@@ -40,18 +40,37 @@ class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+class Dispatch(_Data):
+    """Low-latency dispatch of decode pools whose experts span nodes of a rack.
+
+    ``runtimes``: where its kernels exist. ``sent``: by the weight format of experts, the format in
+    which tokens leave; experts in others gather. ``hidden``: widths of a token that its kernels are
+    compiled for. ``most_experts``: that a token picks. ``most_tokens``: of a rank in a step.
+    """
+
+    runtimes: tuple[Runtime, ...]
+    sent: dict[str, str]
+    hidden: tuple[int, ...]
+    most_experts: Annotated[int, Field(gt=0)]
+    most_tokens: Annotated[int, Field(gt=0)]
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class Exchange(_Data):
     """How ranks of data-parallel attention that share experts exchange tokens.
 
     ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a
     token goes only to the ranks of its experts); the fastest is used. ``narrow``: weight formats of
     experts for which tokens are dispatched in fp8. ``overlap``: the share of its time that is
-    hidden behind other work.
+    hidden behind other work. ``between_nodes``: what decode pools dispatch with (`space.exchange`).
     """
 
     ways: Annotated[tuple[Literal["gather", "dispatch"], ...], Field(min_length=1)]
     narrow: tuple[str, ...] = ()
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    between_nodes: Dispatch | None = None
     source: str
     status: Status
     note: str | None = None

@@ -8,7 +8,7 @@ experts a step touches: `routing`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 
@@ -34,6 +34,7 @@ from recipe_core.physics.network import (
     all_gather_s,
     all_reduce_s,
     dispatch_s,
+    low_latency_s,
     rank_group,
     send_s,
 )
@@ -41,6 +42,7 @@ from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.serving.cache import kv_token_bytes, state_bytes
 from recipe_core.physics.serving.routing import crowding, distinct_experts
 from recipe_core.physics.serving.weights import expert_ranks, padded_vocabulary
+from recipe_core.space.exchange import dispatch, dispatching
 from recipe_core.space.serving import Cases, Setting
 
 Parts = dict[str, Float]
@@ -431,9 +433,9 @@ def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention
 def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     """Router, routed and shared experts, and the exchange; all wait for the fullest rank.
 
-    With shared experts (ep) and data-parallel attention every rank needs the tokens of all: they
-    are gathered before and scattered after the experts (vLLM's default all-gather/reduce-scatter
-    backend); otherwise tensor parallelism's all-reduce. Fullest rank: `routing.crowding`.
+    With shared experts (ep) and data-parallel attention tokens go to other ranks and back
+    (`_exchange_s`: vLLM's default gathers them all before and scatters sums after the experts);
+    otherwise tensor parallelism's all-reduce. Fullest rank: `routing.crowding`.
     """
     hidden, b, device = setting.model.hidden, setting.activation_bytes, setting.cluster.device
     ranks = expert_ranks(cases)
@@ -468,24 +470,32 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
 
 
 def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
-    """Seconds to bring tokens to shared experts and their sums back, the engine's fastest way."""
+    """Seconds to bring tokens to shared experts and their sums back, the engine's fastest way.
+
+    Decode pools that dispatch between nodes do so whatever the load: a launch says how.
+    """
     hidden, b, cluster = setting.model.hidden, setting.activation_bytes, setting.cluster
-    exchange = setting.engine.split.exchange
+    exchange, between = setting.engine.split.exchange, dispatch(setting)
     replicas = np.where(cases.shares_experts, cases.dp, 1)
+
+    def dispatched_s(kernels: Callable[..., Float], sent: float) -> Float:
+        ranks = np.where(replicas > 1, expert_ranks(cases), 1.0)
+        members, width = rank_group(cluster, cases, ranks), mlp.expert_hidden(hidden)
+        share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
+        return add(kernels(cluster, members, share, mlp.top_k, width * size) for size in (sent, b))
+
     ways = []
     if exchange is None or "gather" in exchange.ways:
         everyone = rank_group(cluster, cases, replicas, cases.tp)
         ways.append(2 * all_gather_s(cluster, everyone, cases.dp * hidden * b * rows))
     if exchange is not None and "dispatch" in exchange.ways:
-        ranks = np.where(replicas > 1, expert_ranks(cases), 1.0)
-        members, width = rank_group(cluster, cases, ranks), mlp.expert_hidden(hidden)
         narrow = setting.stored_dtype("experts") in exchange.narrow
-        sent = bytes_per_value("fp8-block") if narrow else b
-        share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
-        ways.append(
-            add(dispatch_s(cluster, members, share, mlp.top_k, width * size) for size in (sent, b))
-        )
-    return (1.0 - (exchange.overlap if exchange else 0.0)) * reduce(np.minimum, ways)
+        ways.append(dispatched_s(dispatch_s, bytes_per_value("fp8-block") if narrow else b))
+    seconds = (1.0 - (exchange.overlap if exchange else 0.0)) * reduce(np.minimum, ways)
+    if between is None or not (pools := dispatching(setting, cases)).any():
+        return seconds
+    sent = bytes_per_value(between.sent[setting.stored_dtype("experts")])
+    return np.where(pools, dispatched_s(low_latency_s, sent), seconds)
 
 
 def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
