@@ -54,7 +54,7 @@ def launch(deployment: Deployment) -> Launch:
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
-        requires=("sglang-router", "nixl", *_dispatcher(deployment, placed)) if pools else (),
+        requires=("sglang_router", "nixl", *_dispatcher(deployment, placed)) if pools else (),
     )
 
 
