@@ -107,7 +107,7 @@ class Parameter:
 
     @property
     def pull(self) -> float:
-        return KERNEL_PULL if self.dtype else PULL
+        return KERNEL_PULL if self.dtype and self.name != "request" else PULL
 
     def value(self, x: float) -> float:
         return float(np.exp(x)) if self.dtype else _outer(self.name, x)
@@ -128,6 +128,8 @@ class Block:
         engine, device = self.setting.engine.name, self.setting.cluster.device
         overheads = [Parameter(engine, device.runtime, name) for name in PRIOR]
         kernels = [("host", "any"), *kernels_of(self.setting)]
+        if self.setting.mode != "static":
+            kernels.append(("request", "any"))
         if (self.cases.tp > 1).any():
             kernels.append(("all_reduce", "any"))
         return overheads + [Parameter(engine, device.architecture, *kernel) for kernel in kernels]

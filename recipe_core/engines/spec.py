@@ -271,12 +271,12 @@ class Overheads(_Data):
     note: str | None = None
 
 
-Kernel = Family | Literal["expert_rows", "indexer", "all_reduce", "host"]
+Kernel = Family | Literal["expert_rows", "indexer", "all_reduce", "host", "request"]
 """What engines have kernels of their own for; an indexer scores tokens for sparse attention.
 
 ``expert_rows``: what the experts' time has that grows with the rows, their products and copies.
 ``host``: the engine's own time in a step (its ``overheads``), which hosts and captured graphs of a
-generation change.
+generation change; ``request``: that of a request before it is scheduled.
 """
 
 
@@ -472,7 +472,7 @@ class Engine(Sourced):
         """
         return self.overheads.get(runtime) or next(iter(self.overheads.values()))
 
-    def kernel_time(self, architecture: str, kernel: Kernel, stored_dtype: str) -> float:
+    def kernel_time(self, architecture: str, kernel: Kernel, stored_dtype: str = "any") -> float:
         """Time of one of its kernels over that of the device's profile; 1 where none is known."""
         if architecture not in self.kernels:
             return 1.0

@@ -112,10 +112,18 @@ def prompts_a_step(cases: Cases) -> Float:
     return np.maximum(cases.max_batched_tokens / tokens, 1.0)
 
 
+def request_overheads(setting: Setting) -> tuple[float, float]:
+    """Seconds that a server adds before a request is scheduled, and those a token of its prompt."""
+    engine, device = setting.engine, setting.cluster.device
+    overhead = engine.overhead(device.runtime)
+    time = engine.kernel_time(device.architecture, "request")
+    return time * overhead.request_s, time * overhead.input_token_s
+
+
 def request_overhead_s(setting: Setting, cases: Cases) -> Float:
     """Seconds that a server adds before a request is scheduled; a static batch has no server."""
-    overhead = setting.engine.overhead(setting.cluster.device.runtime)
-    return overhead.request_s + overhead.input_token_s * cases.input_tokens
+    fixed_s, token_s = request_overheads(setting)
+    return fixed_s + token_s * cases.input_tokens
 
 
 def prompt_step(
