@@ -127,16 +127,19 @@ def fitted_numbers(value: Any) -> int:
     """The number of fitted values in a data file; an ``any`` equal to a sibling does not count."""
     if isinstance(value, dict):
         if value.get("status") == "fitted":
-            return sum(
-                isinstance(number, int | float) and not isinstance(number, bool)
-                for number in value.values()
-            )
+            return sum(map(_numbers, value.values()))
         return sum(
             fitted_numbers(part)
             for key, part in value.items()
             if not (key == "any" and list(value.values()).count(part) > 1)
         )
     return sum(map(fitted_numbers, value)) if isinstance(value, list) else 0
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_numbers, value.values()))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def counted() -> pd.DataFrame:
@@ -289,7 +292,9 @@ def left_out() -> str:
         return "Not measured for this version."
     scores = json.loads(LEFT_OUT.read_text())
     names = [
-        name for name in ("plain", "leave_one_model_out", "leave_one_source_out") if name in scores
+        name
+        for name in ("plain", *(f"leave_one_{part}_out" for part in ("model", "version", "source")))
+        if name in scores
     ]
     lines = [
         f"| figure | {' | '.join(name.replace('_', ' ') for name in names)} |",
@@ -297,7 +302,10 @@ def left_out() -> str:
     ]
     for figure in scores["plain"]:
         of_figure = [scores[name].get(figure) for name in names]
-        cells = " | ".join("–" if score is None else f"{score:.1%}" for score in of_figure)
+        cells = " | ".join(
+            "–" if score is None else f"{score['median']:.1%} / {score['p90']:.1%}"
+            for score in of_figure
+        )
         lines.append(f"| {figure} | {cells} |")
     return "\n".join(lines)
 
