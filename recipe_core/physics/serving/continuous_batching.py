@@ -12,7 +12,7 @@ where T is the time to first token without the server's overhead and ``ahead`` t
 request's own (Schweitzer's approximation of mean-value analysis). That is one prompt after another.
 Those that wait share a step as far as it takes them (``prompts_a_step``): with ``g`` prompts in a
 step, ``f`` what a step takes for prompts however many they are, and ``δ`` what one more adds, they
-delay a request by at least ``f·(1 - 1/g)``, the rest of its own step, and by at most
+delay a request by ``f·(1 - 1/g)``, the rest of its own step, besides, and by at most
 
     f·(1 - 1/g) + (δ·ahead + f·max(min(ahead, STEPS_AHEAD), ahead / prompts_a_step)) / p
 
@@ -242,16 +242,17 @@ class Loop:
         waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
         ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
-        queue_s = np.clip(queue_s, *self._bounds(decoding, prompt_s, coming, waiting_s))
+        rest_s, most_s = self._bounds(decoding, prompt_s, coming, waiting_s)
+        queue_s = np.minimum(rest_s + queue_s, most_s)
         ttft_s = self.request_s + unqueued_s + queue_s + self.late_steps * step_mean_s
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
     def _bounds(
         self, decoding: Float, prompt_s: Float, coming: Float, waiting_s: Float
     ) -> tuple[Float, Float]:
-        """Least and most seconds that other prompts delay one, where those that wait share steps.
+        """The rest of a prompt's own step, which those that wait share, and the most they delay it.
 
-        At least the rest of its own step; at most that and the steps before it.
+        At most that rest and the steps before its own.
         """
         group = self.prompts_together(decoding / self.steps)
         more = self.group - group
