@@ -114,7 +114,7 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
     host = _kernel_time(setting, "host")
     launches = sum(count * kernels_launched(layer) for layer, count in model.kinds)
-    unhidden = np.maximum(host * overhead.launch_s * launches - total(parts), 0.0)
+    unhidden = np.maximum(overhead.launch_s * launches - total(parts), 0.0)
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
     parts["engine"] = host * (
         overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * layers
