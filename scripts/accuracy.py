@@ -233,6 +233,19 @@ def worst(figures: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
+def apart(figures: pd.DataFrame) -> str:
+    """Scores of sources whose engine another one stands for, and of the others in their modes."""
+    standing = {name for name, of in read_document(SOURCES).items() if "asked_as" in of}
+    asked = figures.source.isin(standing)
+    same = figures["mode"].isin(figures["mode"][asked].unique())
+    tables = {", ".join(sorted(standing)): figures[asked], "all others": figures[same & ~asked]}
+    parts = []
+    for title, rows in tables.items():
+        table = primary(rows)
+        parts.append(table[table.runs.eq(SCORED)].drop(columns="runs").assign(sources=title))
+    return markdown(pd.concat(parts, ignore_index=True))
+
+
 def peak_shares(runs: list[Run]) -> dict[str, float]:
     """By id, the share of its devices' peak arithmetic rate that a run's own figures imply: 2 flops
     a parameter and token.
@@ -370,6 +383,11 @@ median may be worse than {VENDOR_FACTOR} × that of all.
 ## Primary score
 
 {markdown(primary(f))}
+
+Sources whose engine is older than any here are asked as its successor, without overheads and
+collectives of their own:
+
+{apart(f)}
 
 ## Speed
 
