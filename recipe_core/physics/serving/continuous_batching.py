@@ -16,6 +16,9 @@ delay a request by ``f·(1 - 1/g)``, the rest of its own step, besides, and by a
 
     f·(1 - 1/g) + (δ·ahead + f·max(min(ahead, STEPS_AHEAD), ahead / prompts_a_step)) / p
 
+Where prompts ride on decode steps, no more sequences decode than end as prompts get through steps
+that they fill, ``D·(tokens/o + 1) <= p·max_batched_tokens``; the other requests wait.
+
 Everything follows from D in closed form and R grows with D, so D is searched between 0 and R, with
 t and Δ interpolated between ``NODES``. At the solution both are computed again; where interpolation
 led the search astray, it goes on with the solution as one more node.
@@ -142,6 +145,7 @@ def prompt_step(
 
 _COLUMNS = (
     "capacity",
+    "most",
     "share",
     "tokens",
     "yields",
@@ -172,11 +176,24 @@ class Loop:
         self.late_steps = setting.engine.overhead(setting.cluster.device.runtime).late_steps
         # a decode step goes along with each step of a prompt
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
+        self.most = np.minimum(capacity, self._most_decoding())
         self.nodes = np.multiply.outer(NODES, capacity)
         self.times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
         self.group = self.prompts_together(capacity)
         self.grouped_s = total(self.parts(self.nodes[-1], capacity)[1])
         self._draw_lines()
+
+    def _most_decoding(self) -> Float | float:
+        """Sequences that decode where prompts fill every step: so many end as prompts get through.
+
+        Prompts that ride on decode steps share their tokens; in a step of all sequences a pipeline
+        runs as many micro-batches as it has stages.
+        """
+        if not (self.setting.engine.mixes_prompts and self.setting.engine.chunked_prefill):
+            return np.inf
+        tokens = prompt_chunks(self.cases, chunked=True)[0]
+        each = tokens / self.steps + 1 + self.cases.draft_tokens
+        return self.cases.pp * self.cases.max_batched_tokens / each
 
     def _draw_lines(self) -> None:
         """Lines between the nodes."""
@@ -292,7 +309,7 @@ class Loop:
             lambda decoding: self.excess(decoding, self.interpolated(decoding), rate),
             np.zeros(len(self.cases)),
             -(self.capacity if rate is None else rate),
-            self.capacity,
+            self.most,
         )
         return np.maximum(zero, LEAST_DECODING)
 
@@ -306,7 +323,7 @@ class Loop:
             return np.log1p(self.excess(decoding, (total(decode), total(prompt)), rate) / aim)
 
         least = np.full(len(self.cases), np.log(LEAST_DECODING))
-        return np.exp(root(beyond, least, beyond(least), np.log(self.capacity)))
+        return np.exp(root(beyond, least, beyond(least), np.log(self.most)))
 
     def settle(self, rate: Float | None) -> tuple[Float, Parts, Parts]:
         """Decoding sequences at which the loop is full or serves ``rate`` requests per second.
@@ -318,8 +335,10 @@ class Loop:
         times = total(decode), total(prompt)
         for added in range(MORE_NODES + 1):
             aim = loop.capacity if rate is None else rate
-            astray = np.abs(loop.excess(decoding, times, rate)) > ASTRAY * aim
-            chosen = np.flatnonzero(astray & (decoding < loop.capacity))
+            excess = loop.excess(decoding, times, rate)
+            astray = np.abs(excess) > ASTRAY * aim
+            full = (decoding >= loop.most) & ((excess < 0) | (loop.most >= loop.capacity))
+            chosen = np.flatnonzero(astray & ~full)
             if not len(chosen):
                 break
             loop, rows = loop.with_node(chosen, decoding[chosen], times), rows[chosen]
@@ -339,8 +358,13 @@ class Loop:
         schedule_s = (self.share / 2 + self.late_steps) * balance.step_mean_s
         schedule_s = schedule_s + self.beside * (self.chunks - 1) * step_s
         latency = balance.ttft_s + self.steps * balance.step_mean_s
+        queue_s = balance.queue_s
         if resident is None:
             resident = balance.rate * latency
+        else:  # what prompts that fill every step leave waiting
+            longer_s = np.maximum(resident / balance.rate - latency, 0.0)
+            longer_s = np.where((decoding >= self.most) & (self.most < resident), longer_s, 0.0)
+            queue_s, latency = queue_s + longer_s, latency + longer_s
         first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
         per_step = {**decode, "prefill_interference": balance.interference_s}
         return Flow(
@@ -351,7 +375,7 @@ class Loop:
             prefill={
                 **first,
                 "schedule": schedule_s,
-                "prompts_ahead": balance.queue_s,
+                "prompts_ahead": queue_s,
                 "request": self.request_s,
             },
             step_s=step_s,
