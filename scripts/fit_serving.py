@@ -109,6 +109,12 @@ class Parameter:
     def pull(self) -> float:
         return KERNEL_PULL if self.dtype and self.name != "request" else PULL
 
+    def shipped(self, engine: Engine) -> float:
+        """What the engine's file has, on the scale that is searched."""
+        if self.dtype:
+            return float(np.log(engine.kernel_time(self.scope, self.name, self.dtype)))
+        return _inner(self.name, getattr(engine.overheads[self.scope], self.name))
+
     def value(self, x: float) -> float:
         return float(np.exp(x)) if self.dtype else _outer(self.name, x)
 
@@ -276,6 +282,13 @@ class Problem:
             served = serving(replace(setting, engine=engine), block.cases, block.memory)
             out[:, block.places] = [getattr(served, name) for name in self.quantities]
         return out
+
+    def shipped(self) -> Array:
+        """The numbers that the engines' files have, on the scale that is searched."""
+        engines = {block.setting.engine.name: block.setting.engine for block in self.blocks}
+        return np.array(
+            [parameter.shipped(engines[parameter.engine]) for parameter in self.parameters]
+        )
 
     def estimated(self, quantities: Array) -> Array:
         """Per row, in the row's unit."""
