@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pandas as pd
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
+from recipe_core.engines.spec import engine
+from recipe_core.model.catalog import load_model
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
@@ -20,14 +23,29 @@ from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.serving import Setting
 
 DEVICES = {
-    "H100": "h100-sxm",
-    "MI300X": "mi300x",
-    "L40S": "l40s",
-    "RTX 4090": "rtx-4090",
-    "RTX 5090": "rtx-5090",
-    "RTX 3090": "rtx-3090",
+    r"A100[- ](PCIe[- ])?40 ?GB": "a100-sxm-40gb",
+    r"H100[- ]PCIe": "h100-pcie",
+    r"H100[- ]NVL": "h100-nvl",
+    r"RTX A6000": "rtx-a6000",
+    r"RTX PRO 6000": "rtx-pro-6000",
+    r"RTX 6000 Ada": "rtx-6000-ada",
+    r"RTX 3090": "rtx-3090",
+    r"RTX 4090": "rtx-4090",
+    r"RTX 5090": "rtx-5090",
+    r"GH200": "gh200",
+    r"H100": "h100-sxm",
+    r"H200": "h200-sxm",
+    r"GB200": "gb200",
+    r"B200": "b200-sxm",
+    r"A100": "a100-sxm-80gb",
+    r"A10G\b": "a10g",
+    r"A40\b": "a40",
+    r"L40S": "l40s",
+    r"L4\b": "l4",
+    r"MI300X": "mi300x",
+    r"MI325X": "mi325x",
 }
-DEVICES |= {"A100": "a100-sxm-80gb", "RTX A6000": "rtx-a6000", "GH200": "gh200"}
+"""Devices by what set-ups call them; the first that is found counts."""
 QUANTITIES: dict[str, Callable[[Memory], Any]] = {
     "weights_per_gpu": lambda m: m.weights_bytes / GIB,
     "available_kv_per_gpu": lambda m: m.pool_bytes / GIB,
@@ -39,18 +57,36 @@ QUANTITIES: dict[str, Callable[[Memory], Any]] = {
 }
 PARTS = ("weights_per_gpu", "peak_activation_per_gpu", "non_torch_per_gpu", "available_kv_per_gpu")
 LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
-# The last: pipeline stages cut by hand.
-NOT_SCORED = (
-    "does not start",
-    "different boots",
-    "fp8 kv; fp8",
-    "offload",
-    "decode-context-parallel",
-    "(layers",
-)
+# Words of a row's note or set-up for which it is not scored, and which of its figures are.
+NOT_SCORED: dict[str, tuple[str, ...]] = {
+    "does not start": (),
+    # Weights of both ranks are the same, and the tokens are those of the rank that samples; cache
+    # and activations are the other's, which lacks the sampler's 1.2 GiB.
+    "different boots": ("weights_per_gpu", "kv_cache_tokens"),
+    "fp8 kv; fp8": (),
+    "offload": (),
+    "decode-context-parallel": (),
+    "(layers": (),  # pipeline stages cut by hand
+}
 
 
 TOKENS = ("kv_cache_tokens", "num_gpu_blocks")
+
+RELEASED = {
+    1_190: "0.2.0",
+    7_150: "0.5.4",
+    10_350: "0.6.4",
+    11_270: "0.6.5",
+    15_050: "0.8.0",
+    16_600: "0.8.4",
+    18_850: "0.9.0",
+    19_450: "0.9.1",
+    40_900: "0.20.0",
+    52_400: "0.28.0",
+}
+"""About the first thread of vLLM's repository after each release that changed memory rules, by the
+dates of both."""
+BOOTS = Path(__file__).parents[1] / "tests/data/vllm-boots.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +162,24 @@ def _windowed(table: ServingPlan) -> bool:
     )
 
 
+def release_of(row: Any) -> str | None:
+    """The release that a row's set-up names, or the newest when the thread of its source began.
+
+    None where neither is there, or the rules of that release are not known.
+    """
+    named = re.search(r"vLLM v?(\d+\.\d+(?:\.\d+)?)", str(row.setup))
+    thread = re.search(r"vllm-project/vllm/(?:issues|pull)/(\d+)", str(row.source))
+    release = named.group(1) if named else None
+    if thread and not named:
+        earlier = [told for first, told in RELEASED.items() if first <= int(thread.group(1))]
+        release = earlier[-1] if earlier else None
+    try:
+        engine("vllm").at(release or "", 0)
+    except RecipeError:
+        return None
+    return release
+
+
 def number(pattern: str, text: str, otherwise: float) -> float:
     match = re.search(pattern, text)
     return float(match.group(1)) if match else otherwise
@@ -153,7 +207,7 @@ def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
 def request(row: Any, shares: dict[tuple[str, str], float]) -> dict[str, Any] | None:
     """The start-up a row tells of, as a request; None where its device or engine is not stated."""
     setup = str(row.setup)
-    chip = next((device for name, device in DEVICES.items() if name in setup), None)
+    chip = next((device for name, device in DEVICES.items() if re.search(name, setup)), None)
     if chip is None or "vLLM" not in setup:
         return None
     tp = int(number(r"tp=(\d+)", setup, 1))
@@ -172,7 +226,8 @@ def request(row: Any, shares: dict[tuple[str, str], float]) -> dict[str, Any] | 
     }
     if re.search(r"fp8 KV", setup):
         candidate["kv_dtype"] = "fp8"
-    context = int(number(r"max_model_len[=~](\d+)", setup, 8192))
+    own = load_model(str(row.model)).max_context
+    context = int(number(r"max_model_len[=~](\d+)", setup, own))
     workload = {
         "input_tokens": 512,
         "output_tokens": 512,
@@ -193,24 +248,19 @@ def measured(row: Any) -> float:
     return float(row.value) * (block if row.quantity == "num_gpu_blocks" else 1)
 
 
-def as_logged(row: Any, table: ServingPlan, at: int) -> tuple[Memory, Memory, str]:
-    """Memory of a row's start-up with what its engine did otherwise than the pinned version,
-    without that, and what it was.
-    """
-    block = next(block for block in table.blocks if block.setting is table.setting(at))
-    at -= sum(len(other.cases) for other in table.blocks[: table.blocks.index(block)])
-    setting, cases = block.setting, block.cases.take([at])
-    difference = next((d for d in DIFFERENCES if d.source in row.source), None)
-    changed = difference.change(setting) if difference else setting
-    then, now = (memory(s, cases, np.ones(1)) for s in (changed, setting))
-    return (
-        then,
-        now,
-        difference.was if difference and then.weights_bytes[0] != now.weights_bytes[0] else "",
-    )
+def memory_of(
+    values: dict[str, Any], release: str | None, change: Callable[[Setting], Setting] | None = None
+) -> tuple[Memory, ServingPlan]:
+    """Memory of a start-up at a release (None: the pinned one), with a change to its setting."""
+    candidate = values["candidate"] | ({"engine_version": release} if release else {})
+    table, _ = plan_candidate(PlanRequest.parse(values | {"candidate": candidate}))
+    block = table.blocks[0]
+    return memory(
+        change(block.setting) if change else block.setting, block.cases, np.ones(1)
+    ), table
 
 
-def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
+def described(row: Any, shares: dict[tuple[str, str], float], was: str, release: str | None) -> str:
     """A row's set-up in short, with what was taken otherwise than it says."""
     setup = re.sub(
         r"\s*\([^)]*usable\)|max_num_seqs/max_num_batched_tokens at defaults; ", "", str(row.setup)
@@ -221,41 +271,85 @@ def described(row: Any, shares: dict[tuple[str, str], float], was: str) -> str:
     )
     if share is not None and share != logged:
         setup += f"; its parts add up to {share:g}, not {logged:g}, of the device"
+    if release and release not in setup:
+        setup += f"; rules from {release} on, by its thread"
     return f"{setup}; {was}" if was else setup
+
+
+def scored(row: Any) -> bool:
+    """Whether a row is a measured figure that can be compared."""
+    text = f"{'' if pd.isna(row.note) else row.note} {row.setup}".lower()
+    told = [figures for word, figures in NOT_SCORED.items() if word in text]
+    return (
+        row.quantity in QUANTITIES
+        and row.kind == "measured"
+        and all(row.quantity in figures for figures in told)
+    )
 
 
 def compared(path: Path) -> pd.DataFrame:
     """Rows of the table that can be estimated, with estimate, measurement and relative error."""
     facts = pd.read_csv(path)
     shares = budget_shares(facts)
-    text = facts.note.fillna("").str.lower() + facts.setup.str.lower()
-    facts = facts[
-        facts.quantity.isin(QUANTITIES)
-        & facts.kind.eq("measured")
-        & ~text.map(lambda t: any(word in t for word in NOT_SCORED))
-    ]
     out = []
-    for row in facts.itertuples():
-        values = request(row, shares)
+    for row in filter(scored, facts.itertuples()):
+        difference = next((d for d in DIFFERENCES if d.source in str(row.source)), None)
+        release = release_of(row)
         try:
-            table, at = plan_candidate(PlanRequest.parse(values)) if values else (None, 0)
+            values = request(row, shares)
+            if values is None:
+                continue
+            now, table = memory_of(values, None)
+            change = difference.change if difference else None
+            plain, then = memory_of(values, release)[0], memory_of(values, release, change)[0]
         except RecipeError:
-            table = None
-        if table is not None and not (str(row.quantity) in TOKENS and _windowed(table)):
-            *memories, was = as_logged(row, table, at)
-            then, now = (float(QUANTITIES[str(row.quantity)](memory)[0]) for memory in memories)
-            logged = measured(row)
-            out.append(
-                (
-                    row.model,
-                    described(row, shares, was),
-                    row.quantity,
-                    logged,
-                    then,
-                    then / logged - 1,
-                    now / logged - 1,
-                )
+            continue
+        if str(row.quantity) in TOKENS and _windowed(table):
+            continue
+        was = difference.was if difference and then.weights_bytes != plain.weights_bytes else ""
+        figure, logged = QUANTITIES[str(row.quantity)], measured(row)
+        estimates = [float(figure(memory)[0]) for memory in (then, now)]
+        out.append(
+            (
+                row.model,
+                described(row, shares, was, release),
+                row.quantity,
+                logged,
+                estimates[0],
+                *(estimate / logged - 1 for estimate in estimates),
             )
+        )
+    return pd.DataFrame(
+        out,
+        columns=["model", "setup", "quantity", "measured", "estimated", "error", "error_pinned"],
+    )
+
+
+def boots(path: Path = BOOTS) -> pd.DataFrame:
+    """Published start-ups of vLLM with their release: as ``compared``."""
+    names = {"weights": "weights_per_gpu", "cache": "available_kv_per_gpu", "tokens": TOKENS[0]}
+    out = []
+    for row in pd.read_csv(path).itertuples():
+        candidate = {"engine": "vllm", "tp": row.tp, "pp": 1, "dp": 1}
+        candidate["memory_fraction"] = row.memory_fraction
+        if not pd.isna(row.max_num_seqs):
+            candidate["max_num_seqs"] = int(row.max_num_seqs)
+        lengths = {"input_tokens": 512, "output_tokens": 512, "max_context": row.max_context}
+        values = {
+            "model": row.model,
+            "hardware": {"device": row.device, "per_node": row.tp},
+            "workload": lengths | {"concurrency": 1},
+            "candidate": candidate,
+        }
+        quantity = names[row.quantity]
+        then, now = (
+            float(QUANTITIES[quantity](memory_of(values, release)[0])[0])
+            for release in (row.release, None)
+        )
+        setup = f"vLLM {row.release}; {row.tp} × {row.device}; {row.max_context:,} tokens"
+        out.append(
+            (row.model, setup, quantity, row.value, then, then / row.value - 1, now / row.value - 1)
+        )
     return pd.DataFrame(
         out,
         columns=["model", "setup", "quantity", "measured", "estimated", "error", "error_pinned"],
@@ -299,25 +393,27 @@ def capacity(path: Path) -> str:
     )
 
 
+def shares_within(rows: pd.DataFrame, error: str = "error") -> tuple[float, float, float]:
+    """Of the figures of a cache: how many, the share within 10 %, and the median error."""
+    errors = rows[rows.quantity != "weights_per_gpu"][error].abs()
+    return len(errors), float((errors <= 0.1).mean()), float(errors.median())
+
+
 def report(rows: pd.DataFrame, capacities: str) -> str:
-    """A Markdown table of every row, and the shares within the bounds that matter."""
-    weights, cache = (
-        rows[(rows.quantity == "weights_per_gpu") == which] for which in (True, False)
-    )
-    within = {
-        name: ((weights[name].abs() <= 0.03).mean(), (cache[name].abs() <= 0.1).mean())
-        for name in ("error", "error_pinned")
-    }
+    """Markdown tables of every row, and the shares within the bounds that matter."""
+    weights = rows[rows.quantity == "weights_per_gpu"]
+    within = {name: (weights[name].abs() <= 0.03).mean() for name in ("error", "error_pinned")}
+    count, share, median = shares_within(rows)
+    share_pinned = shares_within(rows, "error_pinned")[1]
     lines = [
         f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, "
-        f"{within['error'][0]:.0%} within 3 %. Cache: {len(cache)} figures, "
-        f"median {cache.error.abs().median():.1%}, {within['error'][1]:.0%} within 10 %. "
+        f"{within['error']:.0%} within 3 %. Cache: {count} figures, "
+        f"median {median:.1%}, {share:.0%} within 10 %. "
         f"{capacities}",
         "",
         "Where the logged engine differed from the estimated version in a documented way, the "
         "estimate follows the logged one, and the row says so. With the current version instead, "
-        f"{within['error_pinned'][0]:.0%} and {within['error_pinned'][1]:.0%} are within these "
-        "bounds.",
+        f"{within['error_pinned']:.0%} and {share_pinned:.0%} are within these bounds.",
         "",
         "| model | set-up | figure | logged | estimated | error |",
         "|---|---|---|---|---|---|",
@@ -327,4 +423,38 @@ def report(rows: pd.DataFrame, capacities: str) -> str:
         f"{row.estimated:,.2f} | {row.error:+.1%} |"
         for row in rows.itertuples()
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_started(boots())])
+
+
+def _started(rows: pd.DataFrame) -> list[str]:
+    """Start-ups by release, with the rules of then and of the pinned version."""
+    parts = {"all": rows, "one half": by_model(rows)[0], "the other": by_model(rows)[1]}
+    shares = [
+        f"{name}: {count} figures, {then:.0%} (median {median:.1%}) instead of {now:.0%} "
+        f"({median_now:.1%})"
+        for name, part in parts.items()
+        for count, then, median in [shares_within(part)]
+        for _, now, median_now in [shares_within(part, "error_pinned")]
+    ]
+    return [
+        "**Earlier releases.** Start-ups of vLLM whose release is known "
+        "(`tests/data/vllm-boots.csv` has the sources), with the rules of that release "
+        "(`history` in `engines/serving/vllm.yaml`) and with those of the current one. The rules "
+        "are vLLM's own, by its pull requests; one number, 0.31 GiB of context, is a median of "
+        "five logs, two of which are below. Cache within 10 %, models halved by a hash of their "
+        f"names: {'; '.join(shares)}.",
+        "",
+        "| model | start-up | figure | logged | estimated | error | with today's rules |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | "
+            f"{row.estimated:,.2f} | {row.error:+.1%} | {row.error_pinned:+.1%} |"
+            for row in rows.itertuples()
+        ),
+    ]
+
+
+def by_model(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Two halves of the rows, all of a model in one of them."""
+    digests = rows.model.map(lambda name: int(sha256(name.encode()).hexdigest(), 16) % 2)
+    return [rows[digests == half] for half in (0, 1)]

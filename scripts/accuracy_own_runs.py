@@ -83,10 +83,8 @@ class Told:
 
 def cells(truth: Path) -> list[Told]:
     """Every cell of the data, without the runs that the data exclude."""
-    raw = pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False)
-    excluded = set(raw.group_id[raw.exclude.notna()])
-    table = publish_runs.runs(truth)
-    runs = {run.id: run for run in publish_runs.as_runs(table[~table.id.isin(excluded)])}
+    everything = publish_runs.as_runs(publish_runs.runs(truth))
+    runs = {run.id: run for run in everything if not run.exclude}
     by_source: dict[str, list[Run]] = defaultdict(list)
     for run in runs.values():
         by_source[run.source].append(run)
@@ -328,7 +326,7 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
     low, high = np.empty(len(runs)), np.empty(len(runs))
     for (_, version), members in groups.items():
         setting = runs[members[0]].setting
-        engine = setting.engine.model_copy(update={"version": version})
+        engine = setting.engine.model_copy(update={"version": version, "as_of": None})
         setting = replace(setting, engine=engine)
         setting = replace(setting, correction=corrections.of(setting))
         made = estimate(setting, stack([runs[k].case for k in members]))

@@ -1,16 +1,19 @@
-"""Fit what engines themselves cost, the ``overheads`` of ``recipe_core/engines/serving/*.yaml``, to
-measured serving runs.
+"""Fit what engines themselves cost, the ``overheads`` and ``kernels`` of
+``recipe_core/engines/serving/*.yaml``, to measured serving runs.
 
     python scripts/fit_serving.py TRUTH_DIR [--write] [--leave-out]
 
-Seven numbers an engine and runtime (see ``Overheads``), all at once, on top of the operators'
-rooflines: the weighted mean of ``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a
-faint pull to ``PRIOR`` for what the runs do not tell. Each source × device × model cell counts once
-per figure, and runs that are off by much more than the last scale pull little: those are mostly
-set-ups that the data do not state (prefix caches, engines without graphs).
+Eight numbers an engine and runtime (see ``Overheads``), and the time of an engine's kernels on a
+generation of devices over that of the devices' own rooflines (see ``KernelTimes``), all at once:
+the weighted mean of ``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a faint pull of
+the overheads to ``PRIOR`` for what the runs do not tell, and one of the kernels to 1 that lets one
+move by as much as kernels differ (ridge regression: the posterior mode of a normal prior). Each
+source × device × model cell counts once per figure, and runs that are off by much more than the
+last scale pull little: those are mostly set-ups that the data do not state (prefix caches, engines
+without graphs).
 
-``--leave-out`` fits again without each source, and without each fold of models, and writes what the
-fits say of the runs left out to ``docs/leave_one_out.json``.
+``--leave-out`` fits again without each source, without each fold of models and without each version
+of an engine, and writes what the fits say of the runs left out to ``docs/leave_one_out.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import argparse
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,8 +35,16 @@ from scipy.optimize import least_squares
 
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.validate import CELL, QUANTITIES
-from recipe_core.measured.serving_runs import Run
+from recipe_core.calibration.validate import CELL, QUANTITIES, SCORED, primary
+from recipe_core.engines.spec import Engine, KernelTimes
+from recipe_core.hardware.profile import Device
+from recipe_core.measured.serving_runs import Run, listings
+from recipe_core.model.spec import (
+    CompressedAttention,
+    LatentAttention,
+    LinearAttention,
+    MoeMlp,
+)
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.rates import serving
@@ -44,40 +55,68 @@ from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import Cases, Setting, stack
 
 Array = NDArray[np.float64]
-Key = tuple[str, str]  # engine and runtime
+Int = NDArray[np.int64]
 
 ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "recipe_core" / "engines" / "serving"
 LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
-NAMES = ("step_s", "sequence_s", "layer_s", "launch_s", "request_s", "input_token_s", "bunched")
 # Orders of magnitude, and a closed loop that sends ten times as many requests as run at once.
 PRIOR = {
     "step_s": 0.6e-3,
     "sequence_s": 4e-6,
     "layer_s": 10e-6,
-    "launch_s": 700e-6,
+    "launch_s": 70e-6,
+    "expert_row_s": 10e-9,
     "request_s": 10e-3,
     "input_token_s": 2e-6,
+    "late_steps": 0.5,
     "bunched": 0.1,
 }
-SCALES, PULL, STEP = (
-    (0.3, 0.15),
-    3e-5,
-    0.05,
-)  # first forgiving, so that a fit does not settle where it starts
+SCALES, STEP = (0.3, 0.15), 0.05  # first forgiving, so that a fit does not settle where it starts
+ROUNDS, ROUNDS_LEFT_OUT = 8, 4
+# What a squared step of a logarithm costs, in squared errors of all runs. The second is the ratio
+# of the variances of a cell's error (0.12²) and of a kernel's time (0.3²), over 250 cells.
+PULL, KERNEL_PULL = 3e-5, 6e-4
+WORTH_KEEPING = 0.02  # a kernel's time that differs by less from the profile's is the profile's
+LEAST_MODELS = 2  # that tell a kernel's time: one model's might be the model's own
 # What a figure counts: throughput under load says the same as the time per token, and the time to
 # the first token is the noisiest.
 WEIGHT = {
     "tpot_ms": 1.0,
-    "ttft_ms": 0.4,
+    "ttft_ms": 0.6,
     "request_latency_ms": 0.5,
     "output_tokens_per_s": 0.7,
     "total_tokens_per_s": 0.0,
 }
-# InferenceX starts SGLang with --scheduler-recv-interval 10 (30 from 16 requests in flight): new
-# requests wait for as many steps.
-POLLED = {"inferencex_aic", "inferencex_together"}
 FOLDS = 8
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of an engine: an overhead on a runtime, or a kernel's time on an architecture."""
+
+    engine: str
+    scope: str
+    name: str
+    dtype: str = ""
+
+    @property
+    def start(self) -> float:
+        """The prior, on the scale that is searched."""
+        return 0.0 if self.dtype else _inner(self.name, PRIOR[self.name])
+
+    @property
+    def pull(self) -> float:
+        return KERNEL_PULL if self.dtype and self.name != "request" else PULL
+
+    def shipped(self, engine: Engine) -> float:
+        """What the engine's file has, on the scale that is searched."""
+        if self.dtype:
+            return float(np.log(engine.kernel_time(self.scope, self.name, self.dtype)))
+        return _inner(self.name, getattr(engine.overheads[self.scope], self.name))
+
+    def value(self, x: float) -> float:
+        return float(np.exp(x)) if self.dtype else _outer(self.name, x)
 
 
 @dataclass(frozen=True)
@@ -90,8 +129,32 @@ class Block:
     places: NDArray[np.int64]
 
     @property
-    def key(self) -> Key:
-        return self.setting.engine.name, self.setting.cluster.device.runtime
+    def parameters(self) -> list[Parameter]:
+        """The numbers that its estimates depend on."""
+        engine, device = self.setting.engine.name, self.setting.cluster.device
+        overheads = [Parameter(engine, device.runtime, name) for name in PRIOR]
+        kernels = [("host", "any"), *kernels_of(self.setting)]
+        if self.setting.mode != "static":
+            kernels.append(("request", "any"))
+        if (self.cases.tp > 1).any():
+            kernels.append(("all_reduce", "any"))
+        return overheads + [Parameter(engine, device.architecture, *kernel) for kernel in kernels]
+
+
+def kernels_of(setting: Setting) -> list[tuple[str, str]]:
+    """The kernels that a model's steps run, each with the dtype that chooses it."""
+    found = [("gemm", setting.stored_dtype("linear")), ("gemm", setting.stored_dtype("attention"))]
+    if any(isinstance(mlp, MoeMlp) for mlp, _ in setting.model.mlps):
+        dtype = setting.stored_dtype("experts")
+        found += [("moe", dtype), ("expert_rows", dtype)]
+    for attention, _ in setting.model.mixers:
+        if isinstance(attention, LatentAttention | CompressedAttention):
+            found += [("mla_prefill", "any"), ("mla_decode", "any")]
+            if attention.index_heads:
+                found.append(("indexer", "any"))
+        elif not isinstance(attention, LinearAttention):
+            found += [("attention_prefill", "any"), ("attention_decode", "any")]
+    return list(dict.fromkeys(found))
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
@@ -129,14 +192,32 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     return out
 
 
+def with_numbers(engine: Engine, device: Device, values: Mapping[Parameter, float]) -> Engine:
+    """The engine with other overheads and kernels on a device."""
+    own = {p: v for p, v in values.items() if p.engine == engine.name}
+    overheads = {p.name: v for p, v in own.items() if p.scope == device.runtime and not p.dtype}
+    times: dict[str, dict[str, float]] = defaultdict(dict)
+    for p, v in own.items():
+        if p.dtype and p.scope == device.architecture:
+            times[p.name][p.dtype] = v
+    kernels = KernelTimes.model_construct(times=times, source="fits", status="fitted")
+    overhead = engine.overhead(device.runtime).model_copy(update=overheads)
+    return engine.model_copy(
+        update={
+            "overheads": {device.runtime: overhead},
+            "kernels": {device.architecture: kernels},
+        }
+    )
+
+
 class Problem:
     """The runs as residuals of the overheads."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.blocks = blocks(runs)
-        self.keys = sorted({block.key for block in self.blocks})
-        self.parameters = [(key, name) for key in self.keys for name in NAMES]
-        self.start = np.array([_inner(name, PRIOR[name]) for _, name in self.parameters])
+        self.parameters = self._told()
+        self.start = np.array([parameter.start for parameter in self.parameters])
+        self.pulls = np.array([parameter.pull for parameter in self.parameters])
         estimated = {place for block in self.blocks for place in block.places}
         rows = [
             (
@@ -159,6 +240,8 @@ class Problem:
             rows, columns=["place", *CELL, "mode", "figure", "quantity", "unit", "measured", "run"]
         )
         both = [1 + run.input_tokens / run.output_tokens for run in self.rows.run]
+        self.rows["exclude"] = [run.exclude for run in self.rows.run]
+        self.rows["scenario"] = [run.scenario for run in self.rows.run]
         self.rows["total"] = np.where(self.rows.figure == "total_tokens_per_s", both, 1.0)
         self.quantities = list(dict.fromkeys(quantity for quantity, _ in QUANTITIES.values()))
         self.at = (
@@ -166,92 +249,109 @@ class Problem:
             self.rows.place.to_numpy(),
         )
         self.runs = len(runs)
-        in_cell = self.rows.groupby([*CELL, "mode", "figure"]).place.transform("size")
-        polled = (
-            self.rows.source.isin(POLLED)
-            & (self.rows.figure == "ttft_ms")
-            & self.rows.run.map(lambda run: run.engine == "sglang")
-        )
+        excluded = self.rows.run.map(lambda run: run.exclude).ne("")
+        unscored = excluded | self.rows.source.isin(listings())
+        in_cell = self.rows[~unscored].groupby([*CELL, "mode", "figure"]).place.transform("size")
         self.weights = np.where(
-            polled, 0.0, (self.rows.figure.map(WEIGHT) / in_cell).to_numpy(dtype=float)
+            unscored, 0.0, (self.rows.figure.map(WEIGHT) / in_cell).to_numpy(dtype=float)
         )
 
-    def quantities_of(self, x: Array, only: Key | None = None, base: Array | None = None) -> Array:
-        """Estimated quantities × runs; ``base`` has those of unchanged engines."""
-        out = np.full((len(self.quantities), self.runs), np.nan) if base is None else base.copy()
-        values = {
-            key: {
-                name: _outer(name, x[i]) for i, (k, name) in enumerate(self.parameters) if k == key
-            }
-            for key in self.keys
-        }
+    def _told(self) -> list[Parameter]:
+        """The numbers to fit: of kernels those that runs of several models tell something of."""
+        models = defaultdict(set)
         for block in self.blocks:
-            if only not in (None, block.key):
+            for parameter in block.parameters:
+                models[parameter].add(block.setting.model.name)
+        return [
+            parameter
+            for parameter, seen in models.items()
+            if not parameter.dtype or len(seen) >= LEAST_MODELS
+        ]
+
+    def quantities_of(
+        self, x: Array, only: Parameter | None = None, base: Array | None = None
+    ) -> Array:
+        """Estimated quantities × runs; ``base`` has those that ``only`` does not change."""
+        out = np.full((len(self.quantities), self.runs), np.nan) if base is None else base.copy()
+        values = {p: p.value(x[i]) for i, p in enumerate(self.parameters)}
+        for block in self.blocks:
+            if only is not None and only not in block.parameters:
                 continue
-            engine, runtime = block.setting.engine, block.key[1]
-            overhead = engine.overhead(block.setting.cluster.device.runtime).model_copy(
-                update=values[block.key]
-            )
-            setting = replace(
-                block.setting, engine=engine.model_copy(update={"overheads": {runtime: overhead}})
-            )
-            served = serving(setting, block.cases, block.memory)
+            setting = block.setting
+            engine = with_numbers(setting.engine, setting.cluster.device, values)
+            served = serving(replace(setting, engine=engine), block.cases, block.memory)
             out[:, block.places] = [getattr(served, name) for name in self.quantities]
         return out
+
+    def shipped(self) -> Array:
+        """The numbers that the engines' files have, on the scale that is searched."""
+        engines = {block.setting.engine.name: block.setting.engine for block in self.blocks}
+        return np.array(
+            [parameter.shipped(engines[parameter.engine]) for parameter in self.parameters]
+        )
 
     def estimated(self, quantities: Array) -> Array:
         """Per row, in the row's unit."""
         return np.asarray(quantities[self.at] * self.rows.unit * self.rows.total, dtype=float)
 
     def solve(self, rows: NDArray[np.bool_], start: Array | None = None) -> Array:
-        """The numbers that fit the chosen rows best; from a ``start`` that is nearly right, a few
-        rounds at the last scale.
-        """
-        if start is not None:
-            return self._solve(rows, start, SCALES[-1], 5)
-        x = self.start
-        for scale in SCALES:
-            x = self._solve(rows, x, scale, 8)
-        return x
+        """The numbers that fit the chosen rows best.
 
-    def _solve(self, rows: NDArray[np.bool_], start: Array, scale: float, rounds: int) -> Array:
-        measured, weights = (
-            np.log(self.rows.measured.to_numpy(dtype=float)),
-            np.where(rows, self.weights, 0.0),
-        )
-        weights, free = weights / weights.sum(), len(self.start)
+        From a ``start`` that fits all rows a few rounds at the last scale, and only for the engines
+        that have rows left out: the numbers of one engine say nothing of another's.
+        """
+        free = np.arange(len(self.start))
+        if start is None:
+            x = self.start
+            for scale in SCALES:
+                x = self._solve(rows, x, free, scale, ROUNDS)
+            return x
+        changed = {run.engine for run in self.rows.run[~rows]}
+        of_changed = [parameter.engine in changed for parameter in self.parameters]
+        return self._solve(rows, start, free[of_changed], SCALES[-1], ROUNDS_LEFT_OUT)
+
+    def _solve(
+        self, rows: NDArray[np.bool_], start: Array, free: Int, scale: float, rounds: int
+    ) -> Array:
+        measured = np.log(self.rows.measured.to_numpy(dtype=float))
+        weights = np.where(rows, self.weights, 0.0)
+        weights, pulls, size = weights / weights.sum(), self.pulls[free], len(free)
+
+        def whole(x: Array) -> Array:
+            out = start.copy()
+            out[free] = x
+            return out
 
         def residuals(x: Array) -> Array:
-            return np.append(
-                np.log(self.estimated(self.quantities_of(x))) - measured, x - self.start
-            )
+            estimated = self.estimated(self.quantities_of(whole(x)))
+            return np.append(np.log(estimated) - measured, x - self.start[free])
 
         def slopes(x: Array) -> Array:
-            base = self.quantities_of(x)
+            base = self.quantities_of(whole(x))
             zero = np.log(self.estimated(base))
-            out = np.zeros((len(zero) + len(x), len(x)))
-            for i, (key, _) in enumerate(self.parameters):
-                moved = x + STEP * np.eye(len(x))[i]
-                out[: len(zero), i] = (
-                    np.log(self.estimated(self.quantities_of(moved, key, base))) - zero
-                ) / STEP
+            out = np.zeros((len(zero) + size, size))
+            for i, place in enumerate(free):
+                moved = whole(x)
+                moved[place] += STEP
+                quantities = self.quantities_of(moved, self.parameters[place], base)
+                out[: len(zero), i] = (np.log(self.estimated(quantities)) - zero) / STEP
                 out[len(zero) + i, i] = 1.0
             return out
 
         def loss(z: Array) -> Array:
-            scaled = 1 + z[:-free] / scale**2
+            scaled = 1 + z[:-size] / scale**2
             robust = [
                 weights * scale**2 * np.log(scaled),
                 weights / scaled,
                 -weights / scale**2 / scaled**2,
             ]
-            plain = [PULL * z[-free:], np.full(free, PULL), np.zeros(free)]
+            plain = [pulls * z[-size:], pulls, np.zeros(size)]
             return np.hstack([robust, plain])
 
         solution = least_squares(
-            residuals, start, jac=slopes, loss=loss, x_scale="jac", max_nfev=rounds
+            residuals, start[free], jac=slopes, loss=loss, x_scale="jac", max_nfev=rounds
         )
-        return np.asarray(solution.x)
+        return whole(solution.x)
 
     def errors(self, x: Array, rows: NDArray[np.bool_]) -> pd.DataFrame:
         """Rows with their relative errors at ``x``."""
@@ -270,16 +370,21 @@ def _outer(name: str, x: float) -> float:
     return float(1 / (1 + np.exp(-x)) if name == "bunched" else np.exp(x))
 
 
-def cell_means(rows: pd.DataFrame) -> dict[str, float]:
-    """Per mode and figure the mean over cells of the cell's median error."""
-    cells = (
-        rows.groupby(["mode", "figure", *CELL]).error.median().groupby(["mode", "figure"]).mean()
-    )
-    return {f"{mode} {figure}": round(float(error), 3) for (mode, figure), error in cells.items()}
+def cell_errors(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Per mode and figure the median and p90 over cells of the cell's median error, scored runs."""
+    table = primary(rows)
+    scored = table[table.runs.eq(SCORED)]
+    return {
+        f"{row.mode} {row.figure}": {
+            "median": round(float(row.cell_median), 3),
+            "p90": round(float(row.cell_p90), 3),
+        }
+        for row in scored.itertuples()
+    }
 
 
-def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> dict[str, float]:
-    """Errors of each group's rows by a fit to all others, together."""
+def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> pd.DataFrame:
+    """The rows of each group with errors by a fit to all others, together."""
     parts = []
     for group in sorted(groups.unique()):
         out = (groups == group).to_numpy()
@@ -289,17 +394,43 @@ def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> dict[str, fl
             f"median error {parts[-1].error.median():.1%}",
             flush=True,
         )
-    return cell_means(pd.concat(parts))
+    return pd.concat(parts)
 
 
-def write(key: Key, values: dict[str, float], runs: int) -> None:
-    """Put the numbers into the engine's file."""
-    name, runtime = key
+def folds(labels: pd.Series[str], what: str) -> pd.Series[str]:
+    """Labels dealt out over ``FOLDS`` folds."""
+    order = {label: i % FOLDS + 1 for i, label in enumerate(sorted(labels.unique()))}
+    return labels.map(lambda label: f"fold {order[label]} of {FOLDS} of the {what}")
+
+
+def told(values: Mapping[Parameter, float]) -> dict[Parameter, float]:
+    """The numbers worth keeping: kernels whose time differs from the profile's."""
+    return {p: v for p, v in values.items() if not p.dtype or abs(np.log(v)) >= WORTH_KEEPING}
+
+
+def write(name: str, values: Mapping[Parameter, float], runs: Mapping[str, int]) -> None:
+    """Put an engine's numbers into its file; ``runs`` by runtime and architecture."""
     path = ENGINES / f"{name}.yaml"
-    numbers = ", ".join(f"{n}: {v:.3g}" for n, v in values.items())
-    line = f'  {runtime}: {{{numbers}, source: fits, status: fitted, note: "{runs} runs"}}'
-    text = re.sub(
-        rf"^  {runtime}: \{{step_s.*$", line, path.read_text(encoding="utf-8"), flags=re.MULTILINE
+    text = path.read_text(encoding="utf-8")
+    scopes: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for p, v in values.items():
+        scopes[p.scope][p.name][p.dtype] = v
+    blocks = []
+    for scope, numbers in sorted(scopes.items()):
+        end = f'source: fits, status: fitted, note: "{runs[scope]} runs"}}'
+        if "step_s" in numbers:
+            words = ", ".join(f"{n}: {v['']:.3g}" for n, v in numbers.items())
+            line = f"  {scope}: {{{words}, {end}"
+            text = re.sub(rf"^  {scope}: \{{step_s.*$", line, text, flags=re.MULTILINE)
+        else:
+            kernels = [
+                f"{n}: {{{', '.join(f'{dtype}: {v:.3g}' for dtype, v in by_dtype.items())}}}"
+                for n, by_dtype in sorted(numbers.items())
+            ]
+            blocks.append(f"  {scope}: {{times: {{{', '.join(kernels)}}}, {end}\n")
+    text = re.sub(r"^kernels:\n(?:  .*\n)*", "", text, flags=re.MULTILINE)
+    text = text.replace(
+        "online_weight_dtypes:", f"kernels:\n{''.join(blocks)}online_weight_dtypes:"
     )
     if "\n  fits:\n" not in text:
         source = (
@@ -319,40 +450,35 @@ def main() -> None:
     parser.add_argument(
         "--leave-out",
         action="store_true",
-        help="fit again without each source and each fold of models",
+        help="fit again without each source, each fold of models and each fold of versions",
     )
     arguments = parser.parse_args()
-    runs = as_runs(published(arguments.truth))
-    problem = Problem(runs)
+    problem = Problem(as_runs(published(arguments.truth)))
     all_rows = np.ones(len(problem.rows), dtype=bool)
     x = problem.solve(all_rows)
-    values = {
-        key: {
-            name: _outer(name, x[i]) for i, (k, name) in enumerate(problem.parameters) if k == key
-        }
-        for key in problem.keys
-    }
-    print(
-        pd.DataFrame({"/".join(key): row for key, row in values.items()})
-        .T.map(lambda v: f"{v:.3g}")
-        .to_string()
-    )
-    print(json.dumps(cell_means(problem.errors(x, all_rows)), indent=1))
+    values = told({p: p.value(x[i]) for i, p in enumerate(problem.parameters)})
+    for p, v in values.items():
+        print(f"{p.engine} {p.scope} {p.name} {p.dtype} {v:.3g}")
+    print(json.dumps(cell_errors(problem.errors(x, all_rows)), indent=1))
     if arguments.write:
-        for key, row in values.items():
-            write(key, row, sum(len(block.places) for block in problem.blocks if block.key == key))
+        for engine in sorted({p.engine for p in values}):
+            runs: dict[str, int] = defaultdict(int)
+            for block in problem.blocks:
+                device = block.setting.cluster.device
+                if block.setting.engine.name == engine:
+                    runs[device.runtime] += len(block.places)
+                    runs[device.architecture] += len(block.places)
+            write(engine, {p: v for p, v in values.items() if p.engine == engine}, runs)
     if arguments.leave_out:
-        models = sorted(problem.rows.model.unique())
-        fold = {
-            model: f"fold {i % FOLDS + 1} of {FOLDS} of the models"
-            for i, model in enumerate(models)
+        rows = problem.rows
+        versions = rows.run.map(lambda run: run.version)
+        scores = {
+            "plain": cell_errors(problem.errors(x, all_rows)),
+            "leave_one_source_out": cell_errors(left_out(problem, x, rows.source)),
+            "leave_one_model_out": cell_errors(left_out(problem, x, folds(rows.model, "models"))),
+            "leave_one_version_out": cell_errors(left_out(problem, x, folds(versions, "versions"))),
         }
-        means = {
-            "plain": cell_means(problem.errors(x, all_rows)),
-            "leave_one_source_out": left_out(problem, x, problem.rows.source),
-            "leave_one_model_out": left_out(problem, x, problem.rows.model.map(fold)),
-        }
-        write_whole(LEFT_OUT, (json.dumps(means, indent=1) + "\n").encode())
+        write_whole(LEFT_OUT, (json.dumps(scores, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

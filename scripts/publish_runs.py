@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from recipe_core.base.errors import HardwareError
@@ -34,7 +35,7 @@ from recipe_core.measured.serving_runs import FIGURES, PUBLISHED, SPLIT, Run
 WANTED = 400
 LOADS_OF_A_CURVE = 3
 SPLITS_OF_A_PROBLEM = 2
-QUEUED = 10_000  # an offline run's queue is not stated; this many requests is a steady state
+QUEUED = 10_000  # where an offline run's queue is not stated: enough requests for a steady state
 
 MODES = {
     "fixed_concurrency": "closed",
@@ -53,6 +54,7 @@ ENGINES = {
     "fastertransformer": "tensorrt-llm",
 }
 ENGINES |= {"nim": "tensorrt-llm", "llama.cpp": "llama-cpp"}
+SCENARIOS = {"offline": "data set"}  # MLPerf's, over the lengths of a data set; others are exact
 DTYPES = {"fp4": "nvfp4", "q4_k_m": "int4", "unset": "bf16", "nan": "auto"}
 LONG_FOLDER = "aic-core/src/aiconfigurator_core/systems/"
 
@@ -94,6 +96,20 @@ def _reference(source: str) -> str:
     return re.sub(r"\s+", " ", source.replace(LONG_FOLDER, "").replace('"', ""))
 
 
+def _degrees(groups: pd.DataFrame) -> dict[str, pd.Series[int]]:
+    """The split; attention that is data parallel over the tensor-parallel group is dp, as in a
+    request.
+    """
+    tp, pp, dp, ep = (groups[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep"))
+    apart, ranks = groups.attention_dp.eq(1), tp * dp
+    return {
+        "tp": tp.mask(apart, 1),
+        "pp": pp,
+        "dp": dp.mask(apart, ranks),
+        "ep": ep.mask(apart, np.maximum(ep, ranks)),
+    }
+
+
 def runs(truth: Path) -> pd.DataFrame:
     """Every run that can be compared with an estimate, as rows of the shipped table, by id."""
     rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
@@ -103,9 +119,8 @@ def runs(truth: Path) -> pd.DataFrame:
     groups = rows.drop_duplicates("group_id").set_index("group_id")
     nodes = groups.num_nodes.fillna(1).clip(lower=1).astype(int)
     per_node = (groups.num_gpus // nodes).clip(lower=1)
-    degrees = {name: groups[name].fillna(1).astype(int) for name in ("tp", "pp", "dp", "ep")}
     load = groups.concurrency_or_batch.where(
-        groups["mode"].map(MODES).ne("offline"), QUEUED
+        groups["mode"].map(MODES).ne("offline"), groups.requests.fillna(QUEUED)
     ).astype(int)
     engine = groups.engine.map(engine_name)
     versions = (groups.engine + " " + groups.engine_version.fillna("")).str.strip().str.slice(0, 64)
@@ -114,12 +129,15 @@ def runs(truth: Path) -> pd.DataFrame:
     )
     out = out.assign(
         engine=engine,
-        **degrees,
+        **_degrees(groups),
         weight_dtype=groups.weight_dtype.map(dtype_name),
         kv_dtype=groups.kv_dtype.map(dtype_name),
+        max_num_seqs=groups.max_num_seqs.astype("Int64"),
+        memory_fraction=groups.memory_fraction,
     )
     out = out.assign(
         mode=groups["mode"].map(MODES),
+        scenario=groups["mode"].map(SCENARIOS).fillna(""),
         input_tokens=groups.isl_eff.round().clip(lower=1).astype(int),
     )
     out = out.assign(
@@ -127,7 +145,11 @@ def runs(truth: Path) -> pd.DataFrame:
     ).join(figures)
     date = groups.date_version.fillna("").astype(str)
     out = out.assign(
-        source=groups.src_key, version=versions, reference=groups.source.map(_reference), date=date
+        source=groups.src_key,
+        version=versions,
+        reference=groups.source.map(_reference),
+        date=date,
+        exclude=groups.exclude.fillna("").astype(str),
     ).reset_index(names="id")
     return out.reindex(columns=list(Run.model_fields)).sort_values("id", ignore_index=True)
 
@@ -166,7 +188,7 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
     same = [
         name
         for name in Run.model_fields
-        if name not in {"id", "load", "reference", "date", *SPLIT, *FIGURES}
+        if name not in {"id", "load", "reference", "date", "exclude", *SPLIT, *FIGURES}
     ]
     problems = sorted(
         cell.groupby(same, dropna=False), key=lambda part: (-len(part[1]), str(part[0]))

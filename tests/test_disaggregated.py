@@ -9,18 +9,21 @@ import pytest
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.labels import split_name
+from recipe_core.launch.serving.start import launch
 from recipe_core.physics.serving.continuous_batching import decode_step
 from recipe_core.physics.serving.estimates import estimate
-from recipe_core.physics.serving.operators import total
+from recipe_core.physics.serving.memory import memory as memory_of
+from recipe_core.physics.serving.operators import Step, step_parts, total
 from recipe_core.physics.serving.pools import transfer_bytes, transfer_s
 from recipe_core.physics.serving.speculative import engine_step
-from recipe_core.recipe import make_recipe, relaunch
+from recipe_core.recipe import deployment_of, make_recipe, relaunch
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
 from recipe_core.search.verdict import check_request
+from recipe_core.space.exchange import dispatching
 from tests.conftest import make_request, request_values
 
 LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
@@ -334,3 +337,126 @@ def test_numbers_stay_finite_for_every_pool_size():
         assert all(np.isfinite(value) and value > 0 for value in answer["serving"].values())
         assert 0 < answer["pools"]["prefill"]["busy"] <= 1.0001
         assert 0 < answer["pools"]["decode"]["busy"] <= 1.0001
+
+
+RACK = {"engine": "sglang", "tp": 1, "dp": 32, "ep": 32, "max_num_seqs": 256}
+R1_FP4 = "nvidia/DeepSeek-R1-0528-FP4"
+
+
+def rack(model=R1_FP4, device="gb200", **candidate):
+    """A request for a decode pool over eight nodes, and a prefill pool on one."""
+    split = RACK | {"prefill": {"tp": 1, "dp": 4, "ep": 4}} | candidate
+    return values(model, nodes=12, device=device, **split) | {
+        "hardware": {"device": device, "per_node": 4, "nodes": 12}
+    }
+
+
+def gathering(setting):
+    """The same where the engine never dispatches."""
+    split = setting.engine.split
+    exchange = split.exchange.model_copy(update={"between_nodes": None})
+    split = split.model_copy(update={"exchange": exchange})
+    return replace(setting, engine=setting.engine.model_copy(update={"split": split}))
+
+
+def decoded(setting, cases, batch=64.0):
+    return step_parts(setting, cases, decode_step(cases, np.full(len(cases), batch)))
+
+
+@pytest.mark.parametrize(
+    ("change", "dispatched"),
+    [
+        ({}, "nvfp4"),
+        ({"model": DEEPSEEK}, "fp8"),
+        ({"dp": 8, "ep": 8}, "nvfp4"),
+        ({"max_num_seqs": 1024}, "nvfp4"),
+        ({"max_num_seqs": 1025}, None),  # more than its kernels take
+        ({"dp": 4, "ep": 4}, None),  # in a node
+        ({"dp": 16, "tp": 2, "ep": 16}, None),  # experts are cut
+        ({"device": "b200-sxm"}, None),  # no fabric between nodes
+        ({"model": "moonshotai/Kimi-K2-Thinking"}, None),  # int4 experts
+        ({"model": "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8"}, None),  # ten experts a token
+        ({"speculative": {"tokens": 1, "acceptance": 0.8, "method": "mtp"}}, None),
+        ({"engine": "vllm"}, None),
+        ({"prefill": None}, None),
+    ],
+)
+def test_a_decode_pool_over_a_rack_dispatches_what_it_is_launched_with(change, dispatched):
+    """The estimate, the words and the variables say the same."""
+    request = PlanRequest.parse(rack(**change))
+    setting, cases = one_case(resolve(request), request.candidate)
+    assert dispatching(setting, cases).tolist() == [dispatched is not None]
+    exchanged, gathered = (
+        decoded(of, cases)["all_to_all"][0] for of in (setting, gathering(setting))
+    )
+    if dispatched is None:
+        assert exchanged == gathered
+    else:
+        assert exchanged < 0.8 * gathered
+    decode = started_pool(request)
+    if setting.engine.name == "sglang":
+        words = {
+            "--moe-a2a-backend": "deepep" if dispatched else "none",
+            "--deepep-mode": "low_latency" if dispatched else None,
+            "--deepep-dispatcher-output-dtype": dispatched,
+            "--moe-dense-tp-size": "1" if dispatched else None,
+        }
+        argv = list(decode.argv)
+        for flag, word in words.items():
+            assert (argv[argv.index(flag) + 1] if flag in argv else None) == word
+    limit = decode.env.get("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK")
+    assert limit == (str(request.candidate.max_num_seqs) if dispatched else None)
+    assert (decode.env.get("SGLANG_MOE_NVFP4_DISPATCH") == "1") == (dispatched == "nvfp4")
+
+
+def started_pool(request):
+    """The first process that answers or decodes."""
+    table, row = plan_candidate(request)
+    started = launch(deployment_of(table, row))
+    return next(p for p in started.processes if p.role in ("decode", "server"))
+
+
+def test_a_prefill_pool_gathers():
+    request = PlanRequest.parse(rack(prefill={"tp": 1, "dp": 8, "ep": 8}))
+    setting, cases = one_case(resolve(request), request.candidate)
+    pool, prompts = cases.prefill_pool, np.array([4096.0])
+    step = Step(prompts, prompts / 2, 0 * prompts, 0 * prompts, 0 * prompts + 1)
+    assert step_parts(setting, pool, step) == step_parts(gathering(setting), pool, step)
+    table, row = plan_candidate(request)
+    started = launch(deployment_of(table, row))
+    prefill = next(p for p in started.processes if p.role == "prefill")
+    assert prefill.argv[prefill.argv.index("--moe-a2a-backend") + 1] == "none"
+    assert "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK" not in prefill.env
+    assert "deep_ep" in started.requires
+
+
+def test_a_dispatch_has_a_slot_for_each_token_and_expert():
+    """DeepEP's layout: 2.1 GB for 128 tokens, 288 experts and a hidden size of 7168."""
+    request = PlanRequest.parse(rack(max_num_seqs=128))
+    setting, cases = one_case(resolve(request), request.candidate)
+    sequences = np.ones(1)
+    with_slots, without = (
+        memory_of(of, cases, sequences).runtime_bytes[0] for of in (setting, gathering(setting))
+    )
+    assert with_slots - without == 4 * 128 * 256 * 7168 * 2
+    assert (with_slots - without) * 288 / 256 == pytest.approx(2.116e9, rel=0.01)
+
+
+def test_many_cases_dispatch_where_each_alone_does():
+    several = [rack(), rack(dp=4, ep=4), rack(dp=8, ep=8), rack(max_num_seqs=2048), rack(tp=2)]
+    assert estimate_batch(several) == [estimate_batch([value])[0] for value in several]
+
+
+def test_decode_pools_of_a_rack_take_the_time_that_was_measured():
+    """InferenceX, SGLang 0.5.8 on GB200 and GB300, 1,024 + 1,024 tokens, 32 ranks decode."""
+    measured = (("gb200", 2048, 16.98), ("gb200", 4096, 21.67), ("gb300", 4096, 21.04))
+    for device, concurrency, tpot_ms in measured:
+        request = rack(
+            device=device,
+            max_num_seqs=concurrency // 32,
+            prefill={"tp": 1, "dp": 4, "ep": 4, "replicas": 4},
+        )
+        load = {"mode": "closed", "concurrency": concurrency}
+        request["workload"] |= load | {"input_tokens": 1024, "output_tokens": 1024}
+        answer = estimate_batch([request])[0]
+        assert 1e3 * answer["serving"]["tpot_s"] == pytest.approx(tpot_ms, rel=0.3)

@@ -13,11 +13,13 @@ from recipe_core.base.provenance import Quantity
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.physics.network import (
+    EXCHANGE_STARTS,
     Group,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
     dispatch_s,
+    low_latency_s,
     rank_group,
     send_s,
 )
@@ -214,6 +216,19 @@ def test_without_direct_kernels_tokens_go_in_bulk():
     assert float(dispatch_s(slow, members(8), tokens, 8, 1e4)[0]) > 1.5 * float(
         dispatch_s(where, members(8), tokens, 8, 1e4)[0]
     )
+
+
+def test_direct_kernels_send_one_copy_an_expert():
+    where, tokens, group = joined("gb200", 4, 8), np.array([64.0]), members(32)
+    direct = where.fabric.direct
+    rate = where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value
+    seconds = float(low_latency_s(where, group, tokens, 8, 1e4)[0])
+    copied = 64 * 8 * 31 / 32 * 1e4 / rate
+    start = direct.latency_s.value + 31 * direct.latency_per_rank_s.value
+    assert seconds == pytest.approx(EXCHANGE_STARTS * start + copied)
+    assert float(dispatch_s(where, group, tokens, 8, 1e4)[0]) <= seconds
+    none = replace(where, fabric=where.fabric.model_copy(update={"direct": None}))
+    assert np.isinf(low_latency_s(none, group, tokens, 8, 1e4)).all()
 
 
 def test_a_send_moves_all_its_bytes():

@@ -125,6 +125,15 @@ def test_whole_prompts_pause_decoding():
     assert two.done[0] == 5.0
 
 
+def test_chunks_pause_decoding_where_prompts_come_first():
+    """Three steps of a prompt, over budgets of ten tokens, before the first request goes on."""
+    lengths = [(5, 4), (30, 1)]
+    first = ran(lengths, sent=[0.0, 1.0], mixes=False)
+    mixed = ran(lengths, sent=[0.0, 1.0], mixes=True)
+    assert (first.first[1], first.done[0]) == (4.0, 7.0)
+    assert (mixed.first[1], mixed.done[0]) == (5.0, 4.0)
+
+
 def test_a_cached_prefix_is_not_computed():
     assert ran([(40, 1)], cached=0.5).first == [2.0]
 

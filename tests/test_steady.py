@@ -4,12 +4,15 @@ side by side are steps alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from recipe_core.physics.root import root
 from recipe_core.physics.serving.continuous_batching import (
     Loop,
+    closed_loop,
     decode_step,
     idle_step,
     prompt_step,
@@ -41,9 +44,27 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
     most = np.maximum(cases.load / cases.replicas, 1.0)
     loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
     found = loop.settle(None)[0]
+    full = found >= loop.most  # prompts fill every step: what they leave waiting is held too
+    assert setting.engine.mixes_prompts or not (full & (found < most)).any()
     for side, sign in ((found * (1 - 1e-9), -1), (found * (1 + 1e-9), 1)):
         balance = loop.balance(side, *loop.interpolated(side))
-        assert (sign * (balance.rate * balance.ttft_s + side - most) >= 0).all()
+        beyond = sign * (balance.rate * balance.ttft_s + side - most) >= 0
+        assert (beyond | (full & (sign > 0))).all()
+
+
+def test_prompts_of_several_chunks_take_a_step_each() -> None:
+    """As many requests a second as steps with a chunk allow; the others wait for their prompts."""
+    setting, cases = legal(LLAMA_70B, engines=["vllm"], loads=[500], max_batched_tokens=[512])
+    cases = replace(
+        cases, input_tokens=np.full(len(cases), 20_000.0), output_tokens=np.full(len(cases), 16.0)
+    )
+    requests = np.full(len(cases), 500.0)
+    flow = closed_loop(setting, cases, requests)
+    chunk_s = flow.step_s + flow.prompt_s / np.ceil(20_000 / 512)
+    assert flow.requests_per_s * 20_000 / 512 * chunk_s / cases.pp == pytest.approx(1, rel=0.03)
+    assert flow.requests_per_s * (flow.ttft_s + 15 * flow.tpot_s) == pytest.approx(
+        requests, rel=1e-9
+    )
 
 
 def test_a_root_is_found_past_a_corner_and_its_bound_where_there_is_none():

@@ -14,20 +14,34 @@ import pytest
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.validate import (
+    ALL,
     PAIRINGS,
+    SCORED,
     compare,
     errors,
     pairs,
+    primary,
     ranking,
+    sections,
     validation_text,
     validation_view,
 )
 from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import device
-from recipe_core.measured.serving_runs import FIGURES, PUBLISHED, Run, published_runs, read_runs
+from recipe_core.measured.serving_runs import (
+    FIGURES,
+    PUBLISHED,
+    SOURCES,
+    Run,
+    listings,
+    published_runs,
+    read_runs,
+)
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch
+from scripts.publish_runs import as_runs
+from scripts.publish_runs import runs as truth_runs
 from tests.conftest import LLAMA_70B
 
 ROOT = Path(__file__).parent.parent
@@ -62,11 +76,10 @@ def measured_as(factor: float, **values) -> Run:
     )
 
 
-def table(
-    path: Path,
-    *rows: str,
-    header: str = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms",
-) -> Path:
+COLUMNS = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms"
+
+
+def table(path: Path, *rows: str, header: str = COLUMNS) -> Path:
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
 
@@ -160,6 +173,8 @@ def split_run(name: str, tp: int, measured: float, estimated: float, **values) -
         "ep": 1,
         "weight_dtype": "auto",
         "kv_dtype": "auto",
+        "max_num_seqs": None,
+        "memory_fraction": None,
         "mode": "closed",
     }
     plain |= {
@@ -170,6 +185,69 @@ def split_run(name: str, tp: int, measured: float, estimated: float, **values) -
         "figure": "tpot_ms",
     }
     return plain | {"measured": measured, "estimated": estimated} | values
+
+
+def cell(errors: list[float], **values) -> list[dict]:
+    """Figures of one cell as ``compare`` would give them, with the errors stated."""
+    plain = {"source": "s", "device": "h100-sxm", "model": "m", "mode": "closed", "scenario": ""}
+    plain |= {"figure": "tpot_ms", "exclude": ""} | values
+    return [plain | {"error": error} for error in errors]
+
+
+def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
+    """Three figures make a cell; medians of four cells: 0.1, 0.2, 0.3 and 0.9."""
+    figures = pd.DataFrame(
+        [
+            *cell([0.1, 0.1, 5.0]),
+            *cell([0.2, 0.1, 0.3], model="n"),
+            *cell([0.0, 0.3, 0.4, 0.3], device="mi300x"),
+            *cell([0.9, 0.9, 0.9], source=next(iter(listings()))),
+            *cell([0.7, 0.7], source="of two runs"),
+            *cell([3.0, 3.0, 3.0], exclude="prompts from a cache"),
+            *cell([0.5, 0.5, 0.5], figure="ttft_ms", exclude="an experiment"),
+            *cell([0.4, 0.4, 0.4], mode="offline", scenario="data set"),
+            *cell([0.6, 0.6, 0.6], mode="offline"),
+            *cell([0.8, 0.8], mode="static"),
+        ]
+    )
+    table = primary(figures).set_index(["runs", "mode", "figure"])
+    assert table.loc[(SCORED, "closed", "tpot_ms")].to_dict() == pytest.approx(
+        # 0.2 + 0.8 · (0.3 - 0.2); of 12 figures the sixth and seventh are 0.3 and 0.3
+        {
+            "cells": 3,
+            "cell_median": 0.2,
+            "cell_p90": 0.28,
+            "n": 12,
+            "median": 0.3,
+            "within_20": 5 / 12,
+        }
+    )
+    # with all runs the first cell's median is that of 0.1, 0.1, 3, 3, 3, 5
+    everything = table.loc[(ALL, "closed", "tpot_ms")]
+    assert everything[["cells", "n"]].tolist() == [4, 18]
+    assert everything.cell_median == pytest.approx((0.3 + 0.9) / 2)
+    assert everything.cell_p90 == pytest.approx(0.9 + 0.7 * (3.0 - 0.9))
+    assert table.loc[(SCORED, "offline", "tpot_ms"), "cell_median"] == 0.6
+    assert table.loc[(SCORED, "offline, data set", "tpot_ms"), "cell_median"] == 0.4
+    assert (ALL, "closed", "ttft_ms") in table.index
+    assert (SCORED, "closed", "ttft_ms") not in table.index
+    assert "static" not in table.index.get_level_values("mode")
+
+
+def test_the_primary_score_comes_first():
+    found = compare([measured_as(0.5, id=f"r{n}", load=n + 1) for n in range(3)])
+    assert next(iter(sections(found))) == "primary"
+    text = validation_text(found)
+    assert text.index("Primary score") < text.index("By figure")
+    best = validation_view(found)["primary"][0]
+    assert (best["runs"], best["cells"], best["n"]) == (ALL, 1, 3)
+    assert best["cell_median"] == pytest.approx(1.0)
+
+
+def test_pairs_have_their_limits_in_common():
+    rows = [split_run("a", 8, 10.0, 12.0), split_run("b", 4, 20.0, 24.0, pp=2, max_num_seqs=64)]
+    assert pairs(pd.DataFrame(rows), SAME).empty
+    assert len(pairs(pd.DataFrame([row | {"max_num_seqs": 64} for row in rows]), SAME)) == 1
 
 
 def test_pairs_of_splits_are_counted_by_hand():
@@ -229,8 +307,22 @@ def test_a_table_is_read(tmp_path):
         "",
         16.0,
     )
+    assert not {"max_num_seqs", "memory_fraction"} & set(first.request()["candidate"])
     path.write_text("\ufeff" + path.read_text())  # as spreadsheets write it
     assert [each.id for each in read_runs(path)] == ["a", "b"]
+
+
+def test_limits_of_a_run_are_asked_for(tmp_path):
+    header = f"{COLUMNS},max_num_seqs,memory_fraction,exclude"
+    path = table(tmp_path / "runs.csv", f"{GOOD},64,0.85,a copy", f"b{GOOD},,,", header=header)
+    first, second = read_runs(path)
+    asked = PlanRequest.parse(first.request()).candidate
+    assert asked is not None
+    assert (asked.max_num_seqs, asked.memory_fraction) == (64, 0.85)
+    assert (first.exclude, second.exclude) == ("a copy", "")
+    table(path, f"{GOOD},64,85,", header=header)
+    with pytest.raises(InputError, match=r"line 2, column memory_fraction: .*less than or equal"):
+        read_runs(path)
 
 
 @pytest.mark.parametrize(
@@ -315,15 +407,49 @@ def test_shipped_runs_are_many_and_from_many():
     assert all(any(getattr(each, figure) for each in runs) for figure in FIGURES)
 
 
+def test_truth_tables_become_runs(tmp_path):
+    """What the source states of queue, limits and attention reaches the request."""
+    plain = {"model_hf_id": LLAMA_70B, "gpu": "H100-SXM-80GB", "num_gpus": 8, "num_nodes": 1}
+    plain |= {
+        "tp": 4.0,
+        "pp": 1.0,
+        "dp": 2.0,
+        "ep": 1.0,
+        "engine": "vLLM",
+        "engine_version": "0.9.1",
+    }
+    plain |= {"weight_dtype": "fp8", "kv_dtype": "fp8", "isl_eff": 1000.4, "osl_eff": 100.0}
+    plain |= {"metric": "output_tokens_per_s_total", "value": 900.0, "source": "page"}
+    plain |= {"date_version": "2026-01", "src_key": "s", "spec_decode": "none", "quality": "A"}
+    plain |= dict.fromkeys(("requests", "max_num_seqs", "memory_fraction", "attention_dp"))
+    plain |= {"exclude": None, "mode": "max_throughput", "concurrency_or_batch": None}
+    rows = [
+        plain | {"group_id": "a"},
+        plain | {"group_id": "b", "requests": 3200.0, "max_num_seqs": 256.0},
+        plain | {"group_id": "c", "attention_dp": 1.0, "memory_fraction": 0.8},
+        plain | {"group_id": "d", "mode": "offline", "exclude": "a copy"},
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "serving_calibration.csv.gz", index=False)
+    queue, stated, apart, excluded = as_runs(truth_runs(tmp_path))
+    assert [each.load for each in (queue, stated)] == [10_000, 3200]
+    assert (queue.tp, queue.dp, queue.ep, queue.max_num_seqs) == (4, 2, 1, None)
+    assert stated.max_num_seqs == 256
+    assert (apart.tp, apart.dp, apart.ep, apart.memory_fraction) == (1, 8, 8, 0.8)
+    assert (excluded.mode, excluded.scenario, excluded.exclude) == ("offline", "data set", "a copy")
+
+
 def test_shipped_runs_have_known_sources():
-    known = read_document(PUBLISHED.with_name("sources.yaml"))
+    known = read_document(SOURCES)
     runs = published_runs()
     assert {each.source for each in runs} == set(known)
     assert all(each.reference for each in runs)
     assert all(
-        set(source) == {"title", "url", "how"} and source["url"].startswith("https://")
+        set(source) - {"listing"} == {"title", "url", "how"}
+        and source["url"].startswith("https://")
         for source in known.values()
     )
+    assert listings() < set(known)
+    assert any(each.exclude for each in runs)
 
 
 def test_shipped_runs_are_requests_that_can_be_answered():

@@ -31,6 +31,7 @@ from recipe_core.space.corrections import (
     OwnRun,
     Prior,
     Residual,
+    assumed_version,
     version_of,
 )
 from recipe_core.space.serving import Cases, Setting
@@ -72,8 +73,7 @@ class Measured:
             tpot_s=tpot_s,
             request_latency_s=latency_s,
             output_tokens_per_s=rate,
-            # a table may say which of its runs are not to count
-            excluded=str(getattr(run, "exclude", "") or ""),
+            excluded=run.exclude,
         )
 
 
@@ -123,7 +123,7 @@ def learn(
             if not estimate.feasible:
                 left_out[run.name] = f"cannot run by the estimate: {estimate.reasons[0]}"
             elif residuals := _residuals(run, setting.mode, estimate):
-                version = version_of(run.version) or version_of(setting.engine.version)
+                version = version_of(run.version) or assumed_version(setting.engine)
                 own[run.name] = OwnRun(run.name, setting, case, version, residuals)
             else:
                 left_out[run.name] = "measured nothing that a scale explains in this mode"

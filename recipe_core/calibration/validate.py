@@ -13,7 +13,7 @@ import pandas as pd
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.hardware.cluster import device
-from recipe_core.measured.serving_runs import FIGURES, SHOWN, SPLIT, Run
+from recipe_core.measured.serving_runs import FIGURES, LIMITS, SHOWN, SPLIT, Run, listings
 from recipe_core.search.plans import estimate_batch
 
 CELL = ("source", "device", "model")
@@ -27,6 +27,9 @@ QUANTITIES = {
 QUANTITIES |= dict.fromkeys(
     ("output_tokens_per_s", "total_tokens_per_s"), ("output_tokens_per_s", 1.0)
 )
+CELL_SIZE = 3
+"""Measured figures from which a cell counts in the primary score."""
+ALL, SCORED = "all", "scored"
 RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
 MARGIN = 0.10
 """Measured difference from which splits are compared; less is within the noise of benchmarks."""
@@ -110,6 +113,43 @@ def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return out.assign(cells=cells.size(), cell_mean=cells.mean()).reset_index()
 
 
+def scored(figures: pd.DataFrame) -> pd.DataFrame:
+    """The figures without those of excluded runs and of sources that list examples."""
+    return figures[figures.exclude.eq("") & ~figures.source.isin(listings())]
+
+
+def primary(figures: pd.DataFrame) -> pd.DataFrame:
+    """The score that counts: errors over cells of ``CELL_SIZE`` figures or more.
+
+    Columns: ``runs`` (``ALL``, or ``SCORED`` as `scored` says), ``mode`` (with the scenario, if a
+    run has one), ``figure``; ``cells``; ``cell_median`` and ``cell_p90``, the median and the 90th
+    percentile of the cells' median errors; ``n``, ``median`` and ``within_20``, the share of errors
+    up to 20 %, of all figures, those of smaller cells too. What has no such cell has no row.
+    """
+    tables = [_primary(figures, ALL), _primary(scored(figures), SCORED)]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _primary(figures: pd.DataFrame, runs: str) -> pd.DataFrame:
+    scenario = figures["mode"].where(
+        figures.scenario.eq(""), figures["mode"] + ", " + figures.scenario
+    )
+    figures, keys = figures.assign(mode=scenario), ["mode", "figure"]
+    in_cell = figures.groupby([*keys, *CELL]).error.transform("size")
+    medians = figures[in_cell >= CELL_SIZE].groupby([*keys, *CELL]).error.median()
+    cells = medians.groupby(level=keys).agg(
+        cells="size", cell_median="median", cell_p90=lambda error: error.quantile(0.9)
+    )
+    single = figures.groupby(keys).agg(
+        n=("error", "size"),
+        median=("error", "median"),
+        within_20=("error", lambda error: (error <= 0.2).mean()),
+    )
+    table: pd.DataFrame = cells.join(single).reset_index()
+    table.insert(0, "runs", runs)
+    return table
+
+
 @dataclass(frozen=True, slots=True)
 class Pairing:
     """Which runs are compared as splits of one problem, if all else is equal."""
@@ -129,7 +169,7 @@ PAIRINGS = (
 def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
     """Pairs of runs that differ only in split and, by more than ``MARGIN``, in a measured figure.
 
-    Both have the source, model, device, engine, dtypes, lengths and load in common and, as
+    Both have the source, model, device, engine, dtypes, limits, lengths and load in common and, as
     ``pairing`` says, the number of devices and the engine's version. The better of two splits has
     the higher throughput per device or the shorter time. Columns: ``source``, ``vendor``,
     ``figure``; ``measured`` and ``estimated``, the log of the measured better one over the other;
@@ -146,6 +186,7 @@ def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
         "engine",
         "weight_dtype",
         "kv_dtype",
+        *LIMITS,
         "mode",
         "input_tokens",
         "output_tokens",
@@ -200,13 +241,14 @@ def ranking(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
-    """Tables by name: ``figures``, ``vendors``, ``by_<column>`` where asked for, and ``ranking``.
+    """Tables: ``primary``, ``figures``, ``vendors``, ``by_<column>`` if asked for, and ``ranking``.
 
     Raises:
         InputError: ``by`` is not one of ``BY``.
     """
     figures = comparison.figures
     out = {
+        "primary": primary(figures),
         "figures": errors(figures, ["mode", "figure"]),
         "vendors": errors(figures, ["vendor", "mode", "figure"]),
     }
@@ -239,11 +281,15 @@ def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, 
 
 
 TITLES = {
+    "primary": f"Primary score: cells of {CELL_SIZE} figures or more",
     "figures": "By figure",
     "vendors": "By vendor",
     "ranking": "Pairs of splits that differ by more than 10 %: is the better one ranked first?",
 }
 HEADINGS = {
+    "cell_median": "median of cells",
+    "cell_p90": "p90 of cells",
+    "within_20": "within 20 %",
     "bias": "est/meas",
     "inside": "in band",
     "cell_mean": "mean of cells",
@@ -259,8 +305,10 @@ def validation_text(comparison: Comparison, by: str | None = None) -> str:
         parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
     parts.append(
         "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
-        "the share of measurements inside the estimated range. Splits on different numbers of\n"
-        "GPUs are compared by throughput per GPU."
+        "the share of measurements inside the estimated range. The primary score takes the median\n"
+        "error of each cell; scored runs are all but those that the table excludes and sources\n"
+        "that list examples. Splits on different numbers of GPUs are compared by throughput per\n"
+        "GPU."
     )
     return "\n\n".join(parts)
 
@@ -280,8 +328,10 @@ def summary(comparison: Comparison) -> str:
 
 
 _SHOW: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys(("median", "mean", "p90", "cell_mean"), "{:.1%}".format),
-    **dict.fromkeys(("inside", "right", "tied"), "{:.0%}".format),
+    **dict.fromkeys(
+        ("median", "mean", "p90", "cell_mean", "cell_median", "cell_p90"), "{:.1%}".format
+    ),
+    **dict.fromkeys(("inside", "right", "tied", "within_20"), "{:.0%}".format),
     **dict.fromkeys(("n", "cells", "pairs"), "{:,}".format),
     "bias": "{:.2f}".format,
 }

@@ -25,7 +25,10 @@ _AS_STATED: tuple[Meaning, ...] = (
     "max_batched_tokens",
     "memory_fraction",
     "block_size",
+    "stream_interval",
+    "scheduler_recv_interval",
 )
+_INTERVALS: tuple[Meaning, ...] = ("stream_interval", "scheduler_recv_interval")
 
 
 @dataclass(slots=True)
@@ -36,7 +39,8 @@ class Meant:
     own. ``config``: fields of the model's config that are replaced. ``draft``: tokens drafted per
     step and how, where decoding is speculative. ``stored``: the quantisation that the command
     names, and who may have written quantised weights that it loads. ``attention_dp``: whether
-    attention is data-parallel within the tensor-parallel ranks.
+    attention is data-parallel within the tensor-parallel ranks. ``every_step``: intervals that it
+    leaves at the engine's default, 1.
     """
 
     engine: str
@@ -48,6 +52,7 @@ class Meant:
     draft: dict[str, Any] | None = None
     stored: tuple[str, tuple[str, ...]] | None = None
     attention_dp: bool = False
+    every_step: tuple[str, ...] = ()
     chunked: bool = True
     shares_experts: bool = False
     balanced: bool = False
@@ -86,6 +91,13 @@ class _Reading:
         self._degrees()
         for meaning in _AS_STATED:
             self._set(meaning, self._limit(meaning))
+        out.every_step = tuple(
+            meaning
+            for meaning in _INTERVALS
+            if meaning in self.by_meaning
+            and self._value(meaning) is None
+            and not self._is_open(meaning)
+        )
         self._dtypes()
         out.max_context = self._context()
         out.nodes = self._value("nodes")
@@ -254,6 +266,7 @@ def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     """Settle what depends on the model: formats its checkpoint decides, cut experts, context."""
     candidate = meant.candidate
     _settle_weights(meant, model)
+    candidate |= dict.fromkeys(meant.every_step, 1)
     tp, dp, ep = (candidate.get(name) for name in ("tp", "dp", "ep"))
     together = meant.attention_dp or engine(meant.engine).split.data_parallel == "engine"
     if together and model.is_moe and tp and dp and dp > 1 and ep == 1:

@@ -36,8 +36,8 @@ TIGHT = 0.02
 TRIED = 8
 """Splits, best first, of which one is offered that a command can say."""
 
-KEPT = ("memory_fraction", "block_size")
-"""Limits of a command that other splits keep; those on a batch are chosen with the split."""
+KEPT = ("memory_fraction", "block_size", "stream_interval", "scheduler_recv_interval")
+"""What other splits keep of a command; limits on a batch are chosen with the split."""
 
 _GAINS: dict[Goal, tuple[str, int]] = {
     "throughput": ("output_tokens_per_s", 1),

@@ -38,6 +38,8 @@ Meaning = Literal[
     "max_batched_tokens",
     "memory_fraction",
     "block_size",
+    "stream_interval",
+    "scheduler_recv_interval",
     "eager",
     "chunked_prefill",
     "balanced_experts",

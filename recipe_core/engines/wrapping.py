@@ -12,6 +12,8 @@ _OWN: dict[str, Any] = {
     "metrics": None,
     "table": None,
     "launcher": None,
+    "intervals": None,
+    "history": None,
 }
 """What a wrapper does not take over from the engine inside."""
 

@@ -77,6 +77,8 @@ class Candidate:
     memory_fraction: float
     block_size: int
     cp: int = 1
+    stream_interval: int = 1
+    scheduler_recv_interval: int = 1
     replicas: int = 1
     prefill: Split | None = None
     speculative: Draft | None = None

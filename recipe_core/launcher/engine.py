@@ -18,12 +18,13 @@ from .plan import Engine
 _PROBE = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # not what lies in the current folder
-import importlib.metadata as m, importlib.util as u, json
+import importlib.metadata as m, importlib.util as u, json, shutil
 module, *required = sys.argv[1:]
 names = m.packages_distributions().get(module) or [module]
 try: version = m.version(names[0])
 except m.PackageNotFoundError: version = None
-print(json.dumps({"version": version, "missing": [r for r in required if u.find_spec(r) is None]}))
+there = lambda name: shutil.which(name) or u.find_spec(name)
+print(json.dumps({"version": version, "missing": [r for r in required if not there(r)]}))
 """
 
 
@@ -78,7 +79,7 @@ def interpreter_of(program: Path) -> str | None:
 
 
 def probe(interpreter: str, program: str, engine: Engine) -> Installed:
-    """Ask the engine's own interpreter for the version and the required modules."""
+    """Ask the engine's own interpreter for the version and the required modules and programs."""
     output = _output([interpreter, "-c", _PROBE, engine.module, *engine.requires])
     try:
         answer = json.loads(output)

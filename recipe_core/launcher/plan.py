@@ -24,7 +24,7 @@ _UNKNOWN_NODE = re.compile(r"\$\{node(\d+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The program that serves; ``requires`` are modules its interpreter must be able to import."""
+    """The program that serves; ``requires`` are modules and programs that its interpreter finds."""
 
     name: str
     version: str

@@ -11,16 +11,18 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recipe_core.base.documents import read_text
+from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.types import Degree, KvDtype, Positive, Text, Tokens, WeightDtype
+from recipe_core.base.types import Count, Degree, KvDtype, Positive, Text, Tokens, WeightDtype
 
 PUBLISHED = Path(__file__).with_name("published") / "runs.csv"
+SOURCES = PUBLISHED.with_name("sources.yaml")
 MAX_TABLE_BYTES = 64 << 20
 SHOWN = 8  # errors listed; a wrong column would fill the screen
 
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
+LIMITS = ("max_num_seqs", "memory_fraction")
 FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
 Label = Annotated[str, Field(max_length=4096)]
 Row = TypeVar("Row", bound=BaseModel)
@@ -32,6 +34,8 @@ class Run(BaseModel):
     Throughput is of the whole deployment, latency the mean of a request. ``load`` is the
     concurrency (closed), the batch (static), the requests queued (offline) or those arriving per
     second (open). ``source`` says whose figures they are, ``version`` which engine really ran.
+    ``scenario`` names runs that are scored apart from others of their mode, ``exclude`` is a reason
+    not to count a run in scores and fits.
     """
 
     model_config = ConfigDict(
@@ -50,7 +54,10 @@ class Run(BaseModel):
     ep: Degree = 1
     weight_dtype: WeightDtype = "auto"
     kv_dtype: KvDtype = "auto"
+    max_num_seqs: Count | None = None
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     mode: Literal["closed", "open", "static", "offline"]
+    scenario: Label = ""
     input_tokens: Tokens
     output_tokens: Tokens
     load: Positive
@@ -63,6 +70,7 @@ class Run(BaseModel):
     version: Label = ""
     reference: Label = ""
     date: Label = ""
+    exclude: Label = ""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -83,7 +91,8 @@ class Run(BaseModel):
         """The request for an estimate of this run, as plain values."""
         load = self.load if self.mode == "open" else int(self.load)
         lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
-        names = ("engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype")
+        names = ["engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"]
+        names += [name for name in LIMITS if getattr(self, name) is not None]
         return {
             "model": self.model,
             "hardware": {"device": self.device, "per_node": self.per_node, "nodes": self.nodes},
@@ -125,6 +134,12 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
 def published_runs() -> tuple[Run, ...]:
     """The runs that this version ships, each with its source."""
     return tuple(read_runs(PUBLISHED))
+
+
+@cache
+def listings() -> frozenset[str]:
+    """Sources that list example runs without the flags of their engines."""
+    return frozenset(name for name, of in read_document(SOURCES).items() if of.get("listing"))
 
 
 def _check_columns(names: list[str], kind: type[BaseModel]) -> None:

@@ -173,9 +173,17 @@ def dispatch_s(
         row * _distinct(members.remote, top_k),
         LAYOUT_STARTS,
     )
+    return np.minimum(bulk, low_latency_s(cluster, members, tokens, top_k, token_bytes))
+
+
+def low_latency_s(
+    cluster: Cluster, members: Group, tokens: Float, top_k: int, token_bytes: Float | float
+) -> Float:
+    """The same by direct kernels alone; infinite where none reach every rank."""
+    ranks, row = members.ranks, tokens * token_bytes
     direct, remote = cluster.fabric.direct, cluster.network.direct
     if direct is None:
-        return bulk
+        return np.full(np.broadcast_shapes(np.shape(row), np.shape(ranks)), np.inf)
     start = _start(direct, members.local)
     rate = _bandwidth(cluster.fabric, members.local) * direct.efficiency.value
     seconds = row * top_k * (members.local - 1) / ranks / rate
@@ -187,7 +195,7 @@ def dispatch_s(
         outside = row * top_k * (ranks - members.local) / ranks
         rate = _bandwidth(cluster.network, members.remote) * remote.efficiency.value
         seconds = np.maximum(seconds, outside / rate)
-    return np.where(possible, np.minimum(bulk, EXCHANGE_STARTS * start + seconds), bulk)
+    return np.where(possible, EXCHANGE_STARTS * start + seconds, np.inf)
 
 
 def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:

@@ -51,7 +51,6 @@ def experts_s(
 ) -> Float:
     """Seconds of a layer's routed experts on one rank: sort tokens, move rows, multiply.
 
-    As `operator_s` for the products, plus what surrounds them: ``row_bytes`` at their own share of
     As `operator_s` for the products, plus what surrounds them: ``row_bytes`` at a share of the
     bandwidth of their own (``row_efficiency``) and ``sort_s · tokens / (tokens + SORT_TOKENS)``.
     Fits of this form are 4–13 % off (median) on the layers they were fitted to; without both 10–22

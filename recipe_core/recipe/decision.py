@@ -154,8 +154,19 @@ _DECISIONS: dict[str, Callable[[Any, int, PlanRequest], Decision]] = {
 
 
 def deployment_of(plan: ServingPlan, row: int) -> Deployment:
-    """A row of a plan as an engine module takes it."""
+    """A row of a plan as an engine module takes it.
+
+    Raises:
+        NoAnswer: for a row that is estimated at a release which bundles do not start.
+    """
     candidate, problem, setting = plan.candidate(row), plan.problem, plan.setting(row)
+    if setting.engine.as_of is not None:
+        raise NoAnswer(
+            f"bundles start {setting.engine.title} {setting.engine.version}, "
+            f"not {setting.engine.as_of}.",
+            field="candidate.engine_version",
+            hint="Leave it out.",
+        )
     values = {field.name: candidate.get(field.name) for field in fields(Candidate)}
     return Deployment(
         setting=setting,

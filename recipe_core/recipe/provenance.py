@@ -15,6 +15,7 @@ from recipe_core.engines.options import Meaning
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
 from recipe_core.request.schema import PlanRequest, ServingWorkload
+from recipe_core.search.serving_candidates import INTERVALS
 
 if TYPE_CHECKING:
     from recipe_core.recipe.decision import Decision
@@ -32,6 +33,7 @@ _FIELDS: dict[str, Layer] = {
     "engine": "base",
     "memory_fraction": "base",
     "block_size": "base",
+    **dict.fromkeys(INTERVALS, "base"),
 }
 """What sets a field of a candidate where the user does not; the rest is the objective's choice."""
 
@@ -71,6 +73,10 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
     for name in started.options:
         layer = _option_layer(means.get(name), request, decision.candidate)
         layers[f"options.{name}"] = layer
+    for field in INTERVALS:  # longer than the engine's default only where the objective allows it
+        if decision.candidate.get(field, 1) > 1:
+            paths = [f"{part}.{field}" for part in ("candidate", "options")]
+            layers |= {path: "objective" for path in paths if layers.get(path) == "base"}
     for name in shared_environment(started):
         layers[f"environment.{name}"] = "base"
     for rule in rules_for(decision.deployment) if decision.deployment else ():

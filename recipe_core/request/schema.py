@@ -28,6 +28,7 @@ from recipe_core.base.types import (
 from recipe_core.hardware.request import HardwareRequest
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
+Interval = Annotated[int, Field(ge=1, le=1000)]
 Orientation = Literal["latency", "balanced", "throughput"]
 
 
@@ -440,6 +441,18 @@ class ServingCandidate(_Degrees):
 
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokens in a block of the KV cache; left out, the engine's default."""
+
+    stream_interval: Interval | None = None
+    """Tokens that the engine sends to a client together; left out, 1, or what published launches
+    set on this device, where only throughput, cost, devices or energy count."""
+
+    scheduler_recv_interval: Interval | None = None
+    """Decode steps from one look for new requests to the next (SGLang); left out, as
+    ``stream_interval``."""
+
+    engine_version: Text | None = None
+    """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
+    out, the one that bundles start. With a split stated in full (tp, pp, dp), in estimates only."""
 
     eager: bool | None = None
     """Whether the engine runs without captured graphs. This version does not model it and refuses

@@ -24,7 +24,15 @@ AT_MOST = 3
 CLOSE = 50
 """Feasible rows with the nearest degrees whose other choices are compared."""
 
-_ENGINE_LIMITS = ("shard", "max_num_seqs", "max_batched_tokens", "block_size", "memory_fraction")
+_ENGINE_LIMITS = (
+    "shard",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "block_size",
+    "memory_fraction",
+    "stream_interval",
+    "scheduler_recv_interval",
+)
 """What follows from a split rather than makes it another."""
 
 
@@ -150,6 +158,7 @@ def _worth_trying(plan: Plan, row: int) -> Iterator[dict[str, Any]]:
     Several rules are met together.
     """
     codes = plan.codes(row)
+    yield from plan.reliefs(row, codes)
     limits = _loosened(plan, row, codes)
     if codes and codes <= set(LIMITS):
         yield limits

@@ -86,6 +86,10 @@ class Plan(PlanRows):
     def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Changes that may let a refused row run, by the rules that it breaks."""
 
+    def reliefs(self, _row: int, _codes: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """Changes to a row's own choices that may keep the limits it breaks: by default none."""
+        yield from ()
+
     @abstractmethod
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""

@@ -127,7 +127,8 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
         workload = problem.workload.model_dump(mode="json", exclude=lengths)
         return json.dumps([*model, setting.engine, setting.precision, place, workload, limits])
     workload = {"spread": (problem.workload.input_spread, problem.workload.output_spread)}
-    formats = [setting.engine.name, setting.mode, setting.weight_dtype, setting.kv_dtype]
+    engine = [setting.engine.name, setting.engine.as_of, setting.engine.chunked_prefill]
+    formats = [*engine, setting.mode, setting.weight_dtype, setting.kv_dtype]
     # either all columns of an estimate have two pools or none has
     pools = problem.candidate.prefill is not None
     return json.dumps([*model, *formats, place, workload, limits, pools])

@@ -236,6 +236,13 @@ def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> Non
             field="candidate.eager",
             hint="Leave it out.",
         )
+    degrees = (candidate.tp, candidate.pp, candidate.dp)
+    if candidate.engine_version is not None and None in degrees:
+        raise InputError(
+            "goes with a split stated in full.",
+            field="candidate.engine_version",
+            hint="State tp, pp and dp too, or leave it out.",
+        )
     check_draft(problem, candidate.speculative, "candidate.speculative")
     if candidate.prefill is not None:
         check_pools(problem, "candidate.prefill")

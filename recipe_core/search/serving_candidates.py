@@ -13,7 +13,8 @@ import numpy as np
 
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.engines.spec import Engine, default_engine, engine
+from recipe_core.base.errors import InputError
+from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
@@ -27,6 +28,11 @@ from recipe_core.space.splits import enumerate_splits
 CONTEXT_STEP = 1024
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 POOL_DEGREES = ("tp", "pp", "dp", "ep")
+INTERVALS: dict[Interval, str] = {
+    "stream_interval": "stream_interval",
+    "scheduler_recv_interval": "recv_interval",
+}
+"""Columns of the intervals of a candidate."""
 
 
 # What a workload means to an engine
@@ -142,9 +148,45 @@ def _shared_columns(
         "max_num_seqs": candidate.max_num_seqs or batching.max_num_seqs,
         "memory_fraction": candidate.memory_fraction or spec.memory.fraction.value,
         "block_tokens": candidate.block_size or spec.memory.block_tokens,
+        **_interval_columns(problem, spec, candidate, place, load_of(workload)),
         **_draft_columns(candidate.speculative or workload.speculative, problem.model),
         **_pool_columns(candidate),
     }
+
+
+_WAITED_FOR = ("latency", "ttft", "tpot")
+"""Goals for which nothing waits; limits on the first token or the whole answer are like them."""
+
+
+def _interval_columns(
+    problem: ServingProblem, spec: Engine, candidate: CandidateRequest, place: Cluster, load: float
+) -> dict[str, int]:
+    """Steps between what the engine does not do in every step: as stated, else by the objective.
+
+    Published launches' where nothing counts that they lengthen; else 1.
+
+    Raises:
+        InputError: for an interval that the engine does not have.
+    """
+    objective, workload, intervals = problem.request.objective, problem.workload, spec.intervals
+    limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
+    waited_for = any(goal in objective.goals for goal in _WAITED_FOR) or limits != (None, None)
+    usual = None
+    if intervals and workload.mode in ("closed", "open") and not waited_for:
+        # a rate does not say how many are in flight
+        requests = load if workload.mode == "closed" else 0.0
+        usual = intervals.usual(place.device.architecture, workload.output_tokens, requests)
+    out = {}
+    for name, column in INTERVALS.items():
+        stated = getattr(candidate, name)
+        if stated not in (None, 1) and (intervals is None or name not in intervals.options):
+            raise InputError(
+                f"{spec.title} {spec.version} has no such interval.",
+                field=f"candidate.{name}",
+                hint="Leave it out, or set 1.",
+            )
+        out[column] = stated or (getattr(usual, name) if usual else 1)
+    return out
 
 
 def _draft_columns(draft: Speculative | None, model: ModelSpec) -> dict[str, Any]:
@@ -241,7 +283,7 @@ def every_case(
             total += count_pairs(shared.cluster.devices, sizes)
         check_size(total, options)
         planned.append(_Planned(shared, splits, legal))
-    out = [(one.setting, _varied(one, variants)) for one in planned]
+    out = [(one.setting, _varied(problem, candidate, one, variants)) for one in planned]
     if paired:
         out += [(one.setting, _pairs_of_pools(one)) for one in planned]
     return [(shared, columns) for shared, columns in out if len(columns)]
@@ -263,15 +305,24 @@ def _variants(problem: ServingProblem, candidate: CandidateRequest) -> list[dict
     return [{**draft, **step, **load} for draft in drafts for step in steps for load in loads]
 
 
-def _varied(planned: _Planned, variants: list[dict[str, Any]]) -> Cases:
+def _varied(
+    problem: ServingProblem,
+    candidate: CandidateRequest,
+    planned: _Planned,
+    variants: list[dict[str, Any]],
+) -> Cases:
     """The illegal splits once, the legal ones under every variant."""
     if variants == [{}]:
         return planned.splits
     rows, refused = np.flatnonzero(planned.legal), np.flatnonzero(~planned.legal)
     # a copy, so that its columns may be written to
     out = planned.splits.take(np.concatenate([refused, np.tile(rows, len(variants))]))
+    spec, place = planned.setting.engine, planned.setting.cluster
     for k, columns in enumerate(variants):
         start = len(refused) + k * len(rows)
+        if "load" in columns:
+            intervals = _interval_columns(problem, spec, candidate, place, columns["load"])
+            columns = columns | intervals
         for name, value in columns.items():
             getattr(out, name)[start : start + len(rows)] = value
     return out
@@ -327,6 +378,8 @@ def one_case(problem: ServingProblem, candidate: CandidateRequest) -> tuple[Sett
     if candidate.tp is None or candidate.pp is None or candidate.dp is None:
         return None
     spec = engine_of(candidate.engine, problem.cluster)
+    if candidate.engine_version is not None:
+        spec = spec.at(candidate.engine_version, served_context(problem.workload, problem.model))
     weights, cache = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
     degrees = {name: getattr(candidate, name) or 1 for name in DEGREES}
     columns = _shared_columns(problem, spec, candidate, problem.cluster)
@@ -349,7 +402,15 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
         "memory_fraction": columns.memory_fraction[rows].tolist(),
         "block_size": _whole(columns.block_tokens[rows]),
     }
+    if shared.engine.as_of is not None:
+        values["engine_version"] = [shared.engine.as_of] * n
     out = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    if (intervals := shared.engine.intervals) is not None:
+        chosen = intervals.chosen_on(shared.cluster.device.architecture)
+        for name in intervals.options:
+            steps = getattr(columns, INTERVALS[name])[rows]
+            for place in np.flatnonzero(chosen | (steps > 1)).tolist():
+                out[place][name] = int(steps[place])
     for place in np.flatnonzero(columns.draft_tokens[rows]).tolist():
         i = rows[place]
         out[place]["speculative"] = {

@@ -26,6 +26,7 @@ from recipe_core.search.measures import SERVING
 from recipe_core.search.plan import LENGTH, LOAD, PRICE, Plan
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import (
+    INTERVALS,
     describe,
     engine_of,
     every_case,
@@ -386,6 +387,14 @@ class ServingPlan(Plan):
         for code, suggest in _CURES.items():
             if code in codes:
                 yield from suggest(self, row)
+
+    def reliefs(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """Intervals of one step, where a row waits longer than a limit allows."""
+        if codes & {"limit-ttft", "limit-latency"}:
+            stated = self.candidate(row)
+            long = [name for name in INTERVALS if stated.get(name, 1) > 1]
+            if long:
+                yield {f"candidate.{name}": 1 for name in long}
 
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""

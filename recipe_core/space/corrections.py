@@ -36,6 +36,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.base.arrays import Float
+from recipe_core.engines.spec import Engine
 from recipe_core.space.scales import SCOPES, Scales
 from recipe_core.space.serving import POOL, Cases, Setting
 
@@ -50,7 +51,7 @@ ROUNDS = 30
 SETTLED = 1e-3
 """Largest change of noise, as a share, from which it counts as settled."""
 
-TELLING = 0.1
+TELLING = 0.25
 """Part of a measured time from which its run counts as one that shows a scale."""
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+(?:\.?(?:post|rc|dev|a|b)\d+)?")
@@ -100,6 +101,11 @@ def version_of(text: str) -> str:
     return match.group() if match else text.strip()
 
 
+def assumed_version(engine: Engine) -> str:
+    """The version that estimates of an engine assume."""
+    return version_of(engine.as_of or engine.version)
+
+
 class Residual(NamedTuple):
     """A measured figure of a run: log(measured / estimated), and what of it the scales explain."""
 
@@ -132,7 +138,7 @@ class Labels(NamedTuple):
         """Those of a setting, under the version that estimates assume or that really ran."""
         engine = setting.engine
         return Labels(
-            (engine.name, version or version_of(engine.version)),
+            (engine.name, version or assumed_version(engine)),
             (setting.model.digest, engine.name),
             (setting.weight_dtype, setting.kv_dtype),
             setting.mode,

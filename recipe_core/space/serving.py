@@ -104,6 +104,7 @@ POOL = ("tp", "pp", "dp", "ep", "copies")
 """The columns that describe one pool of devices."""
 
 OPTIONAL = ("draft_tokens", "acceptance", "draft_layers", *(f"prefill_{name}" for name in POOL))
+SINGLE = ("copies", "cp", "stream_interval", "recv_interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,9 @@ class Cases:
     draft_tokens: drafted a step, each accepted with probability acceptance when those before it
     were; draft_layers: what drafts them (0 looks them up). prefill_*: the pool that computes
     prompts (tp 0: there is none), besides which the degrees above are the pool that decodes.
-    copies: how often the whole split is there, each with its own scheduler.
+    copies: how often the whole split is there, each with its own scheduler. stream_interval: tokens
+    that leave the engine together; recv_interval: decode steps from one look for new requests to
+    the next.
     """
 
     tp: Int
@@ -147,6 +150,8 @@ class Cases:
     prefill_dp: Int
     prefill_ep: Int
     prefill_copies: Int
+    stream_interval: Float
+    recv_interval: Float
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -194,10 +199,10 @@ COLUMNS = tuple(column.name for column in fields(Cases))
 def cases(n: int, **columns: Any) -> Cases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
 
-    Left out, ``copies`` and ``cp`` are 1 and what concerns drafts and the prefill pool 0: there are
-    none.
+    Left out, ``copies``, ``cp`` and the intervals are 1 and what concerns drafts and the prefill
+    pool 0: there are none.
     """
-    columns = {**dict.fromkeys(OPTIONAL, 0), "copies": 1, "cp": 1, **columns}
+    columns = {**dict.fromkeys(OPTIONAL, 0), **dict.fromkeys(SINGLE, 1), **columns}
     out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64

@@ -84,6 +84,16 @@ def rules_for(deployment: Deployment) -> list[Rule]:
     return [rule for rule in rule_file().rules if rule.when.holds(deployment)]
 
 
+def intervals(deployment: Deployment) -> dict[str, int]:
+    """Intervals other than the default, 1, and all where an objective may choose them."""
+    candidate, offered = deployment.candidate, deployment.setting.engine.intervals
+    if offered is None:
+        return {}
+    chosen = offered.chosen_on(deployment.setting.cluster.device.architecture)
+    values = {name: int(getattr(candidate, name)) for name in offered.options}
+    return {name: steps for name, steps in values.items() if chosen or steps > 1}
+
+
 def environment(deployment: Deployment) -> dict[str, str]:
     """Variables by the rules, then the user's own."""
     variables: dict[str, str] = {}

@@ -10,10 +10,13 @@ from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, processes, router, url
 from recipe_core.launch.user_options import check_options
+from recipe_core.space.exchange import dispatch, dispatches
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("sglang-router", "0.3.2")
 BOOTSTRAP_PORT = 8998
+_DISPATCHED = {"fp8-block": ("fp8", "deep_gemm"), "nvfp4": ("nvfp4", "flashinfer_cutedsl")}
+"""By the format in which tokens leave: its word, and the kernels that take experts' rows so."""
 _CACHE_WORDS = {"fp8": "fp8_e4m3", "bf16": "bf16"}
 
 
@@ -38,7 +41,7 @@ def launch(deployment: Deployment) -> Launch:
             "serve",
             *setting.engine.argv(_of_node(deployment, group, rank) | extra),
         ),
-        lambda group, rank: rules.environment(deployment),
+        lambda group, rank: _environment(deployment, group),
         first_port=int(pools),
     )
     if pools:
@@ -51,7 +54,7 @@ def launch(deployment: Deployment) -> Launch:
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
-        requires=("sglang-router", "nixl") if pools else (),
+        requires=("sglang_router", "nixl", *_dispatcher(deployment, placed)) if pools else (),
     )
 
 
@@ -77,7 +80,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         "enable_metrics": True,
     }
     if split.ep > 1:
-        options["moe_a2a_backend"] = "none"  # what the estimate counts
+        options |= _exchange(deployment, group)
     if candidate.cp > 1 and group.role != "prefill":
         options["dcp_size"] = candidate.cp
     if candidate.block_size != engine.memory.block_tokens:
@@ -89,7 +92,53 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         options |= {"disaggregation_mode": group.role, "disaggregation_transfer_backend": "nixl"}
     if group.role == "prefill":
         options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
-    return options | _draft(deployment) | rules.options(deployment)
+    return options | rules.intervals(deployment) | _draft(deployment) | rules.options(deployment)
+
+
+def _sent(deployment: Deployment, group: Group) -> str | None:
+    """The format in which a decode pool dispatches tokens; None where it gathers them."""
+    setting, candidate, split = deployment.setting, deployment.candidate, group.split
+    if group.role != "decode" or candidate.speculative is not None:
+        return None
+    degrees = (split.tp, split.pp, split.dp, split.ep)
+    if not dispatches(setting, degrees, setting.cluster.per_node, candidate.max_num_seqs):
+        return None
+    between = dispatch(setting)
+    return between.sent[setting.stored_dtype("experts")] if between else None
+
+
+def _exchange(deployment: Deployment, group: Group) -> dict[str, Any]:
+    """The exchange of tokens that the estimate counts."""
+    sent = _sent(deployment, group)
+    if sent is None:
+        return {"moe_a2a_backend": "none"}
+    word, runner = _DISPATCHED[sent]
+    # the head and dense layers take a rank's own tokens too; else they are cut over all ranks
+    dense = {"moe_dense_tp_size": 1} if group.split.tp == 1 else {}
+    return {
+        **dense,
+        "enable_dp_lm_head": True,
+        "moe_a2a_backend": "deepep",
+        "deepep_mode": "low_latency",
+        "deepep_dispatcher_output_dtype": word,
+        "moe_runner_backend": runner,
+    }
+
+
+def _dispatcher(deployment: Deployment, placed: list[Group]) -> tuple[str, ...]:
+    """The library that a pool dispatches with, where one does."""
+    return ("deep_ep",) if any(_sent(deployment, group) for group in placed) else ()
+
+
+def _environment(deployment: Deployment, group: Group) -> dict[str, str]:
+    """Variables by the rules and the user's, and the slots of a dispatch; its default is 128."""
+    variables, sent = {}, _sent(deployment, group)
+    if sent is not None:
+        most = deployment.candidate.max_num_seqs
+        variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(most)
+    if sent == "nvfp4":  # scales that the dispatch needs are prepared only so
+        variables["SGLANG_MOE_NVFP4_DISPATCH"] = "1"
+    return variables | rules.environment(deployment)
 
 
 def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:

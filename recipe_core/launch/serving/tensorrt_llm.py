@@ -178,6 +178,7 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
         },
         "return_perf_metrics": True,
     }
+    config |= rules.intervals(deployment)
     if candidate.speculative is not None:
         config["speculative_config"] = _draft(candidate.speculative)
     if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt

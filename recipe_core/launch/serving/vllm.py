@@ -106,7 +106,7 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["speculative_config"] = draft
     if group.role in ("prefill", "decode"):
         options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    return options | rules.options(deployment)
+    return options | rules.intervals(deployment) | rules.options(deployment)
 
 
 def _words(

@@ -23,7 +23,14 @@ from recipe_core.space.serving import Cases, Setting
 CAUSES = ("compute", "memory", "network", "overhead", "queue")
 # parts that have one cause
 _CAUSE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}
-_QUEUE = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference")
+_QUEUE = (
+    "schedule",
+    "prompts_ahead",
+    "engine_queue",
+    "prefill_interference",
+    "receive",
+    "stream",
+)
 _FAST = 1e12  # so much faster that rounding hides what is left
 
 

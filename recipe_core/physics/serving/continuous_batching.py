@@ -12,9 +12,12 @@ where T is the time to first token without the server's overhead and ``ahead`` t
 request's own (Schweitzer's approximation of mean-value analysis). That is one prompt after another.
 Those that wait share a step as far as it takes them (``prompts_a_step``): with ``g`` prompts in a
 step, ``f`` what a step takes for prompts however many they are, and ``δ`` what one more adds, they
-delay a request by at least ``f·(1 - 1/g)``, the rest of its own step, and by at most
+delay a request by ``f·(1 - 1/g)``, the rest of its own step, besides, and by at most
 
     f·(1 - 1/g) + (δ·ahead + f·max(min(ahead, STEPS_AHEAD), ahead / prompts_a_step)) / p
+
+Where prompts ride on decode steps, no more sequences decode than end as prompts get through steps
+that they fill, ``D·(tokens/o + 1) <= p·max_batched_tokens``; the other requests wait.
 
 Everything follows from D in closed form and R grows with D, so D is searched between 0 and R, with
 t and Δ interpolated between ``NODES``. At the solution both are computed again; where interpolation
@@ -49,7 +52,10 @@ LEAST_DECODING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode."""
+    """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode.
+
+    ``full_step_s``: a decode step in which as many as the replica can hold decode.
+    """
 
     resident: Float
     decoding: Float
@@ -58,6 +64,7 @@ class Flow:
     prefill: Parts
     step_s: Float
     prompt_s: Float
+    full_step_s: Float
 
     @property
     def tpot_s(self) -> Float:
@@ -108,10 +115,18 @@ def prompts_a_step(cases: Cases) -> Float:
     return np.maximum(cases.max_batched_tokens / tokens, 1.0)
 
 
+def request_overheads(setting: Setting) -> tuple[float, float]:
+    """Seconds that a server adds before a request is scheduled, and those a token of its prompt."""
+    engine, device = setting.engine, setting.cluster.device
+    overhead = engine.overhead(device.runtime)
+    time = engine.kernel_time(device.architecture, "request")
+    return time * overhead.request_s, time * overhead.input_token_s
+
+
 def request_overhead_s(setting: Setting, cases: Cases) -> Float:
     """Seconds that a server adds before a request is scheduled; a static batch has no server."""
-    overhead = setting.engine.overhead(setting.cluster.device.runtime)
-    return overhead.request_s + overhead.input_token_s * cases.input_tokens
+    fixed_s, token_s = request_overheads(setting)
+    return fixed_s + token_s * cases.input_tokens
 
 
 def prompt_step(
@@ -130,6 +145,7 @@ def prompt_step(
 
 _COLUMNS = (
     "capacity",
+    "most",
     "share",
     "tokens",
     "yields",
@@ -157,13 +173,27 @@ class Loop:
         self.chunks = prompt_chunks(cases, setting.engine.chunked_prefill)[1]
         self.per_step = prompts_a_step(cases)
         self.request_s = request_overhead_s(setting, cases)
+        self.late_steps = setting.engine.overhead(setting.cluster.device.runtime).late_steps
         # a decode step goes along with each step of a prompt
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
+        self.most = np.minimum(capacity, self._most_decoding())
         self.nodes = np.multiply.outer(NODES, capacity)
         self.times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
         self.group = self.prompts_together(capacity)
         self.grouped_s = total(self.parts(self.nodes[-1], capacity)[1])
         self._draw_lines()
+
+    def _most_decoding(self) -> Float | float:
+        """Sequences that decode where prompts fill every step: so many end as prompts get through.
+
+        Prompts that ride on decode steps share their tokens; in a step of all sequences a pipeline
+        runs as many micro-batches as it has stages.
+        """
+        if not (self.setting.engine.mixes_prompts and self.setting.engine.chunked_prefill):
+            return np.inf
+        tokens = prompt_chunks(self.cases, chunked=True)[0]
+        each = tokens / self.steps + 1 + self.cases.draft_tokens
+        return self.cases.pp * self.cases.max_batched_tokens / each
 
     def _draw_lines(self) -> None:
         """Lines between the nodes."""
@@ -176,6 +206,7 @@ class Loop:
         """Some of the loops, with one more node: ``times`` (of all loops) at ``decoding``."""
         loop = Loop.__new__(Loop)
         loop.setting, loop.cases, loop.beside = self.setting, self.cases.take(rows), self.beside
+        loop.late_steps = self.late_steps
         for name in _COLUMNS:
             setattr(loop, name, getattr(self, name)[rows])
         nodes = np.concatenate([self.nodes[:, rows], decoding[None]])
@@ -228,16 +259,17 @@ class Loop:
         waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
         ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
-        queue_s = np.clip(queue_s, *self._bounds(decoding, prompt_s, coming, waiting_s))
-        ttft_s = self.request_s + unqueued_s + queue_s
+        rest_s, most_s = self._bounds(decoding, prompt_s, coming, waiting_s)
+        queue_s = np.minimum(rest_s + queue_s, most_s)
+        ttft_s = self.request_s + unqueued_s + queue_s + self.late_steps * step_mean_s
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
     def _bounds(
         self, decoding: Float, prompt_s: Float, coming: Float, waiting_s: Float
     ) -> tuple[Float, Float]:
-        """Least and most seconds that other prompts delay one, where those that wait share steps.
+        """The rest of a prompt's own step, which those that wait share, and the most they delay it.
 
-        At least the rest of its own step; at most that and the steps before it.
+        At most that rest and the steps before its own.
         """
         group = self.prompts_together(decoding / self.steps)
         more = self.group - group
@@ -277,7 +309,7 @@ class Loop:
             lambda decoding: self.excess(decoding, self.interpolated(decoding), rate),
             np.zeros(len(self.cases)),
             -(self.capacity if rate is None else rate),
-            self.capacity,
+            self.most,
         )
         return np.maximum(zero, LEAST_DECODING)
 
@@ -291,7 +323,7 @@ class Loop:
             return np.log1p(self.excess(decoding, (total(decode), total(prompt)), rate) / aim)
 
         least = np.full(len(self.cases), np.log(LEAST_DECODING))
-        return np.exp(root(beyond, least, beyond(least), np.log(self.capacity)))
+        return np.exp(root(beyond, least, beyond(least), np.log(self.most)))
 
     def settle(self, rate: Float | None) -> tuple[Float, Parts, Parts]:
         """Decoding sequences at which the loop is full or serves ``rate`` requests per second.
@@ -303,8 +335,10 @@ class Loop:
         times = total(decode), total(prompt)
         for added in range(MORE_NODES + 1):
             aim = loop.capacity if rate is None else rate
-            astray = np.abs(loop.excess(decoding, times, rate)) > ASTRAY * aim
-            chosen = np.flatnonzero(astray & (decoding < loop.capacity))
+            excess = loop.excess(decoding, times, rate)
+            astray = np.abs(excess) > ASTRAY * aim
+            full = (decoding >= loop.most) & ((excess < 0) | (loop.most >= loop.capacity))
+            chosen = np.flatnonzero(astray & ~full)
             if not len(chosen):
                 break
             loop, rows = loop.with_node(chosen, decoding[chosen], times), rows[chosen]
@@ -321,10 +355,16 @@ class Loop:
         """The state at so many decoding sequences; computes ``resident`` where it is None."""
         step_s, prompt_s = total(decode), total(prompt)
         balance = self.balance(decoding, step_s, prompt_s)
-        schedule_s = self.share * balance.step_mean_s / 2 + self.beside * (self.chunks - 1) * step_s
+        schedule_s = (self.share / 2 + self.late_steps) * balance.step_mean_s
+        schedule_s = schedule_s + self.beside * (self.chunks - 1) * step_s
         latency = balance.ttft_s + self.steps * balance.step_mean_s
+        queue_s = balance.queue_s
         if resident is None:
             resident = balance.rate * latency
+        else:  # what prompts that fill every step leave waiting
+            longer_s = np.maximum(resident / balance.rate - latency, 0.0)
+            longer_s = np.where((decoding >= self.most) & (self.most < resident), longer_s, 0.0)
+            queue_s, latency = queue_s + longer_s, latency + longer_s
         first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
         per_step = {**decode, "prefill_interference": balance.interference_s}
         return Flow(
@@ -335,11 +375,12 @@ class Loop:
             prefill={
                 **first,
                 "schedule": schedule_s,
-                "prompts_ahead": balance.queue_s,
+                "prompts_ahead": queue_s,
                 "request": self.request_s,
             },
             step_s=step_s,
             prompt_s=prompt_s,
+            full_step_s=self.times[0, 0],
         )
 
 

@@ -3,10 +3,10 @@
 With ``m`` the scale of decode steps and ``a`` that of prompts (``space/corrections.py``),
 
     TPOT' = m·TPOT
-    TTFT' = a·(own prompt + prompts ahead + overheads) + m·schedule + queue'
+    TTFT' = a·(own prompt + prompts ahead + overheads) + m·(waits for steps) + queue'
     T'    = TTFT' + (n - 1)·TPOT'           r = (T' - queue') / (T - queue)
 
-where ``schedule`` waits for a decode step. The ``queue`` before the engine's slots and the rates
+where waits for steps are ``STEP_PARTS``. The ``queue`` before the engine's slots and the rates
 follow by Little's law: both change with the time ``r`` that a request spends in the engine, in a
 closed loop, a batch and a full queue. Times that all grow ``r``-fold at an arrival rate are those
 of the estimate at ``r`` times the rate, r-fold: open loops are solved there, so that waits grow as
@@ -30,6 +30,9 @@ from recipe_core.space.scales import Scales
 from recipe_core.space.serving import Cases
 
 STEPS, PROMPTS, EITHER = range(3)
+
+STEP_PARTS = ("schedule", "receive", "stream")
+"""Parts of the time to first token that last so many decode steps."""
 
 _SHOWN_BY = {
     "tpot_s": STEPS,
@@ -63,11 +66,11 @@ def time_shares(prefill: Mapping[str, Any], ttft_s: Any, tpot_s: Any, tokens: An
     """The shares by the parts of a time to first token, for cases or for one of them."""
     ttft, tpot = np.asarray(ttft_s, dtype=np.float64), np.asarray(tpot_s, dtype=np.float64)
     queue = np.asarray(prefill.get("engine_queue", 0.0))
-    schedule = np.asarray(prefill.get("schedule", 0.0))
-    steps_s = schedule + np.maximum(np.asarray(tokens) - 1, 0.0) * tpot
+    waits = np.asarray(sum(prefill.get(name, 0.0) for name in STEP_PARTS))
+    steps_s = waits + np.maximum(np.asarray(tokens) - 1, 0.0) * tpot
     engine_s = ttft - queue + np.maximum(np.asarray(tokens) - 1, 0.0) * tpot
     latency = steps_s / np.maximum(engine_s, 1e-30)
-    ttft_steps = (schedule + queue * latency) / np.maximum(ttft, 1e-30)
+    ttft_steps = (waits + queue * latency) / np.maximum(ttft, 1e-30)
     return TimeShares(np.ones_like(tpot), ttft_steps, latency, engine_s)
 
 
@@ -114,7 +117,7 @@ def corrected(
     """
     shares = time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
     longer = time_factor(shares, scales)
-    factors = {"schedule": scales.steps, "engine_queue": longer}
+    factors = dict.fromkeys(STEP_PARTS, scales.steps) | {"engine_queue": longer}
     prefill = {
         name: seconds * factors.get(name, scales.prompts)
         for name, seconds in served.prefill.items()

@@ -181,15 +181,14 @@ def at_work(setting: Setting) -> Setting:
     active = device.model_copy(
         update={"roofline": shapes, "memory_bandwidth_bytes_per_s": bandwidth}
     )
-    free = dict.fromkeys(("step_s", "sequence_s", "layer_s", "launch_s"), 0.0)
+    free = dict.fromkeys(("step_s", "sequence_s", "layer_s", "launch_s", "expert_row_s"), 0.0)
     overheads = {
         runtime: overhead.model_copy(update=free)
         for runtime, overhead in setting.engine.overheads.items()
     }
     joined = replace(without_links(setting.cluster), device=active)
-    return replace(
-        setting, cluster=joined, engine=setting.engine.model_copy(update={"overheads": overheads})
-    )
+    idle = {"overheads": overheads, "kernels": {}}
+    return replace(setting, cluster=joined, engine=setting.engine.model_copy(update=idle))
 
 
 def without_links(cluster: Cluster) -> Cluster:

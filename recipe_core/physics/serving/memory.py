@@ -34,6 +34,7 @@ from recipe_core.physics.serving.weights import (
     stage_layers,
     vocabulary_bytes,
 )
+from recipe_core.space.exchange import dispatch, dispatching
 from recipe_core.space.serving import Cases, Setting
 
 
@@ -103,6 +104,23 @@ def _moe_values(model: ModelSpec, mlp: MoeMlp, cases: Cases) -> Float:
     routed = mlp.top_k * (model.hidden + 2 * mlp.intermediate / split)
     ranks = np.where(cases.shares_experts, cases.ep, 1)
     return np.maximum(dense, routed * np.maximum(cases.dp, 1) / ranks)
+
+
+def _dispatch_bytes(setting: Setting, cases: Cases) -> Float:
+    """Buffers of a low-latency dispatch: a slot for each token of a rank and each expert.
+
+    ``4 · S · E · 2h``: two to send and two to receive, in 16 bits. Source: DeepEP's layout
+    (``csrc/config.hpp``); its test with 128 tokens, 288 experts and h = 7168 allocates 2.1 GB.
+    """
+    if dispatch(setting) is None:
+        return np.zeros(len(cases))
+    widest = max(
+        mlp.experts * mlp.expert_hidden(setting.model.hidden)
+        for mlp, _ in setting.model.mlps
+        if isinstance(mlp, MoeMlp)
+    )
+    buffers = 4 * cases.max_num_seqs * 2 * widest
+    return np.where(dispatching(setting, cases), buffers, 0.0)
 
 
 def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
@@ -181,9 +199,10 @@ def _any_stage(setting: Setting, cases: Cases) -> _AnyStage:
     model, use = setting.model, setting.engine.memory
     # plain replicas do not communicate
     joined = (cases.tp * cases.pp > 1) | cases.shares_experts
+    context = np.where(joined, use.context_parallel_bytes.value, use.context_single_bytes.value)
     return _AnyStage(
         activations=activation_bytes(setting, cases),
-        runtime=np.where(joined, use.context_parallel_bytes.value, use.context_single_bytes.value),
+        runtime=context + _dispatch_bytes(setting, cases),
         vocabulary=vocabulary_bytes(setting, cases),
         extras=add(
             t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1)

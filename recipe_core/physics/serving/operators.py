@@ -8,13 +8,15 @@ experts a step touches: `routing`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
+from recipe_core.engines.spec import Kernel
+from recipe_core.hardware.profile import Family
 from recipe_core.model.compressed import STATE_VALUE_BYTES
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import (
@@ -32,6 +34,7 @@ from recipe_core.physics.network import (
     all_gather_s,
     all_reduce_s,
     dispatch_s,
+    low_latency_s,
     rank_group,
     send_s,
 )
@@ -39,6 +42,7 @@ from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.serving.cache import kv_token_bytes, state_bytes
 from recipe_core.physics.serving.routing import crowding, distinct_experts
 from recipe_core.physics.serving.weights import expert_ranks, padded_vocabulary
+from recipe_core.space.exchange import dispatch, dispatching
 from recipe_core.space.serving import Cases, Setting
 
 Parts = dict[str, Float]
@@ -89,7 +93,9 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by part, through all pipeline stages; the parts add up to the step."""
     model, tp = setting.model, rank_group(setting.cluster, cases, cases.tp)
     reduced_bytes = model.hidden * setting.activation_bytes * step.rows
-    reduce_s = all_reduce_s(setting.cluster, tp, reduced_bytes)
+    reduce_s = _kernel_time(setting, "all_reduce") * all_reduce_s(
+        setting.cluster, tp, reduced_bytes
+    )
     blocks = [
         *((_mixer(setting, cases, step, attention), count) for attention, count in model.mixers),
         *((_feed_forward(setting, cases, step.rows, mlp), count) for mlp, count in model.mlps),
@@ -106,12 +112,39 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     parts |= _ends(setting, cases, step, tp, reduce_s)
     overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(model.layers)
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
-    unhidden = np.maximum(overhead.launch_s * layers - total(parts), 0.0)
+    host = _kernel_time(setting, "host")
+    launches = sum(count * kernels_launched(layer) for layer, count in model.kinds)
+    unhidden = np.maximum(overhead.launch_s * launches - total(parts), 0.0)
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
-    parts["engine"] = (
+    parts["engine"] = host * (
         overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * layers
     )
     return parts
+
+
+def kernels_launched(layer: Layer) -> int:
+    """Kernels that the host launches for a layer where no graph covers it, as engines fuse them.
+
+    Of attention: norm, input projections, rotation with the write to the cache, attention, output
+    projection; MLA projects through latents and absorbs (four more), an indexer projects, rotates,
+    scores and selects (six), a compressor makes entries (four). A state layer: norm, projections,
+    convolution, gates, update, norm, output. A feed-forward: norm, up, activation, down; experts
+    also route, select, sort, and combine (five more), shared ones are a feed-forward of their own.
+    """
+    attention, mlp, launched = layer.attention, layer.mlp, 0
+    if isinstance(attention, LinearAttention):
+        launched += 7
+    elif attention is not None:
+        launched += 5
+    if isinstance(attention, LatentAttention | CompressedAttention):
+        launched += 4 + 6 * (attention.index_heads > 0)
+    if isinstance(attention, CompressedAttention):
+        launched += 4 * (attention.ratio > 0)
+    if mlp is not None:
+        launched += 4
+    if isinstance(mlp, MoeMlp):
+        launched += 5 + 3 * (mlp.shared_intermediate > 0)
+    return launched
 
 
 def total(parts: Parts) -> Float:
@@ -136,8 +169,29 @@ def _matmul(
     """Seconds of a dense product of ``rows`` with ``inputs × outputs`` weights of a role."""
     weights, values = inputs * outputs, (inputs + outputs) * setting.activation_bytes
     moved = weights * setting.stored_bytes(role) + values * rows
-    device, dtype = setting.cluster.device, setting.stored_dtype(role)
-    return operator_s(device, "gemm", dtype, 2 * weights * rows, moved, kernels)
+    dtype = setting.stored_dtype(role)
+    return _kernel_s(setting, "gemm", dtype, 2 * weights * rows, moved, kernels)
+
+
+def _kernel_s(
+    setting: Setting,
+    family: Family,
+    stored_dtype: str,
+    flops: Float,
+    moved_bytes: Float,
+    kernels: float = 1.0,
+) -> Float:
+    """Seconds of an operator (see `operator_s`) with the engine's own kernel for it."""
+    device = setting.cluster.device
+    seconds = operator_s(device, family, stored_dtype, flops, moved_bytes, kernels)
+    time = _kernel_time(setting, family, stored_dtype)
+    return seconds if time == 1 else time * seconds
+
+
+def _kernel_time(setting: Setting, kernel: Kernel, stored_dtype: str = "any") -> float:
+    """Time of the engine's kernel over that of the device's profile."""
+    architecture = setting.cluster.device.architecture
+    return setting.engine.kernel_time(architecture, kernel, stored_dtype)
 
 
 def _mixer(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:
@@ -233,13 +287,13 @@ def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Part
     io = wide * setting.activation_bytes
     pairs = step.prefill_tokens * np.minimum(step.prefill_context, window)
     cached = step.sequences * np.minimum(step.context, window)
-    device, queries = setting.cluster.device, step.queries
+    queries = step.queries
     moved = (io + 2 * token_bytes) * step.prefill_tokens
     dtype = setting.model.dtype
-    prefill = operator_s(device, "attention_prefill", dtype, 2 * wide * pairs, moved)
+    prefill = _kernel_s(setting, "attention_prefill", dtype, 2 * wide * pairs, moved)
     moved = token_bytes / cases.cp * cached + queries * io * step.sequences
     flops = 2 * wide * queries * cached
-    decode = operator_s(device, "attention_decode", setting.kv_dtype, flops, moved)
+    decode = _kernel_s(setting, "attention_decode", setting.kv_dtype, flops, moved)
     return {"attention": prefill + decode, **_shared_context(setting, cases, step, wide)}
 
 
@@ -248,7 +302,7 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAtten
 
     So does a prompt that reads selected tokens only, where that takes less.
     """
-    b, device, dtype = setting.activation_bytes, setting.cluster.device, setting.model.dtype
+    b, dtype = setting.activation_bytes, setting.model.dtype
     heads, attends = a.heads / cases.tp, a.attends or np.inf
     token_bytes = kv_token_bytes(setting, a, cases.tp)
     expanded = heads * (a.head_dim + a.v_head_dim)
@@ -257,13 +311,13 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAtten
     pairs = step.prefill_tokens * np.minimum(step.prefill_context * expanded, context * absorbed)
     cached = step.sequences * np.minimum(step.context, attends)
     moved = step.prefill_tokens * (2 * expanded * b + token_bytes)
-    prefill = operator_s(device, "mla_prefill", dtype, 2 * pairs, moved)
+    prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs, moved)
     moved = cached * token_bytes / cases.cp + step.queries * step.sequences * absorbed * b
     flops = 2 * step.queries * cached * absorbed
-    decode = operator_s(device, "mla_decode", setting.kv_dtype, flops, moved)
+    decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved)
     parts = {"attention": prefill + decode, **_shared_context(setting, cases, step, absorbed)}
     if a.index_heads:
-        parts["indexer"] = _indexer(setting, step, a)
+        parts["indexer"] = _kernel_time(setting, "indexer") * _indexer(setting, step, a)
     return parts
 
 
@@ -325,10 +379,10 @@ def _compressed_attention(
     pairs = step.prefill_tokens * _attended(a, step.prefill_context)
     cached = step.sequences * _attended(a, step.context)
     moved = step.prefill_tokens * (wide * b + entry_bytes)
-    prefill = operator_s(device, "mla_prefill", dtype, 2 * pairs * wide, moved)
+    prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs * wide, moved)
     moved = cached * entry_bytes + step.queries * step.sequences * wide * b
     flops = 2 * step.queries * cached * wide
-    decode = operator_s(device, "mla_decode", setting.kv_dtype, flops, moved)
+    decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved)
     parts = {"attention": prefill + decode}
     if a.ratio:
         # a token's values stay until their entry is made, which reads those of all its tokens
@@ -339,7 +393,7 @@ def _compressed_attention(
             device, "elementwise", dtype, 4 * values, moved, 2.0 * a.series
         )
     if a.index_heads:
-        parts["indexer"] = _entry_scores(setting, step, a)
+        parts["indexer"] = _kernel_time(setting, "indexer") * _entry_scores(setting, step, a)
     return parts
 
 
@@ -379,9 +433,9 @@ def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention
 def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     """Router, routed and shared experts, and the exchange; all wait for the fullest rank.
 
-    With shared experts (ep) and data-parallel attention every rank needs the tokens of all: they
-    are gathered before and scattered after the experts (vLLM's default all-gather/reduce-scatter
-    backend); otherwise tensor parallelism's all-reduce. Fullest rank: `routing.crowding`.
+    With shared experts (ep) and data-parallel attention tokens go to other ranks and back
+    (`_exchange_s`: vLLM's default gathers them all before and scatters sums after the experts);
+    otherwise tensor parallelism's all-reduce. Fullest rank: `routing.crowding`.
     """
     hidden, b, device = setting.model.hidden, setting.activation_bytes, setting.cluster.device
     ranks = expert_ranks(cases)
@@ -397,9 +451,15 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     # tokens are read and summed; rows are copied in and out, and activated
     moved = 2 * inside * b * tokens + routed * b * fullest
     dtype = setting.stored_dtype("experts")
+    overhead = setting.engine.overhead(device.runtime)
+    time = _kernel_time(setting, "moe", dtype)
+    per_row = _kernel_time(setting, "expert_rows", dtype)
+    sorted_s = overhead.expert_row_s * mlp.top_k / shared * fullest
     out = {
         "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts)),
-        "experts": experts_s(device, dtype, flops, weights, moved, tokens),
+        "experts": time
+        * experts_s(device, dtype, per_row * flops, weights, per_row * moved, tokens)
+        + sorted_s,
     }
     if mlp.shared_intermediate:
         width = mlp.shared_intermediate / cases.tp
@@ -410,24 +470,32 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
 
 
 def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
-    """Seconds to bring tokens to shared experts and their sums back, the engine's fastest way."""
+    """Seconds to bring tokens to shared experts and their sums back, the engine's fastest way.
+
+    Decode pools that dispatch between nodes do so whatever the load: a launch says how.
+    """
     hidden, b, cluster = setting.model.hidden, setting.activation_bytes, setting.cluster
-    exchange = setting.engine.split.exchange
+    exchange, between = setting.engine.split.exchange, dispatch(setting)
     replicas = np.where(cases.shares_experts, cases.dp, 1)
+
+    def dispatched_s(kernels: Callable[..., Float], sent: float) -> Float:
+        ranks = np.where(replicas > 1, expert_ranks(cases), 1.0)
+        members, width = rank_group(cluster, cases, ranks), mlp.expert_hidden(hidden)
+        share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
+        return add(kernels(cluster, members, share, mlp.top_k, width * size) for size in (sent, b))
+
     ways = []
     if exchange is None or "gather" in exchange.ways:
         everyone = rank_group(cluster, cases, replicas, cases.tp)
         ways.append(2 * all_gather_s(cluster, everyone, cases.dp * hidden * b * rows))
     if exchange is not None and "dispatch" in exchange.ways:
-        ranks = np.where(replicas > 1, expert_ranks(cases), 1.0)
-        members, width = rank_group(cluster, cases, ranks), mlp.expert_hidden(hidden)
         narrow = setting.stored_dtype("experts") in exchange.narrow
-        sent = bytes_per_value("fp8-block") if narrow else b
-        share = rows / cases.tp  # the tensor-parallel ranks of a replica hold the same tokens
-        ways.append(
-            add(dispatch_s(cluster, members, share, mlp.top_k, width * size) for size in (sent, b))
-        )
-    return (1.0 - (exchange.overlap if exchange else 0.0)) * reduce(np.minimum, ways)
+        ways.append(dispatched_s(dispatch_s, bytes_per_value("fp8-block") if narrow else b))
+    seconds = (1.0 - (exchange.overlap if exchange else 0.0)) * reduce(np.minimum, ways)
+    if between is None or not (pools := dispatching(setting, cases)).any():
+        return seconds
+    sent = bytes_per_value(between.sent[setting.stored_dtype("experts")])
+    return np.where(pools, dispatched_s(low_latency_s, sent), seconds)
 
 
 def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:

@@ -34,7 +34,12 @@ from recipe_core.physics.serving.continuous_batching import (
 )
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.physics.serving.operators import Parts, Step, total
-from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit
+from recipe_core.physics.serving.rates import (
+    Serving,
+    active_replicas,
+    resident_limit,
+    to_client,
+)
 from recipe_core.physics.serving.speculative import engine_step, tokens_per_step
 from recipe_core.physics.serving.weights import draft_layer
 from recipe_core.space.serving import Cases, Setting
@@ -257,7 +262,8 @@ def disaggregated(setting: Setting, cases: Cases, decode_memory: Memory) -> tupl
         transfer_bytes=transfer_bytes(setting, cases),
         transfer_s=line.transfer_s,
     )
-    return _serving(line, state, np.minimum(prefill_per_s, decode_per_s), limit), pools
+    served = _serving(line, state, np.minimum(prefill_per_s, decode_per_s), limit)
+    return to_client(setting, cases, served), pools
 
 
 def _serving(line: _Line, state: _State, highest_per_s: Float, limit: Float) -> Serving:

@@ -3,7 +3,8 @@
 A closed loop and random arrivals are steady states of continuous batching (`continuous_batching`);
 a static batch runs together; a full queue is a closed loop of all that a replica holds. A closed
 loop starts with all its requests at once: the share ``bunched`` of the prompts (a benchmark sends
-about ten times as many requests as run at once) waits for a batch of them instead. Both agree with
+about ten times as many requests as run at once) waits for a batch of them instead. What an engine
+does every so many steps only comes on top (`to_client`). Both agree with
 the event simulation of ``simulate`` within a few percent. Requests beyond what the cache or the
 engine's limit holds wait in its queue. Left out here: variance of lengths, preemption, percentiles.
 """
@@ -73,7 +74,7 @@ def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     if setting.mode == "static":
         return _static(setting, cases)
     if setting.mode == "open":
-        return _open(setting, cases, limit)
+        return to_client(setting, cases, _open(setting, cases, limit))
     replicas = active_replicas(cases)
     waiting_room = cases.load / replicas
     flow = _bunched(setting, cases, closed_loop(setting, cases, np.minimum(waiting_room, limit)))
@@ -81,7 +82,48 @@ def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     if setting.mode == "offline":
         waiting = waiting / 2  # the queue drains: on average a request has seen half of it
     prefill = {**flow.prefill, "engine_queue": waiting / flow.requests_per_s}
-    return _result(cases, flow, prefill, replicas * flow.requests_per_s)
+    served = _result(cases, flow, prefill, replicas * flow.requests_per_s)
+    return to_client(setting, cases, served)
+
+
+def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
+    """What clients see where requests are taken in, and tokens sent, every so many steps only.
+
+    Of ``R`` decode steps from one look for requests to the next, a request waits ``(R - 1)/2`` on
+    average; a prompt's step and an idle scheduler look at once, and who would wait in the engine's
+    queue anyway loses nothing. A closed loop has so much less throughput. With ``I`` tokens sent
+    together the first waits for ``I - 1`` more where the engine does not send it alone; the last is
+    sent when it is made, so that the others come so much faster.
+
+    Only servers have intervals: none in a static batch, and nobody reads along a queue that is
+    worked off. Prompts of a pool of their own meet no decode steps.
+    """
+    intervals = setting.engine.intervals
+    slow = (cases.recv_interval > 1) | (cases.stream_interval > 1)
+    if intervals is None or setting.mode not in ("closed", "open") or not slow.any():
+        return served
+    step_s = served.tpot_s * tokens_per_step(cases.draft_tokens, cases.acceptance)
+    others = np.clip(served.resident - 1, 0.0, 1.0)
+    if setting.mode == "open":  # arrivals find nobody decoding as often as a Poisson count is zero
+        others = 1 - np.exp(-served.resident)
+    receive_s = np.where(cases.disaggregated, 0.0, others * (cases.recv_interval - 1) / 2 * step_s)
+    receive_s = np.maximum(receive_s - served.prefill.get("engine_queue", 0.0), 0.0)
+    held = np.zeros(len(cases))
+    if intervals.first_token_waits:
+        held = np.minimum(cases.stream_interval, cases.output_tokens) - 1
+    stream_s = held * served.tpot_s
+    latency_s = served.request_latency_s + receive_s
+    rest = 1 - held / np.maximum(cases.output_tokens - 1, 1.0)
+    slower = served.request_latency_s / latency_s if setting.mode == "closed" else 1.0
+    return replace(
+        served,
+        ttft_s=served.ttft_s + receive_s + stream_s,
+        tpot_s=served.tpot_s * rest,
+        request_latency_s=latency_s,
+        output_tokens_per_s=served.output_tokens_per_s * slower,
+        decode={name: seconds * rest for name, seconds in served.decode.items()},
+        prefill={**served.prefill, "receive": receive_s, "stream": stream_s},
+    )
 
 
 def _result(
@@ -107,7 +149,9 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
     Of R prompts that start together ``g`` run in a step; a prompt ends with its step, after all
-    steps before: ``g·p + ((R + g)/2 - g)·p`` on average, with p the step's time per prompt.
+    steps before: ``g·p + ((R + g)/2 - g)·p`` on average, with p the step's time per prompt. Then
+    all decode together, each delayed by the prompts after its own only: ``(R - g)/2·p`` over its
+    tokens, where prompts that are spread over time delay each by all others.
     """
     share = setting.engine.overhead(setting.cluster.device.runtime).bunched
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
@@ -121,8 +165,16 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
         name: (1 - share) * seconds + share * bunch.get(name, zero)
         for name, seconds in flow.prefill.items()
     }
-    latency = total(prefill) + np.maximum(cases.output_tokens - 1, 1e-6) * flow.tpot_s
-    return replace(flow, prefill=prefill, requests_per_s=flow.resident / latency)
+    answered = np.maximum(cases.output_tokens - 1, 1e-6)
+    together = 1 - share + share * flow.full_step_s / flow.step_s
+    spread_s = flow.decode["prefill_interference"]
+    # an answer shorter than the prompts before it has no step to be delayed in
+    behind_s = np.minimum(ahead / answered, spread_s)
+    decode = {name: together * seconds for name, seconds in flow.decode.items()}
+    decode["prefill_interference"] = (1 - share) * spread_s + share * behind_s
+    latency = total(prefill) + answered * total(decode)
+    rate = flow.resident / latency
+    return replace(flow, prefill=prefill, decode=decode, requests_per_s=rate)
 
 
 def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
@@ -150,5 +202,6 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     prefill = {name: chunks * seconds for name, seconds in prompt.items()}
     ttft_s, tpot_s = total(prefill), total(decode)
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s
-    flow = Flow(batch, batch, batch / latency, decode, prefill, tpot_s * yields, ttft_s / batch)
+    step_s, rate = tpot_s * yields, batch / latency
+    flow = Flow(batch, batch, rate, decode, prefill, step_s, ttft_s / batch, step_s)
     return _result(cases, flow, prefill, replicas * flow.requests_per_s)

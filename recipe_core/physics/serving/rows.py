@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.units import significant
+from recipe_core.base.units import duration, significant
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
 from recipe_core.physics.serving.bands import Band, bands, grade, narrowed
 from recipe_core.physics.serving.bottlenecks import causes
@@ -290,9 +290,15 @@ def _notes(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> Iterator[li
             f"Needs a checkpoint that stores {setting.weight_dtype}; "
             f"this model's stores {setting.model.weight_dtype}."
         )
+    if setting.engine.as_of is not None:
+        shared.append(
+            f"Memory rules and default limits of {setting.engine.title} {setting.engine.as_of}; "
+            f"times of {setting.engine.version}."
+        )
     waiting = _waiting(e.pools, rows) if e.pools is not None else _queued(setting, cases, memory)
-    for load, heads in zip(waiting, _heads(setting, cases), strict=True):
-        yield [*shared, *load, *heads, *([price] if price else [])]
+    columns = zip(waiting, _heads(setting, cases), _intervals(e, rows), strict=True)
+    for load, heads, intervals in columns:
+        yield [*shared, *load, *heads, *intervals, *([price] if price else [])]
 
 
 def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
@@ -329,6 +335,34 @@ def _queued(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str
                 f"The KV cache holds {whole:,.0f} of {needed:,.0f} requests at full length; "
                 "total_bytes counts what all of them need."
             )
+        yield notes
+
+
+def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
+    """What requests and tokens wait for because the engine does not see to them in every step."""
+    s, cases = e.serving, e.cases
+    if "stream" not in s.prefill:
+        yield from ([] for _ in rows)
+        return
+    columns = (s.ttft_s, s.tpot_s, s.prefill["receive"], s.prefill["stream"])
+    intervals = (cases.recv_interval, cases.stream_interval, cases.output_tokens)
+    values = zip(*(_floats(column[rows]) for column in (*columns, *intervals)), strict=True)
+    for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
+        notes = []
+        looked = f"Requests are looked for every {looks:,.0f} steps"
+        left = f"Tokens leave {sent:,.0f} together"
+        for waited_s, what, field in (
+            (receive_s, looked, "scheduler_recv_interval"),
+            (stream_s, left, "stream_interval"),
+        ):
+            if waited_s > 0:
+                times = f"{duration(ttft_s)} instead of {duration(ttft_s - waited_s)}"
+                advice = f"{field} 1 if people wait for the first token"
+                notes.append(f"{what}: time to first token {times}; {advice}.")
+        if sent > 1 and not stream_s:
+            apart = f"{min(sent, output_tokens):,.0f} together, every {duration(sent * tpot_s)}"
+            advice = "stream_interval 1 if people read along"
+            notes.append(f"After the first, tokens leave {apart}; {advice}.")
         yield notes
 
 

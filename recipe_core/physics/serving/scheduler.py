@@ -69,7 +69,9 @@ class Rules:
 
     step_tokens: the budget of a micro-batch. slots: requests that run at once. cached: share of a
     prompt that hits the prefix cache. reserves: a request holds its full length from the start.
-    chunked: prompts may be split. mixes: prompts and decoding share steps.
+    chunked: prompts may be split. mixes: prompts and decoding share steps. recv_interval: decode
+    steps from one look for new requests to the next; after a step with prompts, and when nothing
+    runs, it looks at once.
     """
 
     step_tokens: float
@@ -81,6 +83,7 @@ class Rules:
     reserves: bool
     chunked: bool
     mixes: bool
+    recv_interval: int = 1
 
 
 class Replica:
@@ -115,6 +118,7 @@ class Replica:
         self._allocated = 0  # tokens of cache
         self._target = list(inputs)  # tokens to have in the cache before the next output token
         self._computed = [0] * count
+        self._unseen = 0  # decode steps since it last looked for requests
         self._lag = [0.0] * count  # how far a request is behind its round (pipeline stages)
 
     def send(self, at: float) -> None:
@@ -127,7 +131,8 @@ class Replica:
     def run(self, *, closed: bool) -> None:
         """Runs until every request is done; in a closed loop each end sends the next one."""
         while len(self.order) < len(self.inputs):
-            while self._coming and self._coming[0][0] <= self._now:
+            looks = not self._unseen or not self._running
+            while looks and self._coming and self._coming[0][0] <= self._now:
                 self._waiting.append(heapq.heappop(self._coming)[1])
             if not self._running and not self._waiting:
                 self._now = self._coming[0][0]
@@ -227,6 +232,7 @@ class Replica:
                 min(tokens, step_tokens), attended, decoding / batches, context
             )
         self._advance(1 if decoding else 0, seconds)
+        self._unseen = 0
         for request, count in chunks:
             self._computed[request] += count
             if self._computed[request] >= self._target[request]:
@@ -251,9 +257,12 @@ class Replica:
         if self._growth() and count > 1:
             steps = min(steps, max(int(self._free // count), 1))
         if self._coming and not self._waiting and len(self._running) < self.rules.slots:
-            gap_s = self._coming[0][0] - self._now
-            steps = min(steps, int(gap_s / self.times.decode_s(batch, context)) + 1)
+            gap_s = max(self._coming[0][0] - self._now, 0.0)
+            coming = int(gap_s / self.times.decode_s(batch, context)) + 1
+            unlooked = -(self._unseen + coming) % self.rules.recv_interval
+            steps = min(steps, coming + unlooked)
         self._advance(steps, steps * self.times.decode_s(batch, context + (steps - 1) / 2))
+        self._unseen = (self._unseen + steps) % self.rules.recv_interval
 
     def _advance(self, steps: int, seconds: float) -> None:
         """Advances the clock; every decoding request grows by a token a step."""

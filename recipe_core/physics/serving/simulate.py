@@ -23,6 +23,7 @@ import numpy as np
 
 from recipe_core.base import progress
 from recipe_core.base.arrays import Float, Int
+from recipe_core.physics.serving.continuous_batching import request_overheads
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.operators import Step, step_parts, total
 from recipe_core.physics.serving.rates import active_replicas
@@ -244,11 +245,28 @@ class _Traffic:
         )
         if self.mode == "static":
             first = np.full(count, first.max())  # a batch has its first tokens together
+        token_s = (done - first) / np.maximum(outputs - 1, 1)
+        late_s = self._late_steps * token_s
+        first, done = first + self._held(outputs) * token_s + late_s, done + late_s
         ttft_s, latency_s = first - sent, done - sent
         tpot_s = (done - first) / np.maximum(outputs - 1, 1)
         began = replica.done[replica.order[before - 1]] if before else 0.0
         samples = dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
         return samples, self.scale * outputs.sum(), done.max() - began
+
+    @property
+    def _late_steps(self) -> float:
+        """Steps that what a step made takes to its client; a batch has no server."""
+        served = self.mode != "static"
+        return served * self.setting.engine.overhead(self.setting.cluster.device.runtime).late_steps
+
+    def _held(self, outputs: Float) -> Float:
+        """Tokens that the first waits for before it is sent, one number per request."""
+        intervals = self.setting.engine.intervals
+        waits = intervals is not None and intervals.first_token_waits
+        if not waits or self.mode not in ("closed", "open"):
+            return np.zeros(len(outputs))
+        return np.minimum(float(self.cases.stream_interval[self.row]), outputs) - 1
 
     def _sent(self, count: int) -> list[float]:
         """Times at which requests are sent; in a closed loop those that start it."""
@@ -258,14 +276,12 @@ class _Traffic:
         return [0.0] * (min(self.in_flight, count) if self.mode == "closed" else count)
 
     def _replica(self, rules: Rules, times: StepTimes, count: int) -> Replica:
-        overhead = self.setting.engine.overhead(self.setting.cluster.device.runtime)
         cases, row = self.cases, self.row
         inputs = self._lengths(float(cases.input_tokens[row]), self.spread.input, count)
         outputs = self._lengths(float(cases.output_tokens[row]), self.spread.output, count)
         served = self.mode != "static"  # a batch is measured without a server
-        delays = [
-            served * (overhead.request_s + overhead.input_token_s * tokens) for tokens in inputs
-        ]
+        fixed_s, token_s = request_overheads(self.setting)
+        delays = [served * (fixed_s + token_s * tokens) for tokens in inputs]
         return Replica(rules, times, inputs, outputs, delays)
 
     def _lengths(self, mean: float, spread: float, count: int) -> list[int]:
@@ -285,7 +301,8 @@ def _rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rule
         cached=float(cases.prefix_hit[row]),
         reserves=setting.engine.memory.reserves and not static,
         chunked=chunked,
-        mixes=chunked and not static,
+        mixes=chunked and setting.engine.mixes_prompts and not static,
+        recv_interval=int(cases.recv_interval[row]) if setting.mode in ("closed", "open") else 1,
     )
 
 

@@ -1,0 +1,158 @@
+"""Compare estimates of prefill and decode pools with published runs: a section of docs/accuracy.md.
+
+    python scripts/accuracy_pools.py TRUTH_DIR
+
+accuracy.py writes the section with the rest of the document; run alone, this replaces the section
+only. Nothing is fitted to these runs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import publish_runs
+
+from recipe_core.calibration.validate import formatted
+from recipe_core.hardware.cluster import device
+from recipe_core.search.plans import estimate_batch
+
+ROOT = Path(__file__).parent.parent
+REPORT = ROOT / "docs" / "accuracy.md"
+HEADING = "## Disaggregated pools"
+RUNS = "serving_disaggregated_calibration.csv.gz"
+POOL = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "num_workers")
+SMALLEST_LIMIT = 8
+
+
+def pool(run: pd.Series, name: str, per_node: int) -> dict[str, int]:
+    """The split of one pool.
+
+    A converter wrote cut experts beside data-parallel attention where the published launch scripts
+    have one of two others: tensor parallelism in a node, experts on all ranks beyond one.
+    """
+    tp, attention, cut, ep, workers = (int(run[f"{name}_{column}"]) for column in POOL)
+    ranks = tp * attention
+    if attention > 1 and cut == attention and ep == 1 and ranks <= per_node:
+        tp, attention = ranks, 1
+    elif attention > 1:
+        ep = ranks
+    return {"tp": tp, "pp": 1, "dp": attention, "ep": max(ep, 1), "replicas": workers}
+
+
+def request(run: pd.Series) -> dict[str, Any]:
+    """A run as a request; pools start on nodes of their own."""
+    profile = device(str(publish_runs.device_name(run.gpu)))
+    per_node = profile.node.devices
+    prefill, decode = (pool(run, name, per_node) for name in ("prefill", "decode"))
+    groups = [p["replicas"] * -(-p["tp"] * p["dp"] // per_node) for p in (prefill, decode)]
+    most = int(np.ceil(run.concurrency / decode["replicas"] / decode["dp"]))
+    return {
+        "model": run.model_hf_id,
+        "hardware": {"device": profile.name, "per_node": per_node, "nodes": sum(groups)},
+        "workload": {
+            "kind": "serving",
+            "mode": "closed",
+            "input_tokens": int(run.isl),
+            "output_tokens": int(run.osl),
+            "concurrency": int(run.concurrency),
+        },
+        "candidate": {
+            **decode,
+            "engine": run.engine,
+            "weight_dtype": "auto",
+            "kv_dtype": "fp8",  # as the launch scripts state
+            "max_num_seqs": max(most, SMALLEST_LIMIT),
+            "prefill": prefill,
+        },
+    }
+
+
+def compared(truth: Path) -> pd.DataFrame:
+    """Runs that state both pools and the load, with measured and estimated time per token."""
+    runs = pd.read_csv(truth / RUNS)
+    columns = [f"{name}_{column}" for name in ("prefill", "decode") for column in POOL]
+    runs = runs.dropna(subset=["concurrency", "tpot_ms", *columns])
+    requests = [request(run) for _, run in runs.iterrows()]
+    answers = estimate_batch(requests)
+    rows = [
+        {
+            "id": run.id,
+            "engine": run.engine,
+            "device": asked["hardware"]["device"],
+            "decode ranks": _ranks(asked),
+            "feasible": answer["feasible"],
+            "ratio": answer["serving"]["tpot_s"] * 1e3 / run.tpot_ms
+            if answer["feasible"]
+            else np.nan,
+        }
+        for (_, run), asked, answer in zip(runs.iterrows(), requests, answers, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _ranks(asked: dict[str, Any]) -> str:
+    split, per_node = asked["candidate"], asked["hardware"]["per_node"]
+    if split["dp"] == 1:
+        return "tensor parallel"
+    beyond = split["dp"] * split["tp"] > per_node
+    return "attention data parallel, " + ("over nodes" if beyond else "in a node")
+
+
+def errors(figures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Median error and median ratio of the groups."""
+    known = figures.dropna(subset="ratio").assign(error=lambda rows: (rows.ratio - 1).abs())
+    grouped = known.groupby(by)
+    return grouped.agg(
+        n=("ratio", "size"),
+        median=("error", "median"),
+        p90=("error", lambda error: error.quantile(0.9)),
+        bias=("ratio", "median"),
+    ).reset_index()
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table in Markdown, as people read it."""
+    words = formatted(table)
+    lines = [list(map(str, words)), ["---"] * words.shape[1], *words.to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def section(figures: pd.DataFrame) -> str:
+    """The section of docs/accuracy.md."""
+    refused = int((~figures.feasible).sum())
+    every = errors(figures.assign(all="all"), ["all"]).iloc[0]
+    return f"""{HEADING}
+
+Written by `python scripts/accuracy_pools.py TRUTH_DIR`: time per output token of {len(figures)}
+published runs (InferenceX, Dynamo) that state prefill and decode pools and the load. Nothing is
+fitted to them. {refused} are called impossible. Of the others the median error is
+{every["median"]:.1%}, the median of estimated / measured {every["bias"]:.2f}.
+
+{markdown(errors(figures, ["engine", "device"]))}
+
+{markdown(errors(figures, ["engine", "decode ranks"]))}
+
+Decode pools of SGLang over the nodes of a rack dispatch tokens (`--moe-a2a-backend deepep`), as the
+published launch scripts of these runs do. What is left there is not explained; the scripts also
+run attention's products of FP4 checkpoints in fp8, which a bundle does not.
+"""
+
+
+def main() -> None:
+    figures = compared(Path(sys.argv[1]))
+    rest = re.split(rf"^{HEADING}\n.*?(?=^## )", REPORT.read_text(), flags=re.M | re.S)
+    if len(rest) != 2:
+        sys.exit(f"{REPORT} has no section {HEADING!r} before another: run scripts/accuracy.py.")
+    REPORT.write_text(f"{rest[0]}{section(figures)}\n{rest[1]}")
+    print(section(figures))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(str(__doc__))
+    main()
