@@ -124,23 +124,22 @@ def draws(
 
 
 def spread(all_cells: Sequence[Told]) -> tuple[float, float]:
-    """Standard deviations of the logarithms of both scales: of their residuals, cells alike.
-
-    From the median of |log(measured / estimated)|, as a few are very large.
-    """
+    """Standard deviations of the logarithms of both scales: of their residuals, cells alike."""
     out = []
     for scale in ("steps", "prompts"):
-        medians = []
-        for told in all_cells:
-            shown = [
-                abs(r.log_ratio)
-                for run in told.runs
-                for r in run.residuals
-                if getattr(r, scale) > 0.5
-            ]
-            if shown:
-                medians.append(np.median(shown))
-        out.append(1.4826 * float(np.mean(medians)))
+        squares = [
+            np.mean(shown)
+            for told in all_cells
+            if (
+                shown := [
+                    residual.log_ratio**2
+                    for run in told.runs
+                    for residual in run.residuals
+                    if getattr(residual, scale) > 0.5
+                ]
+            )
+        ]
+        out.append(float(np.sqrt(np.mean(squares))))
     return out[0], out[1]
 
 
@@ -423,8 +422,9 @@ chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRU
 
 {table_text}
 
-Shares of variance by scope, all sources: {shares}. What alike loads share falls by
-{1 - np.exp(-prior.fades):.0%} with each doubling of load, prompt or answer."""
+Shares of variance by scope, all sources: {shares}.
+What alike loads share falls by {1 - np.exp(-prior.fades):.0%} with each doubling of load, prompt or
+answer."""
 
 
 def main() -> None:
