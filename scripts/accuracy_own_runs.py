@@ -51,7 +51,7 @@ CANDIDATES = 400
 BEST = 20
 LEAST_NOISE = 0.02
 FADES = (0.15, 0.3, 0.6)
-TAILS = 4.0  # degrees of freedom of Student's t that are usual for robust fits
+CAP = 3.0  # standard deviations beyond which a figure is usually cut
 MOST_TESTED = 60  # runs of a cell that are estimated for one choice of shares
 
 FIGURES = {
@@ -294,7 +294,7 @@ def prior_of(
         steps=round(spreads[0], 2),
         prompts=round(spreads[1], 2),
         fades=fades,
-        tails=TAILS,
+        cap=CAP,
         shares=Shares.model_validate(named),
     )
 

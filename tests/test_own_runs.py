@@ -128,7 +128,7 @@ def test_what_is_less_alike_moves_less(factor):
 def test_one_scope_is_buhlmann_credibility():
     known = prior().model_copy(
         update={
-            "tails": 1e9,
+            "cap": 1e9,
             "shares": prior().shares.model_copy(
                 update={
                     **dict.fromkeys(("version", "model", "deployment", "load"), 0.0),
@@ -145,14 +145,14 @@ def test_one_scope_is_buhlmann_credibility():
         assert moved == pytest.approx(np.log(2) * count / (count + 1 / 3), rel=1e-4)
 
 
-def test_one_odd_figure_is_noise_until_others_agree():
+def test_one_odd_figure_is_cut_until_others_agree():
     plain = served(request())["serving"]["ttft_s"]
     moves = []
     for count in (1, 3):
         runs = [run(f"{k}", ttft_ms=plain * 30e3 * (1 + 1e-6 * k)) for k in range(count)]
         moves.append(served(request(), taught(runs))["serving"]["ttft_s"] / plain)
-    assert 1 < moves[0] < 5
-    assert moves[1] > 15
+    assert 1 < moves[0] < 6
+    assert moves[1] > 20
 
 
 def test_each_scale_is_learned_from_its_own_figure():
@@ -160,7 +160,7 @@ def test_each_scale_is_learned_from_its_own_figure():
     first_ms = plain["serving"]["ttft_s"] * 1e3
     told = served(request(), taught([run(ttft_ms=first_ms * 2)]))
     assert 1.5 < told["serving"]["ttft_s"] / plain["serving"]["ttft_s"] < 2
-    assert told["serving"]["tpot_s"] == pytest.approx(plain["serving"]["tpot_s"], rel=0.02)
+    assert told["serving"]["tpot_s"] == pytest.approx(plain["serving"]["tpot_s"], rel=0.05)
     assert told["basis"]["ttft_s"] == "calibrated: 1 own run of this deployment"
     assert told["basis"]["tpot_s"] == "computed"
 

@@ -19,9 +19,8 @@ which is the best linear unbiased prediction of random effects (Henderson 1975; 
 BLUP is a good thing"). With one scope it is the credibility n / (n + k) of Bühlmann, k the variance
 inside over that between. Without runs in common a scale is 1 and keeps its variance.
 
-Noise has the long tails of Student's t with ``tails`` degrees of freedom, as a normal one whose
-variance is estimated for each figure (Lange, Little and Taylor 1989): one figure that is ten times
-the estimate is rather taken for noise, two that agree are believed.
+A figure counts as far as it lies within ``cap`` standard deviations of what the others let expect:
+one that is ten times the estimate moves it as one that is three times, two that agree are believed.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ SPLIT = ("tp", "pp", "dp", "ep", "cp", "copies", "draft_tokens")
 
 WIDE_TO_NARROW = ("device", "version", "model", "deployment", "load")
 """Scopes by their field of ``Shares``."""
-
-ROUNDS = 30
-"""Rounds at most until the noise of each figure is settled."""
-SETTLED = 1e-3
-"""Largest change of noise, as a share, from which it counts as settled."""
 
 TELLING = 0.25
 """Part of a measured time from which its run counts as one that shows a scale."""
@@ -82,7 +76,8 @@ class Prior(BaseModel):
 
     ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
     is how fast the common effect of alike loads fades: e to the power of minus that, for each
-    doubling of load, prompt or answer. ``tails``: degrees of freedom of the noise.
+    doubling of load, prompt or answer. ``cap``: standard deviations beyond
+    which a figure is cut.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -91,7 +86,7 @@ class Prior(BaseModel):
     steps: Positive
     prompts: Positive
     fades: Positive
-    tails: Positive
+    cap: Positive
     shares: Shares
 
 
@@ -157,23 +152,20 @@ def _loads(cases: Cases) -> Float:
     return np.log2(np.maximum(np.column_stack(columns), 1e-9))
 
 
-def _inverse(shared: Float, noise: Float, shown: Float, tails: float) -> Float:
-    """Inverse of the covariance of what is shown, with the noise of each figure as far as it fits.
+def _believed(covariance: Float, shown: Float, cap: float) -> tuple[Float, Float]:
+    """C⁻¹·y with what is shown cut where the others do not let expect it, and C⁻¹ for variances.
 
-    Expectation-maximisation of Student's t: see the module.
+    Deletion residuals (Cook and Weisberg 1982): figure i is off by ``(C⁻¹·y)ᵢ / (C⁻¹)ᵢᵢ`` from what
+    the others say of it, with the variance ``1 / (C⁻¹)ᵢᵢ``. What was cut makes its figure unsure.
     """
-    scale = (tails + 1) / (tails + shown**2 / (np.diag(shared) + noise))
-    for _ in range(ROUNDS):
-        own = noise / scale
-        inverse = np.linalg.inv(shared + np.diag(own))
-        left = own * (inverse @ shown)
-        unsure = own - own**2 * np.diag(inverse)
-        again = (tails + 1) / (tails + (left**2 + unsure) / noise)
-        settled = np.abs(np.log(again / scale)).max() < SETTLED
-        scale = again
-        if settled:
-            break
-    return np.asarray(np.linalg.inv(shared + np.diag(noise / scale)))
+    inverse = np.linalg.inv(covariance)
+    precision = np.diag(inverse)
+    off = inverse @ shown / precision
+    cut = off - np.clip(off, -cap / np.sqrt(precision), cap / np.sqrt(precision))
+    solved = inverse @ (shown - cut)
+    if cut.any():
+        inverse = np.linalg.inv(covariance + np.diag(cut**2))
+    return np.asarray(solved), np.asarray(inverse)
 
 
 class DeviceRuns:
@@ -199,18 +191,13 @@ class DeviceRuns:
             self.shows[row] |= (*telling[figure].tolist(), True)
 
     @cached_property
-    def inverse(self) -> Float:
-        """Inverse of the covariance of what is shown: C⁻¹ of the module."""
+    def believed(self) -> tuple[Float, Float]:
+        """C⁻¹·y and C⁻¹ of the module."""
         shares, scaled = self.prior.shares, self.weights * self.priors
         common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
         noise = shares.noise * (self.weights * scaled).sum(axis=1)
-        shared = common * (scaled @ self.weights.T)
-        return _inverse(shared, noise, self.shown, self.prior.tails)
-
-    @cached_property
-    def solved(self) -> Float:
-        """C⁻¹·y of the module."""
-        return np.asarray(self.inverse @ self.shown)
+        covariance = common * (scaled @ self.weights.T) + np.diag(noise)
+        return _believed(covariance, self.shown, self.prior.cap)
 
     def _coded(self, labels: Labels) -> list[int]:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""
@@ -247,11 +234,12 @@ class DeviceRuns:
         steps, prompts = (
             common * self.weights[:, k] * self.priors[k] for k in range(len(self.priors))
         )
-        known_steps, known_prompts = steps @ self.inverse, prompts @ self.inverse
+        solved, inverse = self.believed
+        known_steps, known_prompts = steps @ inverse, prompts @ inverse
         counts = [scopes[WIDE_TO_NARROW.index(name)] @ self.shows for name in SCOPES]
         return Scales(
-            steps=np.exp(steps @ self.solved),
-            prompts=np.exp(prompts @ self.solved),
+            steps=np.exp(steps @ solved),
+            prompts=np.exp(prompts @ solved),
             variances=(
                 self.priors[0] - (known_steps * steps).sum(axis=1),
                 self.priors[1] - (known_prompts * prompts).sum(axis=1),
