@@ -177,7 +177,7 @@ def test_latency_and_throughput_teach_too(mode, figure):
     }
     own = run(mode=mode, load=load, **{figure: figures[figure]})
     told = served(asked, taught([own]))["serving"]
-    assert 0.5 < told["output_tokens_per_s"] / plain["output_tokens_per_s"] < 0.65
+    assert 0.5 < told["output_tokens_per_s"] / plain["output_tokens_per_s"] < 0.7
 
 
 def test_throughput_at_an_arrival_rate_teaches_nothing():
@@ -454,7 +454,7 @@ def test_what_a_bundle_measured_is_an_own_run(tmp_path):
         assert not told.left_out
         answer = served(request(), told)
         assert answer["basis"]["tpot_s"] == "calibrated: 1 own run of this deployment"
-        assert 1.8 < answer["serving"]["tpot_s"] / plain < 2
+        assert 1.5 < answer["serving"]["tpot_s"] / plain < 2
     alone = tmp_path / "alone.json"
     alone.write_text(path.read_text())
     with pytest.raises(InputError, match="does not lie in its bundle"):
