@@ -528,7 +528,7 @@ def aligned(*rows: tuple[str, str, str]) -> list[str]:
 def constants_table(data: Data) -> list[str]:
     o = data.overheads
     rows = [
-        f"`P` {digits(data.peak / 1e12)} TFLOP/s, `BW` {digits(data.bandwidth / 1e12)} TB/s, "
+        f"`P_peak` {digits(data.peak / 1e12)} TFLOP/s, `BW` {digits(data.bandwidth / 1e12)} TB/s, "
         f"memory of a process {gib(data.memory_bytes - data.reserved_bytes)} "
         f"| `{DEVICE}.yaml`, datasheet; memory measured"
     ]
@@ -566,8 +566,8 @@ def memory_lines(data: Data, m: Memory) -> list[str]:
          f"{m.weights:,.0f} B = {gib(m.weights)}"),
         ("a layer", f"T_max·b·(3h + 3f) = {data.max_tokens:,}·{B}·(3·{s.h:,} + 3·{s.f:,})",
          gib(m.layer_workspace)),
-        ("sampler", f"c·S·V = {data.bytes_per_logit:g}·{data.max_sequences:,}·{s.V:,}",
-         gib(m.sampler_workspace)),
+        ("sampler", f"bytes_per_logit·S·V = {data.bytes_per_logit:g}·{data.max_sequences:,}"
+         f"·{s.V:,}", gib(m.sampler_workspace)),
         ("workspace", "the larger of both", gib(m.workspace)),
         ("pool", f"M·fraction - weights - workspace - runtime = {data.fraction:g}·{gib(m.usable)} "
          f"- {digits(m.weights / GIB)} - {digits(m.workspace / GIB)} "
@@ -586,16 +586,18 @@ def product_lines(data: Data, state: Balance) -> list[str]:
     rows, r = digits(state.decoding), digits(shape.smoothing)
     compute_s, memory_s = up.compute_s(data), up.memory_s(data)
     root = f"({digits(compute_s * 1e6)}^{r} + {digits(memory_s * 1e6)}^{r})^(1/{r})"
-    kernel = "" if shape.engine == 1 else f"w·(…) = {digits(shape.engine)}·"
+    formula, kernel = "t0 + (t_c^r + t_m^r)^(1/r)", ""
+    if shape.engine != 1:
+        formula, kernel = f"w·({formula})", f"{digits(shape.engine)}·"
     return aligned(
         ("F", f"2·T·h·2f = 2·{rows}·{s.h:,}·{2 * s.f:,}", f"{digits(up.flops / 1e9)} GFLOP"),
         ("Q", f"b·(h·2f + T·(h + 2f)) = {B}·({s.h:,}·{2 * s.f:,} + {rows}·{s.h + 2 * s.f:,})",
          f"{digits(up.moved / 1e6)} MB"),
-        ("t_c", f"F/(P·e_c) = {digits(up.flops / 1e9)}e9/({digits(data.peak / 1e12)}e12·"
+        ("t_c", f"F/(P_peak·e_c) = {digits(up.flops / 1e9)}e9/({digits(data.peak / 1e12)}e12·"
          f"{digits(shape.compute_efficiency)})", us(compute_s)),
         ("t_m", f"Q/(BW·e_m) = {digits(up.moved / 1e6)}e6/({digits(data.bandwidth / 1e12)}e12·"
          f"{digits(shape.memory_efficiency)})", us(memory_s)),
-        ("t", f"t0 + (t_c^r + t_m^r)^(1/r) = {kernel}({digits(shape.overhead_s * 1e6)} + {root}) "
+        ("t", f"{formula} = {kernel}({digits(shape.overhead_s * 1e6)} + {root}) "
          "µs", us(up.once_s(data))),
     )  # fmt: skip
 
@@ -722,8 +724,10 @@ def example() -> str:
     state, held, s = loop.solve(), memory(data), data.model
     client, shared = served(data, loop, state), []
     if not state.fixed_s:
-        shared = ["Here a second prompt in a step costs as much as the first, so that both bounds "
-                  "of `queue` are `ahead·Δ` itself."]  # fmt: skip
+        shared = [
+            "Here one more prompt in a step costs no less than the first: sharing steps saves "
+            "nothing, and `queue` is `ahead·Δ` itself."
+        ]
     lines = [
         f"`{MODEL}` in bf16 on one `{DEVICE}` with vLLM, a closed loop of {REQUESTS} requests, "
         f"{INPUT:,} tokens in and {OUTPUT} out.",

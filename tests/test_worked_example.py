@@ -1,5 +1,7 @@
 """The worked example of docs/physics.md: its text is current, its arithmetic is the library's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.serving.continuous_batching import Loop as LibraryLoop
 from recipe_core.physics.serving.continuous_batching import decode_step
 from recipe_core.physics.serving.estimates import estimate
+from recipe_core.physics.serving.memory import activation_bytes
 from recipe_core.physics.serving.operators import Step, step_parts, total
 from recipe_core.physics.serving.rates import resident_limit
 from recipe_core.request.schema import CandidateRequest, PlanRequest
@@ -130,19 +133,6 @@ def test_identities_of_the_loop(loop, state):
         assert abs(elsewhere - example.REQUESTS) > 0.05 * example.REQUESTS
 
 
-def test_bounds_of_the_queue(library, loop):
-    """Also where prompts share steps, which the example's own load does not reach."""
-    setting, cases, _ = library
-    resident, share = np.full(1, float(example.REQUESTS)), np.full(1, loop.others)
-    library_loop = LibraryLoop(setting, cases, resident, share)
-    for decoding, step_s, prompt_s in ((15.0, 8e-3, 40e-3), (15.0, 8e-3, 200e-3)):
-        plain = loop.balance(decoding, (step_s, prompt_s))
-        told = library_loop.balance(np.array([decoding]), np.array([step_s]), np.array([prompt_s]))
-        assert plain.fixed_s > 0
-        assert plain.queue_s == near(told.queue_s[0])
-        assert plain.ttft_s == near(told.ttft_s[0])
-
-
 def test_client(library, data, loop, state):
     judged = library[2].serving
     client = example.served(data, loop, state)
@@ -158,3 +148,45 @@ def test_client(library, data, loop, state):
     # Little's law, and the sums of the parts
     assert client.rate * client.latency_s == near(example.REQUESTS)
     assert client.ttft_s + loop.steps * client.tpot_s == near(client.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "requests"),
+    [(1024, 8, 16), (512, 2, 64), (128, 33, 300), (4000, 1000, 40), (1024, 256, 1), (64, 4, 256)],
+)
+def test_arithmetic_of_other_loads(monkeypatch, data, prompt, answer, requests):
+    """Where prompts share steps, launches bind and a search needs more nodes: the same holds."""
+    for name, value in (("INPUT", prompt), ("OUTPUT", answer), ("REQUESTS", requests)):
+        monkeypatch.setattr(example, name, value)
+    workload = {"input_tokens": prompt, "output_tokens": answer, "concurrency": requests}
+    request = PlanRequest.parse({**example.REQUEST, "workload": workload})
+    setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
+    judged = estimate(setting, cases)
+    loop = example.Loop(data)
+    state = loop.solve()
+    client = example.served(data, loop, state)
+    assert example.memory(data).pool_tokens == judged.memory.pool_tokens[0]
+    assert state.decoding == near(judged.serving.decoding[0])
+    assert client.ttft_s == near(judged.serving.ttft_s[0])
+    assert client.tpot_s == near(judged.serving.tpot_s[0])
+    assert client.output_tokens_per_s == near(judged.serving.output_tokens_per_s[0])
+
+
+def test_workspace_of_few_sequences(library, data):
+    """Fewer sequences make the sampler's buffers the smaller ones."""
+    setting, cases, _ = library
+    few = replace(data, max_sequences=64)
+    told = activation_bytes(setting, replace(cases, max_num_seqs=np.full(1, 64.0)))
+    assert example.memory(few).workspace == near(told[0])
+    assert example.memory(few).workspace == example.memory(few).layer_workspace
+
+
+def test_data_that_need_other_terms_are_refused(monkeypatch):
+    """An engine whose pool, or a model whose head, this arithmetic does not describe."""
+    monkeypatch.setattr(example, "ENGINE", "sglang")
+    with pytest.raises(SystemExit, match="share of the device"):
+        example.read()
+    monkeypatch.setattr(example, "ENGINE", "vllm")
+    monkeypatch.setattr(example, "MODEL", "meta-llama/Llama-3.2-1B-Instruct")
+    with pytest.raises(SystemExit, match="two matrices"):
+        example.read()
