@@ -152,7 +152,19 @@ def test_client(library, data, loop, state):
 
 @pytest.mark.parametrize(
     ("prompt", "answer", "requests"),
-    [(1024, 8, 16), (512, 2, 64), (128, 33, 300), (4000, 1000, 40), (1024, 256, 1), (64, 4, 256)],
+    [
+        (1024, 8, 16),
+        (4000, 1000, 40),
+        (1024, 256, 1),
+        (512, 2, 64),
+        (64, 4, 256),
+        # prompts that wait share steps: in few of them, and in full ones
+        (18, 20, 90),
+        (192, 12, 30),
+        (734, 173, 353),
+        (586, 17, 185),
+        (327, 3, 330),
+    ],
 )
 def test_arithmetic_of_other_loads(monkeypatch, data, prompt, answer, requests):
     """Where prompts share steps, launches bind and a search needs more nodes: the same holds."""
