@@ -282,7 +282,7 @@ def engine_s(data: Data, decoding: float) -> float:
 
 def launches_s(data: Data) -> float:
     """What the host needs to launch all kernels of a step with prompts."""
-    return data.host * data.overheads["launch_s"] * LAUNCHED * data.model.L
+    return data.overheads["launch_s"] * LAUNCHED * data.model.L
 
 
 @dataclass(frozen=True)
@@ -391,7 +391,7 @@ class Loop:
         count = min(count, most)
         before = max(min(count, STEPS_AHEAD), count / self.fullest)
         most_s = rest_s + added_s * count + fixed_s * before
-        queue_s = min(max(one_by_one_s, rest_s), most_s)
+        queue_s = min(rest_s + one_by_one_s, most_s)
         request_s = overheads["request_s"] + overheads["input_token_s"] * INPUT
         schedule_s = (self.others / 2 + overheads["late_steps"]) * mean_s
         ttft_s = request_s + unqueued_s + queue_s + overheads["late_steps"] * mean_s

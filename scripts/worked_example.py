@@ -193,7 +193,7 @@ def host_lines(data: Data, state: Balance) -> list[str]:
     return aligned(
         ("engine", f"w·(step_s + sequence_s·D + layer_s·L) = {host}({us(o['step_s'])} + "
          f"{us(o['sequence_s'])}·{digits(batch)} + {us(o['layer_s'])}·{s.L})", ms(both.engine_s)),
-        ("launches", f"w·launch_s·{LAUNCHED}·L - device = {ms(launches_s(data))} - "
+        ("launches", f"launch_s·{LAUNCHED}·L - device = {ms(launches_s(data))} - "
          f"{ms(both.device_s)}, at least 0", ms(both.launch_s)),
         ("Δ(D)", f"(step with g prompts - t(D))/g = ({ms(both.seconds)} - {ms(state.step_s)})/"
          f"{digits(state.group)}", ms(state.prompt_s)),
