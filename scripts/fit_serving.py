@@ -3,7 +3,7 @@
 
     python scripts/fit_serving.py TRUTH_DIR [--write] [--leave-out]
 
-Eight numbers an engine and runtime (see ``Overheads``), and the time of an engine's kernels on a
+Nine numbers an engine and runtime (see ``Overheads``), and the time of an engine's kernels on a
 generation of devices over that of the devices' own rooflines (see ``KernelTimes``), all at once:
 the weighted mean of ``log(1 + (ln(estimated / measured) / scale)²)`` is least, with a faint pull of
 the overheads to ``PRIOR`` for what the runs do not tell, and one of the kernels to 1 that lets one

@@ -27,10 +27,21 @@ Change = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Reason:
-    """``holds``: whether it explains an oddity of a pair."""
+    """``holds``: whether it explains an oddity of a pair; ``says``: words of a note that states it.
+
+    Either estimate may have the note: one says what is gone in the other.
+    """
 
     name: str
     holds: Callable[[Oddity, Pair], bool]
+    says: str | None = None
+
+    def stated(self, pair: Pair) -> bool:
+        """Whether an answer says it, where one has to."""
+        if self.says is None:
+            return True
+        notes = (*pair.before.answer["notes"], *pair.after.answer["notes"])
+        return any(self.says in note for note in notes)
 
 
 # Taking something away
@@ -160,19 +171,13 @@ def _gathers(_: Oddity, pair: Pair) -> bool:
     return _risen(pair) <= {"gathered_bytes", "reserve_bytes"}
 
 
-def _whole_steps(_: Oddity, pair: Pair) -> bool:
-    """Prompts of several chunks fill the steps, which take no longer than before."""
-    seconds, waiting = [], []
-    for case in (pair.before, pair.after):
-        served, setting = case.estimates.serving, case.estimates.setting
-        chunks = prompt_chunks(case.estimates.cases, setting.engine.chunked_prefill)[1]
-        seconds.append(float((served.step_s + served.prompt_s / chunks)[0]))
-        waiting.append(case.answer["breakdown_s"]["prefill"].get("prompts_ahead", 0.0))
-    bound = all(
-        wait > case.figure("request_latency_s") / 2
-        for wait, case in zip(waiting, (pair.before, pair.after), strict=True)
-    )
-    return bool(chunks[0] > 1) and bound and seconds[1] <= seconds[0]
+def _whole_logits(_: Oddity, pair: Pair) -> bool:
+    """Full logits fit after all, so the loss is no longer computed in chunks."""
+    chunked = [
+        any(IN_CHUNKS in note for note in case.answer["notes"])
+        for case in (pair.before, pair.after)
+    ]
+    return chunked == [True, False] and _risen(pair) <= {"loss_bytes", "reserve_bytes"}
 
 
 def _one_more_step(_: Oddity, pair: Pair) -> bool:
@@ -214,33 +219,58 @@ def _hides_traffic(_: Oddity, pair: Pair) -> bool:
     return after < before and same
 
 
-LINKS = Reason("links: gone where they take no time", _taken_away(free_links))
-LAUNCHES = Reason("kernel launches: gone where they take no time", _taken_away(free_launches))
-TOGETHER = Reason("prompts share steps: gone, or no longer served, where none do", _share_steps)
+IN_CHUNKS = "fused_loss: full logits would not fit"
+LOGITS = Reason("full logits fit, which fused_loss cut before", _whole_logits, IN_CHUNKS)
+LINKS = Reason(
+    "links: gone where they take no time", _taken_away(free_links), "Links between devices take"
+)
+LAUNCHES = Reason(
+    "kernel launches: gone where they take no time",
+    _taken_away(free_launches),
+    "to launch kernels",
+)
+TOGETHER = Reason(
+    "prompts share steps: gone, or no longer served, where none do",
+    _share_steps,
+    "prompts that share a step",
+)
 
 REASONS: dict[str, tuple[Reason, ...]] = {
     "one prompt token more: a time jumps by over 20 %": (
-        Reason("the prompts of a static batch need one step more", _one_more_step),
+        Reason(
+            "the prompts of a static batch need one step more",
+            _one_more_step,
+            "prompts of a batch take",
+        ),
     ),
     "load doubled: time to first token falls by over 1 %": (LAUNCHES, TOGETHER),
     "dp doubled: throughput falls by over 2 %": (
         LINKS,
         LAUNCHES,
-        Reason("ranks without a request take part in steps of shared experts", _idle_ranks),
+        Reason(
+            "ranks without a request take part in steps of shared experts",
+            _idle_ranks,
+            "data-parallel ranks have no request",
+        ),
         TOGETHER,
     ),
     "tp doubled: throughput halves or worse": (LINKS,),
     "tp doubled: memory rises": (
-        Reason("communication buffers alone rise", _buffers),
-        Reason("a larger cache holds more of the waiting requests", _holds_more),
-        Reason("at the same rate slower requests are more at once", _stays_longer),
+        Reason("communication buffers alone rise", _buffers, "Communication buffers take"),
+        Reason("a larger cache holds more of the waiting requests", _holds_more, "run at once"),
+        Reason(
+            "at the same rate slower requests are more at once",
+            _stays_longer,
+            "Links between devices take",
+        ),
     ),
     "fp8 weights: throughput over 5 % below bf16": (
         Reason(
-            "8-bit kernels: gone where they are as good as 16-bit ones", _taken_away(alike_kernels)
+            "8-bit kernels: gone where they are as good as 16-bit ones",
+            _taken_away(alike_kernels),
+            "kernels are slower here than",
         ),
         LAUNCHES,
-        Reason("prompts fill every step, and steps take no longer", _whole_steps),
     ),
     "training, dp doubled: a step takes over 2 % longer": (
         Reason("traffic of gradients and states: the rest takes no longer", _traffic),
@@ -250,19 +280,22 @@ REASONS: dict[str, tuple[Reason, ...]] = {
         Reason("casts and power of 8-bit products", _taken_away(free_casts, alike_pace)),
         Reason("a shorter backward pass hides less traffic: the rest takes no longer", _traffic),
     ),
+    "training, tp doubled: memory rises": (LOGITS,),
+    "training, all recomputed: memory rises": (LOGITS,),
     "training, all recomputed: a step takes less time": (
         Reason("a longer backward pass hides more traffic of gradients", _hides_traffic),
     ),
     "training, states divided (ZeRO 3): memory rises": (
+        LOGITS,
         Reason("parameters gathered for a layer alone rise", _gathers),
     ),
 }
 
 
 def reason_for(oddity: Oddity, pair: Pair) -> str | None:
-    """The first reason that explains an odd pair."""
+    """The first reason that explains an odd pair and that an answer of it states."""
     for reason in REASONS.get(oddity.name, ()):
-        if reason.holds(oddity, pair):
+        if reason.stated(pair) and reason.holds(oddity, pair):
             return reason.name
     return None
 

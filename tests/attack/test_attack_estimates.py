@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from recipe_core.base.units import duration, gib
 from recipe_core.search.plans import estimate_batch
 from scripts.attack.estimate_draws import draw
 from scripts.attack.estimate_oddities import ODDITIES, Case, Pair, over
@@ -68,6 +70,12 @@ SEED = request(
 )
 
 
+def note(case: Case, words: str) -> str:
+    """The one note with these words."""
+    (found,) = (said for said in case.answer["notes"] if words in said)
+    return found
+
+
 def test_random_estimates_keep_their_properties_and_odd_ones_have_a_reason() -> None:
     findings = attack(3, range(examples(600)))
     assert not findings.failed, findings.text()
@@ -126,6 +134,11 @@ def test_kernels_explain_a_small_model_that_8_bits_slow_down() -> None:
     oddity = BY_NAME["fp8 weights: throughput over 5 % below bf16"]
     assert oddity.seen(odd)
     assert str(reason_for(oddity, odd)).startswith("8-bit kernels")
+    said = note(odd.after, "fp8 kernels are slower here than those for bf16 weights: a step that")
+    bf16_ms, fp8_ms = (1e3 * case.figure("tpot_s") for case in (odd.before, odd.after))
+    figures = [float(found) for found in re.findall(r"([\d.]+) ms", said)]
+    assert figures[:2] == pytest.approx([fp8_ms, bf16_ms], rel=0.05)
+    assert not any("kernels are slower" in words for words in odd.before.answer["notes"])
 
 
 def test_a_static_batch_may_need_one_step_more_for_one_token() -> None:
@@ -164,4 +177,82 @@ def test_what_needs_more_memory_than_there_is_says_how_much_is_held(
     assert over_reason(case) is not None
     holds = [note for note in case.answer["notes"] if "requests at full length" in note]
     assert f"holds {case.memory['max_concurrency']:,} of" in holds[0]
-    assert any("run at once" in note for note in case.answer["notes"]) == queued
+    assert any("run at once" in words for words in case.answer["notes"]) == queued
+    assert ("starts and queues" in holds[0]) == queued
+    total, usable = (gib(case.memory[name]) for name in ("total_bytes", "usable_bytes"))
+    assert f"{total} of {usable} usable" in holds[0]
+
+
+EXPERTS = request(
+    "Qwen/Qwen3-30B-A3B-FP8",
+    "h100-sxm",
+    {"engine": "sglang", "tp": 8, "pp": 2, "dp": 4, "ep": 32, "kv_dtype": "fp8"},
+    {"mode": "offline", "input_tokens": 20, "output_tokens": 25, "requests": 2},
+)
+
+
+def test_ranks_that_share_experts_say_what_links_and_idle_ranks_take() -> None:
+    slower = pair(EXPERTS, "candidate", dp=8, ep=64)
+    oddity = BY_NAME["dp doubled: throughput falls by over 2 %"]
+    assert oddity.seen(slower)
+    assert reason_for(oddity, slower) is not None
+    for case, ranks in ((slower.before, 4), (slower.after, 8)):
+        exchange_s = case.answer["breakdown_s"]["decode"]["all_to_all"]
+        said = note(case, "Links between devices take")
+        assert f"{duration(exchange_s)} for exchanging tokens among experts of dp {ranks}" in said
+        assert f"{ranks - 2} of {ranks} data-parallel ranks have no request" in note(
+            case, "have no request"
+        )
+
+
+def test_links_that_halve_throughput_are_named_with_their_time() -> None:
+    prompts = request(
+        "Qwen/Qwen3-235B-A22B",
+        "h200-nvl",
+        {"engine": "tensorrt-llm", "tp": 4, "dp": 4},
+        {"mode": "offline", "input_tokens": 23_613, "output_tokens": 1, "requests": 3},
+    )
+    slower = pair(prompts, "candidate", tp=8)
+    oddity = BY_NAME["tp doubled: throughput halves or worse"]
+    assert oddity.seen(slower)
+    assert str(reason_for(oddity, slower)).startswith("links")
+    reduce_s = slower.after.answer["breakdown_s"]["prefill"]["all_reduce"]
+    assert f"{duration(reduce_s)} for summing over tp" in note(slower.after, "Links between")
+    both = (slower.before, slower.after)
+    silent = Pair(*(Case(case.request, case.answer | {"notes": []}) for case in both))
+    assert reason_for(oddity, silent) is None  # a reason that no answer states is none
+
+
+def test_buffers_that_outweigh_a_small_model_are_named() -> None:
+    small = request(
+        "distilbert/distilgpt2",
+        "b200-sxm",
+        {"engine": "tgi"},
+        {"mode": "closed", "input_tokens": 308, "output_tokens": 4, "concurrency": 6},
+    )
+    larger = pair(small, "candidate", tp=2)
+    oddity = BY_NAME["tp doubled: memory rises"]
+    assert oddity.seen(larger)
+    assert str(reason_for(oddity, larger)).startswith("communication buffers")
+    rise = larger.after.memory["runtime_bytes"] - larger.before.memory["runtime_bytes"]
+    assert f"buffers take {gib(rise)} of a device" in note(larger.after, "Communication")
+
+
+def test_long_prompts_are_served_no_faster_than_one_chunk_a_step() -> None:
+    """8-bit weights, whose steps with a chunk take less time, serve more of them."""
+    crowded = request(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "rtx-a6000",
+        {
+            "engine": "llama-cpp",
+            "pp": 2,
+            "dp": 8,
+            "max_batched_tokens": 512,
+            "weight_dtype": "bf16",
+        },
+        {"mode": "closed", "input_tokens": 26_553, "output_tokens": 14, "concurrency": 333},
+    )
+    faster = pair(crowded, "candidate", weight_dtype="fp8")
+    assert faster.change("output_tokens_per_s") > 0
+    chunks_per_s = faster.before.figure("output_tokens_per_s") / 14 / 8 * 26_553 / 512
+    assert chunks_per_s * faster.before.figure("tpot_s") == pytest.approx(2, rel=0.1)

@@ -102,8 +102,8 @@ def _moe_values(model: ModelSpec, mlp: MoeMlp, cases: Cases) -> Float:
     dense = 3 * model.hidden + 3 * (mlp.shared_intermediate / cases.tp)
     split = np.where(cases.shares_experts, 1, cases.tp)
     routed = mlp.top_k * (model.hidden + 2 * mlp.intermediate / split)
-    ranks = np.where(cases.shares_experts, cases.ep, 1)
-    return np.maximum(dense, routed * np.maximum(cases.dp, 1) / ranks)
+    gathered = np.where(cases.shares_experts, cases.dp / cases.ep, 1.0)
+    return np.maximum(dense, routed * gathered)
 
 
 def _dispatch_bytes(setting: Setting, cases: Cases) -> Float:

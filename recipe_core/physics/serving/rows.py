@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.units import duration, significant
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
 from recipe_core.physics.serving.bands import Band, bands, grade, narrowed
 from recipe_core.physics.serving.bottlenecks import causes
 from recipe_core.physics.serving.corrections import Corrected
 from recipe_core.physics.serving.cost import watts_basis
 from recipe_core.physics.serving.memory import Memory, stage_columns
-from recipe_core.physics.serving.rates import resident_limit
+from recipe_core.physics.serving.notes import notes
 from recipe_core.physics.serving.results import (
     Causes,
     Pool,
@@ -58,13 +57,13 @@ def estimate_rows(
             schema_version=SCHEMA_VERSION,
             feasible=not sentences,
             reasons=sentences,
-            notes=notes,
+            notes=said,
             memory=held,
             **({} if sentences else next(figures)),
         )
-        for sentences, notes, held in zip(
+        for sentences, said, held in zip(
             reasons,
-            _notes(e, rows, cases, memory),
+            notes(e, rows, memory, feasible),
             _memory_rows(e, rows, cases, memory),
             strict=True,
         )
@@ -279,105 +278,3 @@ def _dicts(columns: Mapping[str, list[float]], n: int) -> list[dict[str, float]]
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _notes(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> Iterator[list[str]]:
-    """What to know about each case that runs."""
-    setting, price = e.setting, e.setting.cluster.price_note
-    shared = list(setting.model.notes)
-    if setting.needs_other_checkpoint:
-        shared.append(
-            f"Needs a checkpoint that stores {setting.weight_dtype}; "
-            f"this model's stores {setting.model.weight_dtype}."
-        )
-    if setting.engine.as_of is not None:
-        shared.append(
-            f"Memory rules and default limits of {setting.engine.title} {setting.engine.as_of}; "
-            f"times of {setting.engine.version}."
-        )
-    waiting = _waiting(e.pools, rows) if e.pools is not None else _queued(setting, cases, memory)
-    columns = zip(waiting, _heads(setting, cases), _intervals(e, rows), strict=True)
-    for load, heads, intervals in columns:
-        yield [*shared, *load, *heads, *intervals, *([price] if price else [])]
-
-
-def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
-    """Which pool bounds the rate."""
-    for prefill, decode in zip(
-        _floats(pools.prefill_per_s[rows]), _floats(pools.decode_per_s[rows]), strict=True
-    ):
-        rates = f"prefill {significant(prefill)}, decode {significant(decode)} requests/s"
-        yield [
-            f"The {'prefill' if prefill < decode else 'decode'} pool bounds the rate: "
-            f"{rates} at most."
-        ]
-
-
-def _queued(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str]]:
-    """How many requests wait, and how many of those that memory counts its cache does not hold."""
-    limits = _floats(resident_limit(setting, cases, memory) * cases.replicas)
-    counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
-    columns = (limits, _floats(cases.load), _floats(counted), _floats(memory.max_concurrency))
-    short = memory.kv_needed_bytes > memory.pool_bytes
-    apart = (memory.total_bytes > memory.usable_bytes) & (setting.engine.memory.pool == "static")
-    flags = (short.tolist(), (apart & ~short).tolist())
-    for limit, load, needed, whole, queues, outside in zip(*columns, *flags, strict=True):
-        notes = []
-        if setting.mode in ("closed", "offline") and load > limit:
-            notes.append(
-                f"{limit:,.0f} of {load:,.0f} requests run at once; "
-                "the others wait in the engine's queue."
-            )
-        if outside:
-            notes.append("Activations and runtime lie outside the engine's share of the memory.")
-        if queues:
-            notes.append(
-                f"The KV cache holds {whole:,.0f} of {needed:,.0f} requests at full length; "
-                "total_bytes counts what all of them need."
-            )
-        yield notes
-
-
-def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
-    """What requests and tokens wait for because the engine does not see to them in every step."""
-    s, cases = e.serving, e.cases
-    if "stream" not in s.prefill:
-        yield from ([] for _ in rows)
-        return
-    columns = (s.ttft_s, s.tpot_s, s.prefill["receive"], s.prefill["stream"])
-    intervals = (cases.recv_interval, cases.stream_interval, cases.output_tokens)
-    values = zip(*(_floats(column[rows]) for column in (*columns, *intervals)), strict=True)
-    for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
-        notes = []
-        looked = f"Requests are looked for every {looks:,.0f} steps"
-        left = f"Tokens leave {sent:,.0f} together"
-        for waited_s, what, field in (
-            (receive_s, looked, "scheduler_recv_interval"),
-            (stream_s, left, "stream_interval"),
-        ):
-            if waited_s > 0:
-                times = f"{duration(ttft_s)} instead of {duration(ttft_s - waited_s)}"
-                advice = f"{field} 1 if people wait for the first token"
-                notes.append(f"{what}: time to first token {times}; {advice}.")
-        if sent > 1 and not stream_s:
-            apart = f"{min(sent, output_tokens):,.0f} together, every {duration(sent * tpot_s)}"
-            advice = "stream_interval 1 if people read along"
-            notes.append(f"After the first, tokens leave {apart}; {advice}.")
-        yield notes
-
-
-def _heads(setting: Setting, cases: Cases) -> Iterator[list[str]]:
-    """How often each token's cache is held, where tp is more than there are KV heads."""
-    cached = [
-        a
-        for layer, _ in setting.model.kinds
-        if (a := layer.attention) is not None and a.kv_values_per_head
-    ]
-    heads = max((a.kv_heads for a in cached), default=0)
-    what = "1 KV head" if heads == 1 else f"{heads} KV heads"
-    for tp in cases.tp.tolist():
-        yield (
-            [f"Each cached token is held {tp // heads} times: {what} over tp {tp}."]
-            if heads and tp > heads
-            else []
-        )

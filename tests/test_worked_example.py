@@ -1,0 +1,205 @@
+"""The worked example of docs/physics.md: its text is current, its arithmetic is the library's."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recipe_core.physics.roofline import operator_s
+from recipe_core.physics.serving.continuous_batching import Loop as LibraryLoop
+from recipe_core.physics.serving.continuous_batching import decode_step
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.physics.serving.memory import activation_bytes
+from recipe_core.physics.serving.operators import Step, step_parts, total
+from recipe_core.physics.serving.rates import resident_limit
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
+from scripts import example_arithmetic as example
+from scripts import worked_example
+
+CLOSE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Setting, cases and estimate of the example's request."""
+    request = PlanRequest.parse(example.REQUEST)
+    setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
+    return setting, cases, estimate(setting, cases)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return example.read()
+
+
+@pytest.fixture(scope="module")
+def loop(data):
+    return example.Loop(data)
+
+
+@pytest.fixture(scope="module")
+def state(loop):
+    return loop.solve()
+
+
+def near(value):
+    return pytest.approx(value, rel=CLOSE)
+
+
+def test_page_is_current():
+    text = worked_example.PAGE.read_text(encoding="utf-8")
+    assert text == worked_example.renewed(text), "run python scripts/worked_example.py"
+
+
+def test_memory(library, data):
+    setting, cases, judged = library
+    held, memory = example.memory(data), judged.memory
+    assert held.weights == near(memory.weights_bytes[0])
+    assert held.workspace == near(memory.activations_bytes[0])
+    assert data.context_bytes == near(memory.runtime_bytes[0])
+    assert data.usable == near(memory.capacity_bytes[0])
+    assert held.pool == near(memory.pool_bytes[0])
+    assert held.pool_tokens == memory.pool_tokens[0]
+    assert held.sequence == near(memory.sequence_bytes[0])
+    assert held.longest == cases.max_context[0]
+    assert held.limit == resident_limit(setting, cases, memory)[0]
+
+
+@pytest.mark.parametrize("rows", [1.0, 15.6, 1039.5])
+def test_product(library, data, rows):
+    setting, *_ = library
+    device, engine = setting.cluster.device, setting.engine
+    product = example.gemm("mlp", "gate, up", rows, data.model.h, 2 * data.model.f)
+    flops, moved = np.array([product.flops]), np.array([product.moved])
+    plain = operator_s(device, "gemm", "bf16", flops, moved)[0]
+    kernel = engine.kernel_time(device.architecture, "gemm", "bf16")
+    assert product.once_s(data) == near(kernel * plain)
+
+
+@pytest.mark.parametrize("decoding", [1.0, 15.6, 64.0])
+@pytest.mark.parametrize("prompts", [0.0, 1.0, 3.0])
+def test_step_by_part(library, data, decoding, prompts):
+    setting, cases, _ = library
+    tokens = prompts * example.INPUT
+    beside = decode_step(cases, np.array([decoding]))
+    context = np.array([example.INPUT / 2])
+    step = Step(
+        np.array([tokens]), context, beside.sequences, beside.context, beside.sampled + prompts
+    )
+    parts = step_parts(setting, cases, step)
+    plain = example.step(data, decoding, prompts, tokens)
+    by_part = {"launch": plain.launch_s, "engine": plain.engine_s}
+    for kernel in plain.operators:
+        by_part[kernel.part] = by_part.get(kernel.part, 0.0) + kernel.seconds(data)
+    told = {name: seconds.item() for name, seconds in parts.items() if seconds.any()}
+    assert {name: seconds for name, seconds in by_part.items() if seconds} == near(told)
+    assert plain.seconds == near(total(parts).item())
+
+
+def test_step_that_the_launches_bind(library, data):
+    setting, cases, _ = library
+    zero, one = np.zeros(1), np.ones(1)
+    parts = step_parts(setting, cases, Step(8 * one, 4 * one, one, 1152 * one, one))
+    device_s = total(parts).item() - parts["launch"].item() - parts["engine"].item()
+    assert parts["launch"].item() == near(example.launches_s(data) - device_s)
+    assert step_parts(setting, cases, Step(zero, zero, one, 1152 * one, one))["launch"] == 0
+
+
+def test_steady_state(library, loop, state):
+    setting, cases, judged = library
+    served = judged.serving
+    assert state.decoding == near(served.decoding[0])
+    assert state.step_s == near(served.step_s[0])
+    assert state.prompt_s == near(served.prompt_s[0])
+    resident, share = np.full(1, float(example.REQUESTS)), np.full(1, loop.others)
+    balance = LibraryLoop(setting, cases, resident, share).balance(
+        served.decoding, served.step_s, served.prompt_s
+    )
+    assert state.mean_s == near(balance.step_mean_s[0])
+    assert state.rate == near(balance.rate[0])
+    assert state.interference_s == near(balance.interference_s[0])
+    assert state.queue_s == near(balance.queue_s[0])
+    assert state.ttft_s == near(balance.ttft_s[0])
+
+
+def test_identities_of_the_loop(loop, state):
+    """The balance holds at D as closely as the search goes, and nowhere near it."""
+    assert state.rate * loop.steps * state.mean_s == near(state.decoding)
+    assert state.rate * state.ttft_s + state.decoding == near(state.resident)
+    assert state.resident == pytest.approx(example.REQUESTS, rel=example.ASTRAY)
+    for share in (0.9, 1.1):
+        elsewhere = loop.balance(share * state.decoding).resident
+        assert abs(elsewhere - example.REQUESTS) > 0.05 * example.REQUESTS
+
+
+def test_client(library, data, loop, state):
+    judged = library[2].serving
+    client = example.served(data, loop, state)
+    assert client.ttft_s == near(judged.ttft_s[0])
+    assert client.tpot_s == near(judged.tpot_s[0])
+    assert client.latency_s == near(judged.request_latency_s[0])
+    assert client.output_tokens_per_s == near(judged.output_tokens_per_s[0])
+    prefill = {name: seconds.item() for name, seconds in judged.prefill.items()}
+    assert client.schedule_s == near(prefill["schedule"])
+    assert client.ahead_s == near(prefill["prompts_ahead"])
+    assert client.request_s == near(prefill["request"])
+    assert client.interference_s == near(judged.decode["prefill_interference"].item())
+    # Little's law, and the sums of the parts
+    assert client.rate * client.latency_s == near(example.REQUESTS)
+    assert client.ttft_s + loop.steps * client.tpot_s == near(client.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "requests"),
+    [
+        (1024, 8, 16),
+        (4000, 1000, 40),
+        (1024, 256, 1),
+        (512, 2, 64),
+        (64, 4, 256),
+        # prompts that wait share steps: in few of them, and in full ones
+        (18, 20, 90),
+        (192, 12, 30),
+        (734, 173, 353),
+        (586, 17, 185),
+        (327, 3, 330),
+    ],
+)
+def test_arithmetic_of_other_loads(monkeypatch, data, prompt, answer, requests):
+    """Where prompts share steps, launches bind and a search needs more nodes: the same holds."""
+    for name, value in (("INPUT", prompt), ("OUTPUT", answer), ("REQUESTS", requests)):
+        monkeypatch.setattr(example, name, value)
+    workload = {"input_tokens": prompt, "output_tokens": answer, "concurrency": requests}
+    request = PlanRequest.parse({**example.REQUEST, "workload": workload})
+    setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
+    judged = estimate(setting, cases)
+    loop = example.Loop(data)
+    state = loop.solve()
+    client = example.served(data, loop, state)
+    assert example.memory(data).pool_tokens == judged.memory.pool_tokens[0]
+    assert state.decoding == near(judged.serving.decoding[0])
+    assert client.ttft_s == near(judged.serving.ttft_s[0])
+    assert client.tpot_s == near(judged.serving.tpot_s[0])
+    assert client.output_tokens_per_s == near(judged.serving.output_tokens_per_s[0])
+
+
+def test_workspace_of_few_sequences(library, data):
+    """Fewer sequences make the sampler's buffers the smaller ones."""
+    setting, cases, _ = library
+    few = replace(data, max_sequences=64)
+    told = activation_bytes(setting, replace(cases, max_num_seqs=np.full(1, 64.0)))
+    assert example.memory(few).workspace == near(told[0])
+    assert example.memory(few).workspace == example.memory(few).layer_workspace
+
+
+def test_data_that_need_other_terms_are_refused(monkeypatch):
+    """An engine whose pool, or a model whose head, this arithmetic does not describe."""
+    monkeypatch.setattr(example, "ENGINE", "sglang")
+    with pytest.raises(SystemExit, match="share of the device"):
+        example.read()
+    monkeypatch.setattr(example, "ENGINE", "vllm")
+    monkeypatch.setattr(example, "MODEL", "meta-llama/Llama-3.2-1B-Instruct")
+    with pytest.raises(SystemExit, match="two matrices"):
+        example.read()
