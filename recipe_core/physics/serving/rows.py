@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.base.units import significant
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
-from recipe_core.physics.serving.bands import bands, grade
+from recipe_core.physics.serving.bands import bands_of
 from recipe_core.physics.serving.bottlenecks import causes
 from recipe_core.physics.serving.cost import watts_basis
 from recipe_core.physics.serving.memory import Memory, stage_columns
 from recipe_core.physics.serving.rates import resident_limit
 from recipe_core.physics.serving.results import (
+    FOLLOWING,
     Causes,
     Pool,
     PoolFigures,
@@ -125,19 +127,20 @@ def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMe
 def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, Any]]:
     """What cases that run have besides their memory, by the fields of an estimate."""
     figures = _latency_and_throughput(e, rows)
-    bands_of_rows = list(_bands(e.setting, figures))
     fixed = {
         "usd_per_hour": e.setting.cluster.price_basis or "unknown",
         "watts": watts_basis(e.setting),
     }
     costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
     energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
+    intervals = list(_intervals(e.setting, figures, costs, energy))
     columns: dict[str, Iterable[Any]] = {
         "serving": figures,
         "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
         "energy": _built(ServingEnergy, energy),
-        "bands": bands_of_rows,
-        "basis": [dict.fromkeys(of_row, "computed") | fixed for of_row in bands_of_rows],
+        "bands": [{name: of[BAND] for name, of in of_row.items()} for of_row in intervals],
+        "intervals": intervals,
+        "basis": [dict.fromkeys(of_row, "computed") | fixed for of_row in intervals],
         "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
     }
     if e.pools is not None:
@@ -148,28 +151,39 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         yield dict(zip(columns, values, strict=True))
 
 
-def _bands(
-    setting: Setting, figures: Iterable[ServingFigures]
-) -> Iterator[dict[str, tuple[float, float]]]:
-    """The band of every figure."""
-    of_means = bands().bands[grade(setting)]
+def _intervals(
+    setting: Setting,
+    figures: Iterable[ServingFigures],
+    costs: Mapping[str, Sequence[float]],
+    energy: Mapping[str, Sequence[float]],
+) -> Iterator[dict[str, dict[Level, Ends]]]:
+    """The intervals of every figure; cost and energy per token follow the throughput's."""
+    follow = [(name, {**costs, **energy}[name]) for name in FOLLOWING]
+    known = bands_of(setting)
+    inverse = known["output_tokens_per_s"].inverse()
 
     @cache
-    def ends(name: str) -> tuple[float, float]:
-        band = of_means[_banded(name)]
-        return band.low, band.high
+    def factors(name: str) -> tuple[tuple[Level, float, float], ...]:
+        of = inverse if name in FOLLOWING else known[_banded(name)].factors
+        return tuple((level, low, high) for level, (low, high) in of.items())
 
-    for of_row in figures:
-        ranges = ((name, value, *ends(name)) for name, value in of_row.to_json().items())
-        yield {name: (value * low, value * high) for name, value, low, high in ranges}
+    for i, of_row in enumerate(figures):
+        values = of_row.to_json()
+        for name, column in follow:
+            if math.isfinite(column[i]):
+                values[name] = column[i]
+        yield {
+            name: {level: (value * low, value * high) for level, low, high in factors(name)}
+            for name, value in values.items()
+        }
 
 
 def _banded(name: str) -> str:
-    """The mean whose band a figure has.
+    """The metric whose intervals a figure has.
 
     Measurements do not tell a mean and its percentiles apart.
     """
-    if name == "goodput_requests_per_s":
+    if name in ("goodput_requests_per_s", "output_tokens_per_s_per_gpu"):
         return "output_tokens_per_s"
     mean = f"{name.rpartition('_p')[0]}_s"
     return mean if mean in FIGURES else name
