@@ -41,6 +41,7 @@ LEAST = 0.02
 TRIMMED = 0.025
 """Share of residuals at each side that count as the quantile there when variances are taken."""
 Groups = Sequence[Sequence[str]]
+_SIDES = ("median", "below", "above")
 
 
 def residuals(rows: pd.DataFrame) -> pd.DataFrame:
@@ -50,7 +51,9 @@ def residuals(rows: pd.DataFrame) -> pd.DataFrame:
     """
     out = rows.assign(residual=np.log(rows.measured.astype(float) / rows.estimated.astype(float)))
     out = out[np.isfinite(out.residual)].reset_index(drop=True)
-    return out.assign(weight=1.0 / out.groupby(["metric", *CELL]).residual.transform("size"))
+    sizes = out.groupby(["metric", *CELL]).residual.transform("size")
+    weighed: pd.DataFrame = out.assign(weight=1.0 / sizes)
+    return weighed
 
 
 def quantiles(values: Float, weights: Float, shares: Sequence[float]) -> Float:
@@ -156,8 +159,8 @@ def left_out(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
             others = table[table.source != source]
             stretch, seen = stretches(others), others.residual.to_numpy()
             seen = seen if len(seen) else part.residual.to_numpy()
-            sides = (part[name].to_numpy() for name in ("median", "below", "above"))
-            low, high = ends(*sides, stretch, seen)
+            median, below, above = (part[name].to_numpy() for name in _SIDES)
+            low, high = ends(median, below, above, stretch, seen)
             columns = {f"low_{level}": np.exp(low[:, k]) for k, level in enumerate(LEVELS)}
             columns |= {f"high_{level}": np.exp(high[:, k]) for k, level in enumerate(LEVELS)}
             parts.append(part.assign(**columns))
@@ -226,7 +229,7 @@ def correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     wide = table.pivot_table(index="run", columns="metric", values="residual")
     cells = table.drop_duplicates("run").set_index("run")[list(CELL)]
     out: dict[str, dict[str, float]] = {}
-    names = sorted(wide)
+    names = sorted(map(str, wide))
     for k, one in enumerate(names):
         for two in names[k + 1 :]:
             both = wide[[one, two]].dropna()
@@ -237,7 +240,7 @@ def correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
             moment = float((weight * a * b).sum())
             scale = math.sqrt(float((weight * a * a).sum()) * float((weight * b * b).sum()))
             if scale:
-                out.setdefault(str(one), {})[str(two)] = round(moment / scale, 2)
+                out.setdefault(one, {})[two] = round(moment / scale, 2)
     return out
 
 
@@ -264,7 +267,8 @@ def comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFr
             (told[first] - told[second])[different],
             (seen[first] - seen[second])[different],
         )
-        band = file.band(str(metric), groups, part.iloc[0][list(KEYS)].to_dict())
+        values = {name: str(part[name].iloc[0]) for name in KEYS}
+        band = file.band(str(metric), groups, values)
         error = np.array([[band.common**2]]), np.array([[band.independent**2]])
         one = np.ones(1)
         scores = better_score(
@@ -301,7 +305,8 @@ def bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
                 # a group within one vendor is pooled with that vendor, too
                 alike = {name: part[name].iloc[0] for name in KEYS if part[name].nunique() == 1}
                 median, below, above = _spread(of_metric, groups[k:], alike)
-                low, high = ends(*map(np.asarray, (median, below, above)), stretch, seen)
+                centre, down, up = map(np.asarray, (median, below, above))
+                low, high = ends(centre, down, up, stretch, seen)
                 at = LEVELS.index(BAND)
                 score = NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
                 sigma = float(high[at] - low[at]) / (2 * score)

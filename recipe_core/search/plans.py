@@ -103,8 +103,7 @@ def estimate_batch(values: Iterable[Any]) -> list[dict[str, Any]]:
         judged = kind.of(problem, setting, kind.stack([cases for _, _, _, cases in members]))
         estimates = judged.estimates(range(len(members)))
         answers |= {
-            n: estimate.to_json()
-            for (n, _, _, _), estimate in zip(members, estimates, strict=True)
+            n: estimate.to_json() for (n, _, _, _), estimate in zip(members, estimates, strict=True)
         }
     return [answers[n] for n in sorted(answers)]
 
