@@ -105,6 +105,8 @@ def pinned(plan: Plan, key: str) -> None:
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
     elif fits:
         st.markdown(f"**{common.escape(plan.label(row))}**\\\n{common.escape(plan.phrase(row))}")
+        if sentence := plan.against_best(row):
+            st.caption(common.escape(sentence))
     else:
         reasons = common.escape("; ".join(plan.reasons(row)))
         st.markdown(f"**{common.escape(plan.label(row))}** is refused: {reasons}")

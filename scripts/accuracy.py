@@ -1,12 +1,9 @@
-"""Compare estimates with all measured runs and logs: write the bands and docs/accuracy.md.
+"""Compare estimates with all measured runs and logs: write docs/accuracy.md.
 
     python scripts/accuracy.py TRUTH_DIR
 
-The comparison is that of ``recipe validate``, over the full data instead of the shipped table. A
-band is the p10-p90 range of measured / estimated over the scored runs (no excluded ones, no example
-listings) of devices with fitted rooflines, where each source x device x model counts as much as any
-other. For devices that rest on priors the range is widened by ``PRIOR`` on a log scale, and by
-their own runs where there are enough cells of them.
+The comparison is that of ``recipe validate``, over the full data instead of the shipped table. The
+intervals come from scripts/fit_bands.py, which also writes how often they hold.
 """
 
 from __future__ import annotations
@@ -26,13 +23,12 @@ import pandas as pd
 import publish_runs
 import publish_training
 
-from recipe_core.base.documents import read_document, to_yaml
+from recipe_core.base.documents import read_document
 from recipe_core.calibration.training_validate import compare_training
 from recipe_core.calibration.validate import (
     CELL,
     CELL_SIZE,
     PAIRINGS,
-    QUANTITIES,
     SCORED,
     Comparison,
     compare,
@@ -43,18 +39,14 @@ from recipe_core.calibration.validate import (
     ranking,
     scored,
 )
-from recipe_core.hardware.cluster import device, roofline
+from recipe_core.hardware.cluster import device
 from recipe_core.measured.serving_runs import SOURCES, Run, listings, published_runs
 from recipe_core.model.catalog import catalog_model, in_catalog
-from recipe_core.physics.serving import bands as shipped
-from recipe_core.physics.serving.bands import Band, BandFile
 
 ROOT = Path(__file__).parent.parent
-BANDS = ROOT / "recipe_core" / "physics" / "serving" / "bands.yaml"
 REPORT = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
-PRIOR = 1.5
-ENOUGH_CELLS = 5
+INTERVALS = ROOT / "docs" / "intervals.json"
 VENDOR_FACTOR = 1.3
 RANKED_RIGHT = 0.85
 WORST = 8
@@ -67,61 +59,6 @@ TARGETS = (
     ("throughput, all queued", "offline", "output_tokens_per_s", 0.105, 0.28),
     ("latency of a static batch", "static", "request_latency_ms", 0.12, 0.18),
 )
-
-
-def is_fitted(name: str) -> bool:
-    """Whether a device's roofline rests on measurements of it (see ``grade`` of the estimate)."""
-    return roofline(device(name), "gemm", "any").status in ("fitted", "measured")
-
-
-def _range(rows: pd.DataFrame) -> tuple[float, float]:
-    """p10 and p90 of measured / estimated, each cell with the same weight."""
-    weight = 1.0 / rows.groupby(list(CELL)).ratio.transform("size")
-    low, high = np.quantile(1.0 / rows.ratio, [0.1, 0.9], weights=weight, method="inverted_cdf")
-    return float(low), float(high)
-
-
-def _latencies(figures: pd.DataFrame) -> pd.DataFrame:
-    """Request latency of each run: as measured, else first token + the rest."""
-    wide = figures.pivot(index="id", columns="figure", values=["measured", "estimated"])
-    runs = figures.drop_duplicates("id").set_index("id")
-    ends = {}
-    for side in ("measured", "estimated"):
-        added = wide[side]["ttft_ms"] + wide[side]["tpot_ms"] * (runs.output_tokens - 1)
-        ends[side] = wide[side]["request_latency_ms"].fillna(added)
-    ratio = (ends["estimated"] / ends["measured"]).rename("ratio")
-    return (
-        runs.drop(columns="ratio")
-        .join(ratio)
-        .dropna(subset="ratio")
-        .assign(figure="request_latency_ms")
-    )
-
-
-def bands(figures: pd.DataFrame) -> BandFile:
-    """Bands by what a device rests on and by quantity."""
-    figures = scored(figures)
-    plain = figures[~figures.figure.isin(["total_tokens_per_s", "request_latency_ms"])]
-    everything = pd.concat([plain, _latencies(figures)])
-    out: dict[str, dict[str, Band]] = {"fitted": {}, "prior": {}}
-    for figure, rows in everything.groupby("figure"):
-        fitted = rows.device.map({name: is_fitted(name) for name in rows.device.unique()})
-        low, high = _range(rows[fitted] if fitted.any() else rows)
-        wide = (low / PRIOR, high * PRIOR)
-        if rows[~fitted].groupby(list(CELL)).ngroups >= ENOUGH_CELLS:
-            prior = _range(rows[~fitted])
-            wide = (min(wide[0], prior[0]), max(wide[1], prior[1]))
-        for name, ends in (("fitted", (low, high)), ("prior", wide)):
-            out[name][QUANTITIES[str(figure)][0]] = Band(
-                low=round(ends[0], 2), high=round(ends[1], 2)
-            )
-    for of_grade in out.values():
-        of_grade["output_tokens_per_s_per_gpu"] = of_grade["output_tokens_per_s"]
-    source = (
-        f"p10 to p90 of measured / estimated over {figures.id.nunique():,} published runs, "
-        "cells weighted alike; scripts/accuracy.py"
-    )
-    return BandFile(schema_version=1, source=source, bands=out)
 
 
 def fitted_numbers(value: Any) -> int:
@@ -324,6 +261,36 @@ def left_out() -> str:
     return "\n".join(lines)
 
 
+def intervals() -> str:
+    """How often measured runs of sources left out are inside their intervals."""
+    report = json.loads(INTERVALS.read_text())
+    parts = []
+    for kind, title in (("serving", "Serving"), ("training", "Training")):
+        for name, records in report[kind].items():
+            if name != "comparisons":
+                parts.append(f"{title}, {name}:\n\n{markdown(pd.DataFrame(records))}")
+    pairs_of = markdown(pd.DataFrame(report["serving"]["comparisons"]))
+    tables = "\n\n".join(parts)
+    return f"""## Intervals
+
+Written by `python scripts/fit_bands.py TRUTH_DIR --write`; `recipe validate --bands` counts the
+shipped runs, or a table of your own. Estimates have 50, 80 and 95 % intervals by figure, by what
+the device's figures rest on, and by engine and device generation; groups with few cells are pooled
+with wider ones. They come from runs left out of the fit (`recipe_core/calibration/intervals.py`).
+Each source below is held against intervals that the other sources give; cells count alike. "80 %
+is" has the ends of the 80 % interval around its middle.
+
+![Measured runs inside intervals](images/intervals.svg)
+
+{tables}
+
+What runs of one device, engine and version have in common cancels where their splits are compared.
+How often the split that is estimated to be better was better, by the probability that it is given
+(runs of one source, device, model, engine version, workload and load that differ in split):
+
+{pairs_of}"""
+
+
 def sources() -> str:
     """Whose figures they are, and how they were measured."""
     known = read_document(SOURCES)
@@ -420,6 +387,8 @@ By source:
 
 {left_out()}
 
+{intervals()}
+
 ## The better of two splits
 
 Pairs of runs that differ in split, and by more than 10 % in the figure; all else is equal. Splits
@@ -470,9 +439,7 @@ Below: what vLLM logged at its start, against the estimate at the same limits.
 def main() -> None:
     truth = Path(sys.argv[1])
     runs = publish_runs.as_runs(publish_runs.runs(truth))
-    BANDS.write_text(to_yaml(bands(compare(runs).figures).model_dump(mode="json")))
-    shipped.bands.cache_clear()
-    comparison = compare(runs)  # again, with the bands that were just written
+    comparison = compare(runs)
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
     memory = accuracy_memory.report(
         accuracy_memory.compared(truth / "memory_facts.csv"), capacities
@@ -483,7 +450,7 @@ def main() -> None:
     text = report(comparison, runs, memory, own_runs).rstrip()
     REPORT.write_text(f"{text}\n\n{pools}\n{training}")
     print(targets(comparison.figures))
-    print(f"wrote {BANDS.relative_to(ROOT)} and {REPORT.relative_to(ROOT)}")
+    print(f"wrote {REPORT.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

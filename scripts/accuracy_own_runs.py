@@ -28,10 +28,11 @@ import publish_runs
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import to_yaml
+from recipe_core.base.intervals import BAND
 from recipe_core.calibration import own_runs
 from recipe_core.calibration.own_runs import learn, of_runs
 from recipe_core.measured.serving_runs import Run
-from recipe_core.physics.serving.bands import bands, grade, narrowed
+from recipe_core.physics.serving.bands import bands_of, narrowed
 from recipe_core.physics.serving.corrections import EITHER
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.space.corrections import (
@@ -334,10 +335,10 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
         if made.corrected is not None:
             left[members] = made.corrected.left[quantity]
             alike[members] = made.corrected.scales.runs[:, EITHER, 0] > 0
-        band = bands().bands[grade(setting)][quantity]
+        band = bands_of(setting)[quantity].factors[BAND]
         for k in members:
             mine = narrowed(band, float(left[k]))
-            low[k], high[k] = values[k] * mine.low, values[k] * mine.high
+            low[k], high[k] = values[k] * mine[0], values[k] * mine[1]
     return Predicted(values, low, high, alike)
 
 

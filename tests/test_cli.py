@@ -446,7 +446,7 @@ def test_the_options_are_frozen():
         "estimate": {"--measured", "--trace"},
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
-        "validate": {"--by", "--training"},
+        "validate": {"--bands", "--by", "--training"},
         "build": {
             "--env",
             "--for",

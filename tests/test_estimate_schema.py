@@ -145,6 +145,7 @@ def test_it_is_strict(validator):
         lambda e: e["memory"].update(weights_bytes="much"),
         lambda e: e["cost"].update(usd_per_hour=-1),
         lambda e: e["bands"].update(tpot_s=[1.0]),
+        lambda e: e["intervals"]["tpot_s"].update({"90": [1.0, 2.0]}),
         lambda e: e["causes_s"]["decode"].update(luck=1.0),
         lambda e: e.pop("reasons"),
     ]
@@ -176,13 +177,25 @@ def test_percentiles_have_names_of_figures(adapter):
 def test_a_figure_comes_with_its_band():
     table = plan(make_request())
     estimate = table.detailed(table.best_row)
+    parts = estimate.to_json()
+    values = {**parts["cost"], **parts["energy"], **parts["serving"]}
+    assert set(estimate.bands) == set(estimate.intervals)
     for name, (low, high) in estimate.bands.items():
         figure = getattr(estimate, name)
         assert (figure.low, figure.high) == (low, high)
-        assert figure.value == estimate.to_json()["serving"][name]
+        assert figure.value == values[name]
+        assert figure.interval() == figure.interval(80) == (low, high)
+        ends = [figure.interval(level) for level in (95, 80, 50)]
+        assert [low for low, _ in ends] == sorted(low for low, _ in ends)
+        assert [high for _, high in ends] == sorted((high for _, high in ends), reverse=True)
+        assert 0.5 - 0.45 < figure.probability_below(figure.value) < 0.5 + 0.45
         assert figure.basis == estimate.basis[name]
         assert low <= figure.value <= high
     assert {"tpot_s", "ttft_p95_s", "output_tokens_per_s"} <= set(dir(estimate))
+    with pytest.raises(ValueError, match="level must be 50, 80, 95 here"):
+        estimate.tpot_s.interval(90)
+    with pytest.raises(ValueError, match="limit must be above 0"):
+        estimate.tpot_s.probability_below(0.0)
     with pytest.raises(AttributeError, match="no figure 'tpot'; known: ttft_s, tpot_s, "):
         _ = estimate.tpot
 

@@ -13,7 +13,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.units import rounded
 from recipe_core.doors.api import create_api
 from recipe_core.request.edit import change
 from recipe_core.request.schema import Limits, Objective, Options, PlanRequest
@@ -21,7 +20,7 @@ from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 from recipe_core.search.problem import TRAINING_GOALS
-from recipe_core.search.rows import TIE_DIGITS
+from recipe_core.search.rows import TIED
 from tests.command_line import recipe
 from tests.conftest import request_values
 
@@ -262,7 +261,13 @@ def shape(values: Any) -> Any:
 def test_json_of_both_kinds_has_the_same_names() -> None:
     serving, training = (shape(plain(kind).to_json()) for kind in REQUESTS)
     assert serving == training
-    assert set(training["candidates"][0]) == {"rank", "candidate", "estimate", "pareto"}
+    assert set(training["candidates"][0]) == {
+        "rank",
+        "candidate",
+        "estimate",
+        "pareto",
+        "beats_best",
+    }
     assert set(training["counts"]) == {"candidates", "feasible", "refused", "tied_with_best"}
 
 
@@ -310,12 +315,14 @@ def test_json_says_what_splits_say(kind: str) -> None:
     assert [row["reasons"] for row in view["refused"]] == [
         table.reasons(int(row)) for row in np.flatnonzero(~table.feasible)[:3]
     ]
-    score = rounded(table.score[table.order], TIE_DIGITS)
+    best = int(table.order[0])
+    chances = table.beats(table.order[1:], best)
+    assert [listed["beats_best"] for listed in view["candidates"]] == [None, chances[0]]
     assert view["counts"] == {
         "candidates": len(table),
         "feasible": len(table.ranked),
         "refused": len(table.refused),
-        "tied_with_best": int((score == score[0]).sum()) - 1,
+        "tied_with_best": sum(chance >= TIED for chance in chances),
     }
     assert view["nearest"] is None
 

@@ -69,3 +69,12 @@ def rounded(values: Any, digits: int = 3) -> Any:
     safe = np.where((array == 0) | ~np.isfinite(array), 1.0, np.abs(array))
     scale = 10.0 ** (digits - 1 - np.floor(np.log10(safe)))
     return np.round(array * scale) / scale
+
+
+def chance_text(probability: float) -> str:
+    """A probability in percent, without claiming certainty at either end."""
+    if 0 < probability < 0.01:
+        return "<1%"
+    if 0.99 < probability < 1:
+        return ">99%"
+    return f"{probability:.0%}"

@@ -12,10 +12,10 @@ import pandas as pd
 
 from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.base.units import GIB
-from recipe_core.calibration.validate import aligned, errors
-from recipe_core.engines.frameworks import training_data
+from recipe_core.calibration.validate import ENDS, SHOWN_LEVELS, aligned, errors
 from recipe_core.measured.serving_runs import SHOWN
 from recipe_core.measured.training_runs import TrainingRun
+from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.fits import memory_rule
 from recipe_core.physics.training.memory import Memory, memory
 from recipe_core.physics.training.schedule import step_parts
@@ -37,8 +37,7 @@ COLUMNS = (
     "figure",
     "measured",
     "estimated",
-    "low",
-    "high",
+    *ENDS,
 )
 
 
@@ -56,8 +55,9 @@ class TrainingComparison:
     """Runs against their estimates.
 
     ``figures`` has a row for each measured figure, with ``measured``, ``estimated``, ``low`` and
-    ``high`` (the band), ``ratio`` (estimated / measured) and ``error`` (|ratio - 1|): seconds of a
-    step (also where tokens per second were measured), and GiB. Refused runs have them too.
+    ``high`` (the band), the ends of the other intervals, ``ratio`` (estimated / measured) and
+    ``error`` (|ratio - 1|): seconds of a step (also where tokens per second
+    were measured), and GiB. Refused runs have them too.
     ``refused``: runs that an estimate calls impossible, with the reason; ``unstated`` counts those
     refused for memory whose source does not state the recomputation. ``not_covered`` counts the
     reasons of runs that cannot be requested.
@@ -107,7 +107,8 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
         broken = [*rules(group.setting, group.cases), memory_rule(group.setting, mem)]
         for i, n in enumerate(map(int, group.rows)):
             run = runs[n]
-            rows += _figures(run, float(seconds[i]), memory_gib(run, mem, i, group.setting))
+            peak = memory_gib(run, mem, i, group.setting)
+            rows += _figures(run, group.setting, float(seconds[i]), peak)
             reasons = [rule for rule in broken if rule.broken[i]]
             if reasons and run.recompute is None and all(rule.code == "memory" for rule in reasons):
                 unstated += 1
@@ -132,7 +133,9 @@ def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) 
     return (float(mem.peak_bytes[i]) + outside) / GIB
 
 
-def _figures(run: TrainingRun, step_s: float, peak_gib: float) -> list[tuple[Any, ...]]:
+def _figures(
+    run: TrainingRun, setting: TrainingSetting, step_s: float, peak_gib: float
+) -> list[tuple[Any, ...]]:
     identity = (run.id, run.source, run.device, run.model, run.engine)
     figures = (
         (TIME, TIME, run.measured_step_s, step_s),
@@ -141,9 +144,9 @@ def _figures(run: TrainingRun, step_s: float, peak_gib: float) -> list[tuple[Any
     rows: list[tuple[Any, ...]] = []
     for figure, key, measured, estimated in figures:
         if measured is not None:
-            band = training_data().bands[key]
-            low, high = estimated * band.low, estimated * band.high
-            rows.append((*identity, figure, measured, estimated, low, high))
+            factors = band(setting, key).factors
+            inside = [estimated * end for level in SHOWN_LEVELS for end in factors[level]]
+            rows.append((*identity, figure, measured, estimated, *inside))
     return rows
 
 

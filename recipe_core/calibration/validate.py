@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.intervals import Level
 from recipe_core.hardware.cluster import device
 from recipe_core.measured.serving_runs import FIGURES, LIMITS, SHOWN, SPLIT, Run, listings
 from recipe_core.search.plans import estimate_batch
@@ -30,6 +31,9 @@ QUANTITIES |= dict.fromkeys(
 CELL_SIZE = 3
 """Measured figures from which a cell counts in the primary score."""
 ALL, SCORED = "all", "scored"
+SHOWN_LEVELS: tuple[Level, ...] = ("80", "50", "95")
+ENDS = ("low", "high", "low_50", "high_50", "low_95", "high_95")
+"""Columns of the ends of intervals, the band's first; ``SHOWN_LEVELS`` are their levels."""
 RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
 MARGIN = 0.10
 """Measured difference from which splits are compared; less is within the noise of benchmarks."""
@@ -43,7 +47,8 @@ class Comparison:
 
     ``figures`` has a row for each measured figure of the estimated runs: the columns of ``Run``,
     and ``vendor``, ``figure``, ``measured``, ``estimated``, ``low`` and ``high`` (the band),
-    ``ratio`` (estimated / measured) and ``error`` (|ratio - 1|). ``not_covered`` counts the reasons
+    ``low_50``, ``high_50``, ``low_95`` and ``high_95`` (the other intervals), ``ratio`` (estimated
+    / measured) and ``error`` (|ratio - 1|). ``not_covered`` counts the reasons
     of runs without an estimate; ``refused`` are runs that an estimate calls impossible, with the
     first reason.
     """
@@ -64,7 +69,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         if answer.get("feasible") is False
     )
     rows = [row for run, answer in zip(runs, answers, strict=True) for row in _figures(run, answer)]
-    columns = [*_RUN_FIELDS, "vendor", "figure", "measured", "estimated", "low", "high"]
+    columns = [*_RUN_FIELDS, "vendor", "figure", "measured", "estimated", *ENDS]
     figures = pd.DataFrame(rows, columns=columns)
     ratio = figures.estimated / figures.measured
     return Comparison(
@@ -84,10 +89,10 @@ def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
             continue
         if figure == "total_tokens_per_s":
             scale = (run.input_tokens + run.output_tokens) / run.output_tokens
-        low, high = answer["bands"].get(quantity, (math.nan, math.nan))
+        intervals = answer["intervals"][quantity]
+        ends = [end * scale for level in SHOWN_LEVELS for end in intervals[level]]
         fields = [getattr(run, name) for name in _RUN_FIELDS]
-        estimate_and_band = (estimated * scale, low * scale, high * scale)
-        yield (*fields, device(run.device).vendor, figure, measured, *estimate_and_band)
+        yield (*fields, device(run.device).vendor, figure, measured, estimated * scale, *ends)
 
 
 def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -293,6 +298,11 @@ HEADINGS = {
     "bias": "est/meas",
     "inside": "in band",
     "cell_mean": "mean of cells",
+    "inside_50": "in 50 %",
+    "inside_80": "in 80 %",
+    "inside_95": "in 95 %",
+    "width": "80 % is",
+    "better": "was better",
     "right": "ranked right",
     "tied": "estimates tie",
 }
@@ -327,12 +337,15 @@ def summary(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
+_SHARES = ("inside", "inside_50", "inside_80", "inside_95", "right", "tied")
 _SHOW: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(
         ("median", "mean", "p90", "cell_mean", "cell_median", "cell_p90"), "{:.1%}".format
     ),
-    **dict.fromkeys(("inside", "right", "tied", "within_20"), "{:.0%}".format),
-    **dict.fromkeys(("n", "cells", "pairs"), "{:,}".format),
+    **dict.fromkeys((*_SHARES, "within_20", "probability", "better"), "{:.0%}".format),
+    "width": "± {:.0%}".format,
+    **dict.fromkeys(("from", "to"), "{:g}".format),
+    **dict.fromkeys(("n", "runs", "cells", "pairs"), "{:,}".format),
     "bias": "{:.2f}".format,
 }
 

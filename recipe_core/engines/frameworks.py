@@ -141,13 +141,6 @@ class RunFigures(_Data):
     joules_share: Number
 
 
-class Band(_Data):
-    """p10 and p90 of measured / estimated over the runs of the fit."""
-
-    low: Amount
-    high: Amount
-
-
 class TrainingData(_Data):
     """The file ``frameworks.yaml``."""
 
@@ -157,7 +150,6 @@ class TrainingData(_Data):
     optimizers: dict[str, Optimizer]
     run: RunFigures
     figures: Calibration
-    bands: dict[str, Band]
 
 
 @cache

@@ -30,6 +30,7 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from recipe_core.base.described import prose
+from recipe_core.base.intervals import BAND, LEVELS, Level, probability_below
 
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -38,6 +39,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Known = Amount | None
 """Null where it is unknown."""
 Seconds = dict[str, Amount]
+IntervalsByFigure = dict[str, dict[Level, tuple[float, float]]]
+"""By figure and level (50, 80 and 95 %), lower and upper end in the figure's unit."""
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -168,6 +171,30 @@ class Prediction:
     """Upper end of that band."""
     basis: str
     """What the figure rests on: ``computed``, or how measurements support it."""
+    intervals: Mapping[Level, tuple[float, float]] | None = None
+    """By level, the ends of the interval in which that share of measured runs is expected; None in
+    estimates of versions that wrote the band alone."""
+
+    def interval(self, level: int | str = BAND) -> tuple[float, float]:
+        """Lower and upper end of the 50, 80 or 95 % interval, in the figure's unit.
+
+        Raises:
+            ValueError: for another level, or one that an older estimate does not have.
+        """
+        known = self.intervals or {BAND: (self.low, self.high)}
+        if str(level) not in known:
+            raise ValueError(f"level must be {', '.join(known)} here (got {level})")
+        return known[str(level)]  # type: ignore[index]  # it is one of them
+
+    def probability_below(self, limit: float) -> float:
+        """The probability that a measured run is at most ``limit``, in the figure's unit.
+
+        Raises:
+            ValueError: ``limit`` is not above 0, or the estimate is of a version without intervals.
+        """
+        if self.intervals is None:
+            raise ValueError(f"this estimate has no intervals at {', '.join(LEVELS)} %")
+        return probability_below(self.intervals, limit)
 
 
 class EstimateBase(Part):
@@ -179,6 +206,7 @@ class EstimateBase(Part):
     __slots__ = ()
     feasible: bool
     bands: dict[str, tuple[float, float]] | None
+    intervals: IntervalsByFigure | None
     basis: dict[str, str] | None
 
     def figures(self) -> Mapping[str, Any]:
@@ -187,9 +215,9 @@ class EstimateBase(Part):
 
     def predictions(self) -> dict[str, Prediction]:
         """Every figure that has a band; none where the split cannot run."""
-        figures, basis = self.figures(), self.basis or {}
+        figures, basis, intervals = self.figures(), self.basis or {}, self.intervals or {}
         return {
-            name: Prediction(figures[name], low, high, basis[name])
+            name: Prediction(figures[name], low, high, basis[name], intervals.get(name))
             for name, (low, high) in (self.bands or {}).items()
         }
 

@@ -15,8 +15,9 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
-from recipe_core.base.units import duration, gib, rate, significant, usd
+from recipe_core.base.units import chance_text, duration, gib, rate, significant, usd
 from recipe_core.search.plan import Plan
+from recipe_core.search.rows import TIED
 
 if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
     from recipe_core.recipe import Recipe
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
     from recipe_core.search.sensitivity import Flip
 
 REFUSALS_SHOWN = 12
+BEATEN_SHOWN = 5
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
@@ -36,17 +38,38 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     parts = [f"{problem.model.name} on {devices}: {len(plan.order)} of {len(plan)} splits can run"]
     if len(plan.order):
         parts.append(_best(plan, top))
-        if plan.tied:
-            parts.append(
-                f"{plan.tied} more tie with the first, which is the simplest: "
-                "fewest devices, no pipeline, smallest tp"
-            )
+        parts += [*_beaten(plan, top), *_tied(plan)]
     else:
         parts += _nearest(plan)
     if flips is not None:
         parts += ["what would change the choice:", *map(_flip, flips)]
     parts.append(_refused(plan))
     return "\n".join(part for part in parts if part)
+
+
+def _beaten(plan: Plan, top: int) -> list[str]:
+    """With what probability the first split beats the next ones."""
+    others = plan.order[1 : min(top, BEATEN_SHOWN + 1)]
+    if not len(others):
+        return []
+    chances = [chance_text(1 - chance) for chance in plan.beats(others, int(plan.order[0]))]
+    beaten = (f"{rank} with {chance}" for rank, chance in enumerate(chances, 2))
+    return [f"measured, 1 beats {', '.join(beaten)} (by {_goals(plan)})"]
+
+
+def _goals(plan: Plan) -> str:
+    return " and ".join(plan.request.objective.goals)
+
+
+def _tied(plan: Plan) -> list[str]:
+    if not plan.tied:
+        return []
+    many = plan.tied > 1
+    return [
+        f"{plan.tied} more {'tie' if many else 'ties'} with the first: measured, "
+        f"{'each' if many else 'it'} beats it with {TIED:.0%} or more. Of equal estimates the "
+        "simplest is first: fewest devices, no pipeline, smallest tp"
+    ]
 
 
 def _flip(flip: Flip) -> str:

@@ -176,7 +176,9 @@ class Plan(PlanRows):
         The first ``top`` ranked, the first ``refused`` with their reasons.
 
         ``nearest`` is the nearest split when none is feasible, with changes after which something
-        is.
+        is. ``beats_best`` is the probability that a split, if both were measured, is better by the
+        goal than the first (null for itself); ``tied_with_best`` counts those of which it is 0.4 or
+        more.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -184,6 +186,7 @@ class Plan(PlanRows):
             self._cases_json(shown),
             self.estimates(shown),
             self.frontier[shown].tolist(),
+            [None, *self.beats(shown[1:], int(shown[0]))] if len(shown) else [],
             strict=True,
         )
         reasons = zip(self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True)
@@ -192,8 +195,14 @@ class Plan(PlanRows):
         return {
             "schema_version": 1,
             "candidates": [
-                {"rank": rank, **case, "estimate": estimate.to_json(), "pareto": pareto}
-                for rank, (case, estimate, pareto) in enumerate(ranked, 1)
+                {
+                    "rank": rank,
+                    **case,
+                    "estimate": estimate.to_json(),
+                    "pareto": pareto,
+                    "beats_best": chance,
+                }
+                for rank, (case, estimate, pareto, chance) in enumerate(ranked, 1)
             ],
             "refused": [{**case, "reasons": sentences} for case, sentences in reasons],
             "nearest": self._nearest_json(),

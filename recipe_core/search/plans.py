@@ -110,7 +110,10 @@ def estimate_batch(
         _, problem, setting, _ = members[0]
         kind = plan_type(problem.request.workload.kind)
         judged = kind.of(problem, setting, kind.stack([cases for _, _, _, cases in members]))
-        answers |= {n: judged.estimate(row).to_json() for row, (n, _, _, _) in enumerate(members)}
+        estimates = judged.estimates(range(len(members)))
+        answers |= {
+            n: estimate.to_json() for (n, _, _, _), estimate in zip(members, estimates, strict=True)
+        }
     return [answers[n] for n in sorted(answers)]
 
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
+from recipe_core.base.intervals import NORMAL
 from recipe_core.base.labels import REFUSALS
-from recipe_core.base.units import band, rounded
+from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
@@ -27,6 +29,9 @@ Answer = TypeVar("Answer")
 
 TIE_DIGITS = 4
 """Splits whose goal agrees to so many significant digits are equally good."""
+TIED = 0.4
+"""Probability of beating the best split from which a split ties with it: estimates do not tell
+which of the two is better."""
 
 
 class PlanRows(ABC):
@@ -236,13 +241,85 @@ class PlanRows(ABC):
         keys += [np.asarray(key)[rows] for key in self._precedence()]
         return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
 
+    # comparisons
+
+    @abstractmethod
+    def _moves_with_errors(self, rows: Int) -> Float:
+        """By how much the logarithm of the score of some rows moves with each measured figure's.
+
+        Rows × figures, in the order of ``_errors``.
+        """
+
+    @abstractmethod
+    def _errors(self, setting: Any) -> tuple[Float, Float]:
+        """Covariances of measured figures' errors in a setting: the common part, the rest."""
+
+    @abstractmethod
+    def _software(self, setting: Any) -> tuple[str, ...]:
+        """What the common part of errors belongs to: device, engine and version."""
+
+    @cached_property
+    def _log_score(self) -> Float:
+        """The logarithm of what rows are ranked by, goals weighed, less is better."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return add(
+                np.asarray(sign * weight * np.log(self._priced(column)))
+                for weight, (column, sign) in (
+                    (weight, self.goals[goal])
+                    for goal, weight in self.request.objective.goals.items()
+                )
+            )
+
+    def _better_score(self, rows: Int, other: int) -> Float:
+        """Normal scores of rows being better than another row by the goal, if both were measured.
+
+        Estimates that agree to ``TIE_DIGITS`` count as equal.
+        """
+        gain = self._log_score[other] - self._log_score[rows]
+        equal = rounded(self.score[rows], TIE_DIGITS) == rounded(self.score[[other]], TIE_DIGITS)
+        gain = np.where(equal, 0.0, gain)
+        block, _ = self.at(other)
+        theirs, software = self._errors(block.setting), self._software(block.setting)
+        moves = self._moves_with_errors(np.array([other]))[0]
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        out = np.zeros(len(rows))
+        for k in np.unique(numbers).tolist():
+            inside, setting = numbers == k, self.blocks[k].setting
+            out[inside] = better_score(
+                gain[inside],
+                self._moves_with_errors(rows[inside]),
+                moves,
+                (self._errors(setting), theirs),
+                shared=self._software(setting) == software,
+            )
+        return out
+
+    def beats(self, rows: Sequence[int] | Int, other: int) -> list[float]:
+        """The probability that each of some rows is better than another row, if both were measured.
+
+        Better by the goals of the objective. Errors that all splits on one device and engine have
+        in common cancel.
+        """
+        return probability(self._better_score(np.asarray(rows, dtype=np.int64), other))
+
+    def against_best(self, row: int) -> str:
+        """With what probability the best split beats a feasible row, as a sentence.
+
+        Empty for the best one itself.
+        """
+        best = self.best_row
+        if best is None or row == best:
+            return ""
+        chance = chance_text(1 - self.beats([row], best)[0])
+        return f"Measured, {self.label(best)} beats it with {chance}"
+
     @property
     def tied(self) -> int:
-        """How many rows the best one ties with by the goal; the simplest of them ranks first."""
-        best = rounded(self.score[self.order[:1]], TIE_DIGITS)
-        if not len(best):
+        """How many rows tie with the best: measured, each may as well be better (``TIED``)."""
+        if not len(self.order):
             return 0
-        return int((rounded(self.score[self.order], TIE_DIGITS) == best).sum()) - 1
+        scores = self._better_score(self.order[1:], int(self.order[0]))
+        return int((scores >= NORMAL.inv_cdf(TIED)).sum())
 
     @property
     def best_row(self) -> int | None:

@@ -15,8 +15,9 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.labels import REFUSALS, serving_split
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import significant
+from recipe_core.physics.serving.bands import METRICS, errors
 from recipe_core.physics.serving.estimates import Estimates, estimate
-from recipe_core.physics.serving.results import ServingEstimate
+from recipe_core.physics.serving.results import FOLLOWING, ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
@@ -174,6 +175,26 @@ class ServingPlan(Plan):
             columns["tokens_per_s_per_user"] = 1 / columns["tpot_s"]
             columns["memory_share"] = columns["total_bytes"] / columns["usable_bytes"]
         return columns
+
+    def _moves_with_errors(self, rows: Int) -> Float:
+        moves = np.zeros((len(rows), len(METRICS)))
+        first = self.columns["ttft_s"][rows] / self.columns["request_latency_s"][rows]
+        for goal, weight in self.request.objective.goals.items():
+            column, sign = self.goals[goal]
+            if column == "request_latency_s":  # the first token, and the rest
+                moves[:, METRICS.index("ttft_s")] += weight * first
+                moves[:, METRICS.index("tpot_s")] += weight * (1 - first)
+            elif column in METRICS:
+                moves[:, METRICS.index(column)] += sign * weight
+            elif column in FOLLOWING:
+                moves[:, METRICS.index("output_tokens_per_s")] -= weight
+        return moves
+
+    def _errors(self, setting: Setting) -> tuple[Float, Float]:
+        return errors(setting)
+
+    def _software(self, setting: Setting) -> tuple[str, ...]:
+        return setting.cluster.device.name, setting.engine.name, setting.engine.version
 
     def _simplicity(self) -> tuple[Any, ...]:
         """Fewer devices, more output, no pipeline, smaller tp, unshared experts and caches."""

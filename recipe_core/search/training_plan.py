@@ -10,6 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
+from recipe_core.physics.training.bands import METRICS, errors
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.request.edit import shared_candidate
@@ -133,6 +134,18 @@ class TrainingPlan(Plan):
         c = self.columns
         cut = ("zero_stage", "recompute", "virtual_stages", "cp", "ep", "tp", "pp")
         return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
+
+    def _moves_with_errors(self, rows: Int) -> Float:
+        # throughput, cost and energy follow the time of a step; a number of devices is certain
+        goals = self.request.objective.goals.items()
+        weight = sum(weight for goal, weight in goals if self.goals[goal][0] != "gpus")
+        return np.full((len(rows), len(METRICS)), float(weight))
+
+    def _errors(self, setting: TrainingSetting) -> tuple[Float, Float]:
+        return errors(setting)
+
+    def _software(self, setting: TrainingSetting) -> tuple[str, ...]:
+        return setting.cluster.device.name, setting.engine
 
     def _precedence(self) -> tuple[Any, ...]:
         """Rows beyond the memory (within the error of its estimate) come last."""

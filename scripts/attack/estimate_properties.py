@@ -51,7 +51,13 @@ def not_negative(_: Request, answer: Answer) -> bool:
 
 def in_band(_: Request, answer: Answer) -> bool:
     figures = answer["serving"] if "serving" in answer else answer["training"]
-    return all(low <= figures[name] <= high for name, (low, high) in answer["bands"].items())
+    figures = {**answer["cost"], **answer["energy"], **figures}
+    ends = [
+        (figures[name], low, high)
+        for name, of in answer["intervals"].items()
+        for low, high in (answer["bands"][name], *of.values())
+    ]
+    return len(ends) > 0 and all(low <= value <= high for value, low, high in ends)
 
 
 # Of serving

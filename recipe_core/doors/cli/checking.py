@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -19,6 +19,9 @@ from recipe_core.doors.cli.app import (
     read_request,
     working,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @app.command()
@@ -171,11 +174,17 @@ def validate(
     training: Annotated[
         bool, typer.Option("--training", help="Training runs instead of serving runs.")
     ] = False,
+    bands: Annotated[
+        bool,
+        typer.Option("--bands", help="How often runs are inside their 50, 80 and 95 % intervals."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The errors of estimates against measured runs: published ones, or your own table."""
+    if bands and by is not None:
+        raise InputError("--by COLUMN and --bands are two questions.", hint="Ask one at a time.")
     if training:
-        _validate_training(table, by, as_json)
+        _validate_training(table, by, bands=bands, as_json=as_json)
         return
     from recipe_core.calibration.validate import compare, validation_text, validation_view
     from recipe_core.measured.serving_runs import published_runs, read_runs
@@ -183,13 +192,24 @@ def validate(
     runs = published_runs() if table is None else read_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):
         comparison = compare(runs)
-    if as_json:
+    if bands:
+        _show_coverage(comparison.figures, as_json)
+    elif as_json:
         emit(validation_view(comparison, by))
     else:
         typer.echo(validation_text(comparison, by))
 
 
-def _validate_training(table: Path | None, by: str | None, as_json: bool) -> None:
+def _show_coverage(figures: DataFrame, as_json: bool) -> None:
+    from recipe_core.calibration.intervals import coverage_text, coverage_view
+
+    if as_json:
+        emit(coverage_view(figures))
+    else:
+        typer.echo(coverage_text(figures))
+
+
+def _validate_training(table: Path | None, by: str | None, *, bands: bool, as_json: bool) -> None:
     from recipe_core.calibration.training_validate import (
         compare_training,
         training_validation_text,
@@ -200,7 +220,9 @@ def _validate_training(table: Path | None, by: str | None, as_json: bool) -> Non
     runs = published_training_runs() if table is None else read_training_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):
         comparison = compare_training(runs)
-    if as_json:
+    if bands:
+        _show_coverage(comparison.figures, as_json)
+    elif as_json:
         emit(training_validation_view(comparison, by))
     else:
         typer.echo(training_validation_text(comparison, by))

@@ -1,37 +1,28 @@
-"""How far estimates are off: factors around them, by what a device's figures rest on."""
+"""How far estimates of serving are off: factors around them, and what is shared of an error."""
 
 from __future__ import annotations
 
 import math
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
+from recipe_core.base.intervals import Ends
 from recipe_core.hardware.cluster import roofline
+from recipe_core.physics.bands import Band, BandFile
 from recipe_core.space.serving import Setting
 
-
-class Band(BaseModel):
-    """Factors around an estimate that held 80 % of measured runs.
-
-    P10 and p90 of measured / estimated.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    low: Annotated[float, Field(gt=0)]
-    high: Annotated[float, Field(gt=0)]
-
-
-class BandFile(BaseModel):
-    """``bands.yaml``: bands by what the device's figures rest on, then by quantity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    schema_version: int
-    source: str
-    bands: dict[str, dict[str, Band]]
+GROUPS = (
+    ("basis", "engine", "architecture"),
+    ("basis", "engine"),
+    ("basis", "vendor"),
+    ("basis",),
+    (),
+)
+"""Groups of devices and engines, from the narrowest to all."""
+METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
+"""Figures whose errors those of all others follow."""
 
 
 @cache
@@ -40,15 +31,15 @@ def bands() -> BandFile:
     return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
 
 
-def narrowed(band: Band, left: float) -> Band:
-    """The band where runs of one's own leave so much of the standard deviation.
+def narrowed(ends: Ends, left: float) -> Ends:
+    """The ends of an interval where runs of one's own leave so much of the standard deviation.
 
     On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
     average, by the square of that: ``1 - left²`` is how far the runs are believed.
     """
-    low, high = math.log(band.low), math.log(band.high)
+    low, high = math.log(ends[0]), math.log(ends[1])
     middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
-    return Band(low=math.exp(max(middle - half, low)), high=math.exp(min(middle + half, high)))
+    return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
 
 
 def grade(setting: Setting) -> str:
@@ -58,3 +49,33 @@ def grade(setting: Setting) -> str:
     """
     own = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
     return "fitted" if own in ("fitted", "measured") else "prior"
+
+
+def group(setting: Setting) -> dict[str, str]:
+    """The group of a setting by key; an engine that wraps another is of the other's family."""
+    device, engine = setting.cluster.device, setting.engine
+    return {
+        "basis": grade(setting),
+        "engine": engine.wraps or engine.name,
+        "architecture": device.architecture,
+        "vendor": device.vendor,
+    }
+
+
+def bands_of(setting: Setting) -> dict[str, Band]:
+    """The band of every measured figure."""
+    return _bands_of(tuple(group(setting).items()))
+
+
+@cache
+def _bands_of(values: tuple[tuple[str, str], ...]) -> dict[str, Band]:
+    names = (*METRICS, "request_latency_s")
+    return {name: bands().band(name, GROUPS, dict(values)) for name in names}
+
+
+def errors(setting: Setting) -> tuple[Float, Float]:
+    """Covariances of the common and of the independent part of the errors of ``METRICS``."""
+    known = bands_of(setting)
+    of_metrics = [known[metric] for metric in METRICS]
+    common = bands().covariance(METRICS, [of.common for of in of_metrics])
+    return common, bands().covariance(METRICS, [of.independent for of in of_metrics])

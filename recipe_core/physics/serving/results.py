@@ -17,11 +17,13 @@ from recipe_core.physics.prediction import (
     Amount,
     Count,
     EstimateBase,
+    IntervalsByFigure,
     Known,
     Part,
     Positive,
     Seconds,
     as_documented,
+    known,
 )
 from recipe_core.physics.serving.bottlenecks import CAUSES
 from recipe_core.physics.serving.simulate import FIGURES
@@ -31,6 +33,8 @@ PERCENTILE = rf"^({_NAMES})_p\d+(\.\d+)?_s$"
 Percentile = Annotated[str, Field(pattern=PERCENTILE)]
 """Name of a percentile: ``ttft_p95_s``."""
 _CAUSE = Literal[CAUSES]  # type: ignore[valid-type]
+FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
+"""Figures of cost and energy that have intervals: those of the throughput, the other way round."""
 LargestPart = Literal["weights", "kv_needed", "activations", "runtime"]
 
 
@@ -241,6 +245,9 @@ class ServingEstimate(EstimateBase):
     bands: dict[str, tuple[float, float]] | None = None
     """Lower and upper end, by figure, of the band in which eight of ten measured runs are expected,
     in the figure's unit."""
+    intervals: IntervalsByFigure | None = None
+    """The same at 50, 80 and 95 %, by figure and level: that share of measured runs is expected
+    inside; the band is that of 80 %."""
     basis: dict[str, str] | None = None
     """What each figure, the price and the power rest on."""
     breakdown_s: ServingParts | None = None
@@ -251,5 +258,8 @@ class ServingEstimate(EstimateBase):
     """Causes of the times, in seconds, where a single split is explained."""
 
     def figures(self) -> Mapping[str, Any]:
-        """Latency and throughput by name."""
-        return {} if self.serving is None else self.serving.to_json()
+        """Latency and throughput, and what a token costs in money and energy, by name."""
+        if self.serving is None:
+            return {}
+        more = {**known(self.cost).to_json(), **known(self.energy).to_json()}
+        return {**self.serving.to_json(), **{name: more[name] for name in FOLLOWING}}

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
-from recipe_core.physics.serving.bands import Band, bands, grade, narrowed
+from recipe_core.physics.serving.bands import bands_of, narrowed
 from recipe_core.physics.serving.bottlenecks import causes
 from recipe_core.physics.serving.corrections import Corrected
 from recipe_core.physics.serving.cost import watts_basis
 from recipe_core.physics.serving.memory import Memory, stage_columns
 from recipe_core.physics.serving.notes import notes
 from recipe_core.physics.serving.results import (
+    FOLLOWING,
     Causes,
     Pool,
     PoolFigures,
@@ -126,20 +128,21 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
     """What cases that run have besides their memory, by the fields of an estimate."""
     figures = _latency_and_throughput(e, rows)
     own = None if e.corrected is None else e.corrected.take(rows)
-    bands_of_rows = list(_bands(e.setting, figures, own))
     fixed = {
         "usd_per_hour": e.setting.cluster.price_basis or "unknown",
         "watts": watts_basis(e.setting),
     }
     costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
     energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
+    intervals = list(_intervals(e.setting, figures, costs, energy, own))
     columns: dict[str, Iterable[Any]] = {
         "serving": figures,
         "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
         "energy": _built(ServingEnergy, energy),
-        "bands": bands_of_rows,
+        "bands": [{name: of[BAND] for name, of in of_row.items()} for of_row in intervals],
+        "intervals": intervals,
         "basis": [
-            _basis(e.setting, of_row, own, row) | fixed for row, of_row in enumerate(bands_of_rows)
+            _basis(e.setting, of_row, own, row) | fixed for row, of_row in enumerate(intervals)
         ],
         "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
     }
@@ -151,24 +154,43 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         yield dict(zip(columns, values, strict=True))
 
 
-def _bands(
-    setting: Setting, figures: Iterable[ServingFigures], own: Corrected | None
-) -> Iterator[dict[str, tuple[float, float]]]:
-    """The band of every figure, narrower where own runs tell of it."""
-    of_means = bands().bands[grade(setting)]
+def _intervals(
+    setting: Setting,
+    figures: Iterable[ServingFigures],
+    costs: Mapping[str, Sequence[float]],
+    energy: Mapping[str, Sequence[float]],
+    own: Corrected | None,
+) -> Iterator[dict[str, dict[Level, Ends]]]:
+    """The intervals of every figure, narrower where own runs tell of it.
+
+    Cost and energy per token follow the throughput's.
+    """
+    follow = [(name, {**costs, **energy}[name]) for name in FOLLOWING]
+    known = bands_of(setting)
+    inverse = known["output_tokens_per_s"].inverse()
 
     @cache
-    def band(name: str) -> Band:
-        return of_means[_banded(name)]
+    def factors(name: str) -> tuple[tuple[Level, Ends], ...]:
+        of = inverse if name in FOLLOWING else known[_banded(name)].factors
+        return tuple(of.items())
 
-    for row, of_row in enumerate(figures):
-        ranges = {name: (value, band(name)) for name, value in of_row.to_json().items()}
-        if own is not None:
-            ranges = {
-                name: (value, narrowed(wide, float(own.left[_banded(name)][row])))
-                for name, (value, wide) in ranges.items()
-            }
-        yield {name: (value * b.low, value * b.high) for name, (value, b) in ranges.items()}
+    def of_row(name: str, row: int) -> Iterator[tuple[Level, Ends]]:
+        if own is None:
+            yield from factors(name)
+            return
+        banded = "output_tokens_per_s" if name in FOLLOWING else _banded(name)
+        for level, ends in factors(name):
+            yield level, narrowed(ends, float(own.left[banded][row]))
+
+    for row, of_figures in enumerate(figures):
+        values = of_figures.to_json()
+        for name, column in follow:
+            if math.isfinite(column[row]):
+                values[name] = column[row]
+        yield {
+            name: {level: (value * low, value * high) for level, (low, high) in of_row(name, row)}
+            for name, value in values.items()
+        }
 
 
 def _basis(
@@ -182,11 +204,11 @@ def _basis(
 
 
 def _banded(name: str) -> str:
-    """The mean whose band a figure has.
+    """The metric whose intervals a figure has.
 
     Measurements do not tell a mean and its percentiles apart.
     """
-    if name == "goodput_requests_per_s":
+    if name in ("goodput_requests_per_s", "output_tokens_per_s_per_gpu"):
         return "output_tokens_per_s"
     mean = f"{name.rpartition('_p')[0]}_s"
     return mean if mean in FIGURES else name

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.base.units import duration, gib
 from recipe_core.engines.frameworks import training_data
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
+from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
 from recipe_core.physics.training.loss_chunks import decided
 from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
 from recipe_core.physics.training.results import (
+    FOLLOWING,
     StepParts,
     TrainingCost,
     TrainingEnergy,
@@ -92,7 +95,7 @@ class TrainingEstimates:
 
         The upper end of memory's band is past the device.
         """
-        high = training_data().bands["peak_memory_bytes"].high
+        high = band(self.setting, "peak_memory_bytes").high
         return np.asarray(self.memory.peak_bytes * high > self.memory.capacity_bytes)
 
     def remarks(self, i: int) -> list[str]:
@@ -102,14 +105,12 @@ class TrainingEstimates:
         """
         out = list(self.setting.model.notes)
         if self.tight[i]:
-            peak, band = (
-                float(self.memory.peak_bytes[i]),
-                training_data().bands["peak_memory_bytes"],
-            )
+            peak = float(self.memory.peak_bytes[i])
+            around = band(self.setting, "peak_memory_bytes")
             out.append(
                 f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, "
                 "and measured runs needed "
-                f"{band.low:.2f} to {band.high:.2f} times their estimates"
+                f"{around.low:.2f} to {around.high:.2f} times their estimates"
             )
         if self.cases.fused_loss[i] and self.setting.fused_loss is None:
             out.append(
@@ -202,8 +203,10 @@ class TrainingEstimates:
 
     def _figures(self, i: int) -> dict[str, Any]:
         """What a case that runs has besides its memory, by the fields of an estimate."""
-        run, bands = self.run, training_data().bands
-        training = self._training(i)
+        run, training = self.run, self._training(i)
+        cost = TrainingCost(**_known(run, TrainingCost, i))
+        energy = TrainingEnergy(**_known(run, TrainingEnergy, i))
+        intervals = dict(_intervals(self.setting, training, cost, energy))
         price = self.setting.cluster.price_basis or "unknown"
         parts = {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}
         least = self.setting.failures.min_nodes
@@ -213,13 +216,11 @@ class TrainingEstimates:
                 **_known(run, TrainingRun, i),
                 elastic_nodes=None if least is None else elastic_nodes(self.cases, least, i),
             ),
-            "cost": TrainingCost(**_known(run, TrainingCost, i)),
-            "energy": TrainingEnergy(**_known(run, TrainingEnergy, i)),
-            "bands": {
-                name: (getattr(training, name) * band.low, getattr(training, name) * band.high)
-                for name, band in bands.items()
-            },
-            "basis": dict.fromkeys(bands, "computed") | {"usd_per_hour": price},
+            "cost": cost,
+            "energy": energy,
+            "bands": {name: of[BAND] for name, of in intervals.items()},
+            "intervals": intervals,
+            "basis": dict.fromkeys(intervals, "computed") | {"usd_per_hour": price},
             "breakdown_s": StepParts(parts),
         }
 
@@ -243,6 +244,31 @@ class TrainingEstimates:
             micro_batches=int(self.cases.micro_batches[i]),
             bubble_share=float(self.parts["bubble"][i]) / step_s,
         )
+
+
+_RATES = ("tokens_per_s_per_gpu", "flops_per_s_per_gpu", "mfu")
+
+
+def _intervals(
+    setting: TrainingSetting, training: TrainingFigures, cost: TrainingCost, energy: TrainingEnergy
+) -> Iterator[tuple[str, dict[Level, Ends]]]:
+    """The intervals of every figure; rates, cost and energy follow the time of a step."""
+    step, memory = band(setting, "step_s"), band(setting, "peak_memory_bytes")
+    rates = step.inverse()
+    values: dict[str, tuple[float | None, dict[Level, Ends]]] = {
+        "step_s": (training.step_s, step.factors),
+        **{name: (getattr(training, name), rates) for name in _RATES},
+        "peak_memory_bytes": (training.peak_memory_bytes, memory.factors),
+    }
+    for name in FOLLOWING:
+        part = cost if hasattr(cost, name) else energy
+        values[name] = (getattr(part, name), step.factors)
+    for name, (value, factors) in values.items():
+        if value is not None:
+            yield (
+                name,
+                {level: (value * low, value * high) for level, (low, high) in factors.items()},
+            )
 
 
 def _known(run: Run, part: type[Any], i: int) -> dict[str, Any]:

@@ -15,13 +15,17 @@ from recipe_core.physics.prediction import (
     Amount,
     Count,
     EstimateBase,
+    IntervalsByFigure,
     Known,
     Part,
     Positive,
     Seconds,
     Share,
+    known,
 )
 
+FOLLOWING = ("usd_per_million_tokens", "joules_per_token")
+"""Figures of cost and energy that have intervals: those of the time of a step."""
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
@@ -187,11 +191,17 @@ class TrainingEstimate(EstimateBase):
     bands: dict[str, tuple[float, float]] | None = None
     """Lower and upper end, by figure, of the band in which eight of ten measured runs are expected,
     in the figure's unit."""
+    intervals: IntervalsByFigure | None = None
+    """The same at 50, 80 and 95 %, by figure and level: that share of measured runs is expected
+    inside; the band is that of 80 %."""
     basis: dict[str, str] | None = None
     """What each figure and the price rest on."""
     breakdown_s: StepParts | None = None
     """Parts of a step, in seconds."""
 
     def figures(self) -> Mapping[str, Any]:
-        """Time, throughput and memory of a step by name."""
-        return {} if self.training is None else self.training.to_json()
+        """Time, throughput and memory of a step, cost and energy of a token, by name."""
+        if self.training is None:
+            return {}
+        more = {**known(self.cost).to_json(), **known(self.energy).to_json()}
+        return {**self.training.to_json(), **{name: more[name] for name in FOLLOWING}}

@@ -1,0 +1,40 @@
+"""How far estimates of training are off: factors around them, and what is shared of an error."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.documents import read_shipped
+from recipe_core.physics.bands import Band, BandFile
+from recipe_core.space.training import TrainingSetting
+
+GROUPS = (("engine", "architecture"), ("engine",), ("vendor",), ())
+"""Groups of devices and frameworks, from the narrowest to all."""
+METRICS = ("step_s",)
+"""Figures whose errors those of rates, cost and energy follow."""
+
+
+@cache
+def bands() -> BandFile:
+    """The bands this version ships."""
+    return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
+
+
+def band(setting: TrainingSetting, metric: str) -> Band:
+    """The band of a figure (``step_s`` or ``peak_memory_bytes``)."""
+    device = setting.cluster.device
+    values = {
+        "engine": setting.engine,
+        "architecture": device.architecture,
+        "vendor": device.vendor,
+    }
+    return bands().band(metric, GROUPS, values | {"basis": ""})
+
+
+def errors(setting: TrainingSetting) -> tuple[Float, Float]:
+    """Covariances of the common and of the independent part of the errors of ``METRICS``."""
+    of_metrics = [band(setting, metric) for metric in METRICS]
+    common = bands().covariance(METRICS, [of.common for of in of_metrics])
+    return common, bands().covariance(METRICS, [of.independent for of in of_metrics])

@@ -1,0 +1,286 @@
+"""Fit the intervals around estimates: write the ``bands.yaml`` of serving and of training.
+
+    python scripts/fit_bands.py TRUTH_DIR [--write] [--residuals FOLDER]
+
+Fits the engines' numbers again without each source, and without each fold of models
+(scripts/fit_serving.py), estimates the runs left out, and makes intervals of how far off these
+estimates are (``recipe_core.calibration.intervals`` has the method). Where only one source has
+measured an engine on a kind of runtime, its runs are left out by model: without the source there
+would be no fit of that engine. Training is done the same way, by source (scripts/fit_training.py);
+sources of fewer than ``FEW`` runs keep the estimates of the fit that is shipped.
+
+Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
+docs/intervals.json with the same tables for docs/accuracy.md, and docs/images/intervals.svg.
+``--residuals`` keeps the estimates of runs left out in FOLDER, as CSV, and takes them from there
+where they are, which saves most of the quarter of an hour that this takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import fit_training
+import numpy as np
+import pandas as pd
+import publish_training
+from fit_serving import FOLDS, Problem
+from publish_runs import as_runs
+from publish_runs import runs as published
+
+from recipe_core.base.documents import to_yaml, write_whole
+from recipe_core.base.intervals import LEVELS
+from recipe_core.calibration.intervals import (
+    Groups,
+    bands,
+    comparisons,
+    coverage,
+    left_out,
+    residuals,
+)
+from recipe_core.calibration.training_validate import compare_training, grouped
+from recipe_core.calibration.validate import QUANTITIES
+from recipe_core.hardware.cluster import device, roofline
+from recipe_core.measured.serving_runs import SPLIT, listings
+from recipe_core.physics.bands import BandFile
+from recipe_core.physics.serving import bands as serving_bands
+from recipe_core.physics.training import bands as training_bands
+
+ROOT = Path(__file__).parent.parent
+PHYSICS = ROOT / "recipe_core" / "physics"
+REPORT = ROOT / "docs" / "intervals.json"
+PICTURE = ROOT / "docs" / "images" / "intervals.svg"
+SERVING_SETUP = ("engine", "version", "weight_dtype", "kv_dtype", "mode", "lengths")
+TRAINING_SETUP = ("engine", "sequence")
+TABLES = {
+    "all": [],
+    "metrics": ["metric"],
+    "vendors": ["vendor"],
+    "vendors by metric": ["vendor", "metric"],
+    "engines by architecture": ["engine", "architecture"],
+}
+
+
+def estimates_left_out(problem: Problem) -> pd.DataFrame:
+    """Every row with the estimate of a fit without its source, or without its fold of models."""
+    rows = problem.rows
+    x = problem.shipped()
+    runtimes = rows.device.map({name: device(name).runtime for name in rows.device.unique()})
+    keys = rows.run.map(lambda run: run.engine) + "/" + runtimes
+    alone = keys.map(rows.source.groupby(keys).nunique()).eq(1).to_numpy()
+    models = sorted(rows.model[alone].unique())
+    fold = {model: f"models {k % FOLDS + 1} of {FOLDS}" for k, model in enumerate(models)}
+    groups = rows.source.where(~alone, rows.model.map(fold))
+    parts = []
+    for group in sorted(groups.unique()):
+        out = (groups == group).to_numpy()
+        # a source or a fold takes no part at all, also with rows that are estimated elsewhere
+        of_group = rows.source.eq(group) | rows.model.map(fold).eq(group)
+        fitted = problem.solve(~(out | of_group.to_numpy()), x)
+        parts.append(problem.errors(fitted, out))
+        print(f"without {group}: median error {parts[-1].error.median():.1%}", flush=True)
+    return pd.concat(parts)
+
+
+def serving_rows(truth: Path) -> pd.DataFrame:
+    """Estimates of serving runs left out: of each metric, and of request latency as a sum."""
+    runs = [
+        run for run in as_runs(published(truth)) if not run.exclude and run.source not in listings()
+    ]
+    told = estimates_left_out(Problem(runs))
+    told = told[told.figure.ne("total_tokens_per_s")]
+    run = told.run
+    table = told[["source", "device", "model", "measured", "estimated"]].assign(
+        metric=[QUANTITIES[figure][0] for figure in told.figure],
+        run=[of.id for of in run],
+        engine=[of.engine for of in run],
+        version=[of.version for of in run],
+        weight_dtype=[of.weight_dtype for of in run],
+        kv_dtype=[of.kv_dtype for of in run],
+        mode=[of.mode for of in run],
+        lengths=[f"{of.input_tokens} + {of.output_tokens}" for of in run],
+        load=[of.load for of in run],
+        split=[" ".join(str(getattr(of, name)) for name in SPLIT) for of in run],
+        output_tokens=[of.output_tokens for of in run],
+    )
+    return pd.concat([table, _latencies(table)], ignore_index=True)
+
+
+def _latencies(table: pd.DataFrame) -> pd.DataFrame:
+    """Request latency of runs that have it in two parts: first token, and the rest."""
+    wide = table.pivot_table(index="run", columns="metric", values=["measured", "estimated"])
+    whole = set(table.run[table.metric.eq("request_latency_s")])
+    one = table.drop_duplicates("run").set_index("run")
+    sums = {
+        side: wide[side]["ttft_s"] + wide[side]["tpot_s"] * (one.output_tokens - 1)
+        for side in ("measured", "estimated")
+    }
+    added = one.assign(metric="request_latency_s", **sums).dropna(subset=["measured", "estimated"])
+    return added[~added.index.isin(whole)].reset_index()
+
+
+def described(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
+    """Residuals with the groups that they are of."""
+    known = {name: device(name) for name in table.device.unique()}
+    fitted = {
+        name: "fitted" if roofline(of, "gemm", "any").status in ("fitted", "measured") else "prior"
+        for name, of in known.items()
+    }
+    words = table[list(setup)].fillna("").astype(str)
+    return residuals(
+        table.assign(
+            basis=table.device.map(fitted),
+            architecture=table.device.map({name: of.architecture for name, of in known.items()}),
+            vendor=table.device.map({name: of.vendor for name, of in known.items()}),
+            setup=words.agg(" | ".join, axis=1),
+        )
+    )
+
+
+def training_rows(truth: Path) -> pd.DataFrame:
+    """Estimates of training: steps of sources left out, peak memory, which nothing is fitted to."""
+    runs = publish_training.runs(truth)
+    groups, _ = grouped(runs)
+    measured = np.array([run.measured_step_s or np.nan for run in runs])
+    timed = np.isfinite(measured)
+    source = np.array([run.source for run in runs])
+    estimated = {}
+    for name in sorted(set(source[timed])):
+        inside = source == name
+        if (inside & timed).sum() < fit_training.FEW:
+            continue
+        values = fit_training.fit(groups, runs, measured, timed & ~inside)
+        told = fit_training.steps(groups, values, len(runs))
+        estimated |= {runs[i].id: told[i] for i in np.flatnonzero(inside & timed)}
+        print(f"training without {name}", flush=True)
+    figures = compare_training(runs).figures
+    step = figures.figure.eq("step_s")
+    left = figures.id.map(estimated).where(step)
+    by_id = {run.id: run for run in runs}
+    return figures.assign(
+        estimated=left.fillna(figures.estimated),
+        metric=np.where(step, "step_s", "peak_memory_bytes"),
+        run=figures.id,
+        sequence=[by_id[name].sequence_length for name in figures.id],
+    )
+
+
+def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]:
+    """Coverage of runs left out, as JSON values, and the reliability of comparisons."""
+    held = left_out(rows, groups)
+    out = {
+        name: coverage(held, by).round(4).to_dict(orient="records") for name, by in TABLES.items()
+    }
+    if "split" in rows:
+        out["comparisons"] = comparisons(rows, file, groups).to_dict(orient="records")
+    return out
+
+
+def printed(title: str, of: dict[str, Any]) -> None:
+    """The tables as text."""
+    for name, records in of.items():
+        print(f"{title}, {name}\n{pd.DataFrame(records).to_string(index=False)}\n")
+
+
+COLORS = {
+    "ttft_s": "#d62728",
+    "tpot_s": "#1f77b4",
+    "request_latency_s": "#9467bd",
+    "output_tokens_per_s": "#2ca02c",
+}
+SIZE, EDGE = 360, 48
+
+
+def _place(x: float, y: float) -> str:
+    """A point of the unit square in the picture."""
+    inner = SIZE - 2 * EDGE
+    return f"{EDGE + inner * x:.1f},{SIZE - EDGE - inner * y:.1f}"
+
+
+def diagram(report: dict[str, Any]) -> str:
+    """Shares of measured runs inside intervals against the shares these name, as SVG."""
+    names = {"ttft_s": "first token", "tpot_s": "per token"}
+    names |= {"request_latency_s": "request", "output_tokens_per_s": "throughput"}
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE} {SIZE}" role="img" '
+        'font-family="sans-serif" font-size="11">',
+        "<title>Measured runs inside intervals, of sources left out</title>",
+        f'<rect width="{SIZE}" height="{SIZE}" fill="white"/>',
+        f'<polyline points="{_place(0, 0)} {_place(1, 1)}" stroke="#999" stroke-dasharray="4"/>',
+        f'<polyline points="{_place(0, 1)} {_place(0, 0)} {_place(1, 0)}" fill="none" '
+        'stroke="#333"/>',
+    ]
+    for level in LEVELS:
+        share = int(level) / 100
+        for at, anchor, dx, dy in (((share, 0), "middle", 0, 16), ((0, share), "end", -6, 4)):
+            x, y = map(float, _place(*at).split(","))
+            lines.append(
+                f'<text x="{x + dx:.1f}" y="{y + dy:.1f}" text-anchor="{anchor}">{level} %</text>'
+            )
+    for k, row in enumerate(report["serving"]["metrics"]):
+        name, color = names[row["metric"]], COLORS[row["metric"]]
+        points = [(int(level) / 100, row[f"inside_{level}"]) for level in LEVELS]
+        path = " ".join(_place(x, y) for x, y in [(0.0, 0.0), *points])
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        for x, y in points:
+            left, top = _place(x, y).split(",")
+            lines.append(f'<circle cx="{left}" cy="{top}" r="3.5" fill="{color}"/>')
+        lines.append(f'<text x="{EDGE + 12}" y="{EDGE + 14 * k}" fill="{color}">{name}</text>')
+    middle = SIZE / 2
+    lines += [
+        f'<text x="{middle}" y="{SIZE - 8}" text-anchor="middle">interval</text>',
+        f'<text x="12" y="{middle}" text-anchor="middle" '
+        f'transform="rotate(-90 12 {middle})">measured runs inside</text>',
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, file: BandFile) -> None:
+    """A bands.yaml."""
+    value = file.model_dump(mode="json", exclude_none=True)
+    write_whole(path, to_yaml(value).encode())
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("truth", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--residuals", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    truth, folder = arguments.truth, arguments.residuals
+    report = {}
+    for name, module, rows_of, setup in (
+        ("serving", serving_bands, serving_rows, SERVING_SETUP),
+        ("training", training_bands, training_rows, TRAINING_SETUP),
+    ):
+        kept = None if folder is None else folder / f"{name}.csv"
+        if kept is not None and kept.exists():
+            table = pd.read_csv(kept)
+        else:
+            table = rows_of(truth)
+            if kept is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                table.to_csv(kept, index=False)
+        rows = described(table, setup)
+        source = (
+            f"residuals of {rows.run.nunique():,} published runs left out of the fit, "
+            "cells weighted alike; scripts/fit_bands.py"
+        )
+        file = bands(rows, module.GROUPS, source)
+        report[name] = tables(rows, module.GROUPS, file)
+        printed(name, report[name])
+        if arguments.write:
+            write(PHYSICS / name / "bands.yaml", file)
+    if arguments.write:
+        write_whole(REPORT, (json.dumps(report, indent=1) + "\n").encode())
+        write_whole(PICTURE, diagram(report).encode())
+
+
+if __name__ == "__main__":
+    main()
