@@ -444,7 +444,7 @@ def test_shipped_runs_have_known_sources():
     assert {each.source for each in runs} == set(known)
     assert all(each.reference for each in runs)
     assert all(
-        set(source) - {"listing"} == {"title", "url", "how"}
+        set(source) - {"listing", "asked_as"} == {"title", "url", "how"}
         and source["url"].startswith("https://")
         for source in known.values()
     )

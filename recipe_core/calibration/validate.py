@@ -345,7 +345,7 @@ _SHOW: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys((*_SHARES, "within_20", "probability", "better"), "{:.0%}".format),
     "width": "± {:.0%}".format,
     **dict.fromkeys(("from", "to"), "{:g}".format),
-    **dict.fromkeys(("n", "runs", "cells", "pairs"), "{:,}".format),
+    **dict.fromkeys(("n", "cells", "pairs"), "{:,}".format),
     "bias": "{:.2f}".format,
 }
 
