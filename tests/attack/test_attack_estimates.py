@@ -255,4 +255,5 @@ def test_long_prompts_are_served_no_faster_than_one_chunk_a_step() -> None:
     faster = pair(crowded, "candidate", weight_dtype="fp8")
     assert faster.change("output_tokens_per_s") > 0
     chunks_per_s = faster.before.figure("output_tokens_per_s") / 14 / 8 * 26_553 / 512
-    assert chunks_per_s * faster.before.figure("tpot_s") == pytest.approx(2, rel=0.1)
+    # two stages; prompts that start together decode together, in longer steps
+    assert chunks_per_s * faster.before.figure("tpot_s") == pytest.approx(2, rel=0.2)
