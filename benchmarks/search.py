@@ -31,6 +31,7 @@ from recipe_core.search.evaluated import evaluate
 from recipe_core.search.plans import plan
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import every_case
+from recipe_core.search.serving_plan import PHYSICS
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 MODELS = (
@@ -108,7 +109,7 @@ def legal(model: str, count: int) -> tuple[Any, Any]:
     """``count`` candidates that no rule refuses: every split and load of the model, repeated."""
     problem = resolve(request(model, loads=LOADS))
     setting, cases = every_case(problem)[0]
-    rows = evaluate(setting, cases).legal
+    rows = evaluate(PHYSICS, setting, cases).legal
     return setting, cases.take(np.resize(rows, count))
 
 
@@ -116,15 +117,12 @@ def growth(model: str) -> list[tuple[int, float]]:
     """Candidates and microseconds for each of them."""
     out = []
     for count in SIZES:
-        setting, cases = legal(model, count)
-        out.append(
-            (
-                count,
-                best(lambda s=setting, c=cases: evaluate(s, c), 1 if count > 100_000 else 5)
-                / count
-                * 1e6,
-            )
-        )  # type: ignore[misc]
+        case = legal(model, count)
+        seconds = best(
+            lambda case=case: evaluate(PHYSICS, *case),  # type: ignore[misc]
+            1 if count > 100_000 else 5,
+        )
+        out.append((count, seconds / count * 1e6))
     return out
 
 

@@ -70,7 +70,10 @@ def page(starts: int) -> dict[str, Any]:
     from browsers import CHROMIUM
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as compiled, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as compiled,
+        sync_playwright() as playwright,
+    ):
         environment = {
             name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
         }
