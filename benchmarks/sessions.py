@@ -166,7 +166,9 @@ class Run:
 
     async def session(self, n: int) -> None:
         """One reader, whose round starts where no neighbour's does."""
-        context = await self.browser.new_context(viewport={"width": 1280, "height": 900})
+        context = await self.browser.new_context(
+            viewport={"width": 1280, "height": 900}, bypass_csp=True
+        )
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         start = time.perf_counter()

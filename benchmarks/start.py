@@ -47,7 +47,7 @@ def start(browser: Browser, environment: dict[str, str]) -> dict[str, float]:
     from browsers import SETTLED, browser_processor_s, served
 
     counter = browser.new_browser_cdp_session()
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     before = browser_processor_s(counter.send("SystemInfo.getProcessInfo"))
