@@ -53,8 +53,8 @@ def _beaten(plan: Plan, top: int) -> list[str]:
     if not len(others):
         return []
     chances = [chance_text(1 - chance) for chance in plan.beats(others, int(plan.order[0]))]
-    beaten = (f"{rank} with {chance}" for rank, chance in enumerate(chances, 2))
-    return [f"measured, 1 beats {', '.join(beaten)} (by {_goals(plan)})"]
+    beaten = (f"{rank}: {chance}" for rank, chance in enumerate(chances, 2))
+    return [f"probability that 1 measures better (by {_goals(plan)}) than {', '.join(beaten)}"]
 
 
 def _goals(plan: Plan) -> str:
@@ -66,9 +66,9 @@ def _tied(plan: Plan) -> list[str]:
         return []
     many = plan.tied > 1
     return [
-        f"{plan.tied} more {'tie' if many else 'ties'} with the first: measured, "
-        f"{'each' if many else 'it'} beats it with {TIED:.0%} or more. Of equal estimates the "
-        "simplest is first: fewest devices, no pipeline, smallest tp"
+        f"{plan.tied} more {'tie' if many else 'ties'} with the first: "
+        f"{'each' if many else 'it'} measures better than it with a probability of {TIED:.0%} or "
+        "more. Of equal estimates the simplest is first: fewest devices, no pipeline, smallest tp"
     ]
 
 

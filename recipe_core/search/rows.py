@@ -311,7 +311,7 @@ class PlanRows(ABC):
         if best is None or row == best:
             return ""
         chance = chance_text(1 - self.beats([row], best)[0])
-        return f"Measured, {self.label(best)} beats it with {chance}"
+        return f"Probability that {self.label(best)} measures better: {chance}"
 
     @property
     def tied(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_pins_of_a_link_are_drawn_ticked_and_removable() -> None:
     assert drawn["layout"]["shapes"][0]["x0"] == 40
     app.button(key=f"unpin-{TP8}").click().run()
     assert "pins" not in query_of(app)
+
+
+def test_a_pin_says_how_likely_the_best_split_measures_better() -> None:
+    app = opened("compare.py", model=LLAMA_70B, pins="vllm.bf16.bf16.tp4.pp1.dp2.ep1")
+    found = re.search(r"Probability that (.+) measures better: (\d+)%", words(app))
+    assert found
+    assert found[1] in app.success[0].value
+    assert 50 <= int(found[2]) < 99  # the best of two close splits, by estimates that may err
 
 
 def test_a_pinned_split_is_taken_by_a_click() -> None:
