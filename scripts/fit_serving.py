@@ -73,7 +73,7 @@ PRIOR = {
     "bunched": 0.1,
 }
 SCALES, STEP = (0.3, 0.15), 0.05  # first forgiving, so that a fit does not settle where it starts
-ROUNDS, ROUNDS_LEFT_OUT = 8, 4
+ROUNDS, ROUNDS_LEFT_OUT = 16, 4
 # What a squared step of a logarithm costs, in squared errors of all runs. The second is the ratio
 # of the variances of a cell's error (0.12²) and of a kernel's time (0.3²), over 250 cells.
 PULL, KERNEL_PULL = 3e-5, 6e-4

@@ -9,7 +9,7 @@ from recipe_core.hardware.cluster import device, device_names, priors, roofline
 from recipe_core.hardware.profile import Family
 from recipe_core.model.mlp import MoeMlp
 from recipe_core.physics.roofline import SORT_TOKENS, experts_s, operator_s
-from recipe_core.physics.serving.routing import crowding, distinct_experts
+from recipe_core.physics.serving.routing import SPREAD, crowding, distinct_experts
 
 MANY = MoeMlp(experts=256, top_k=8, intermediate=2048)
 TOKENS = np.array([1.0, 2.0, 8.0, 64.0, 512.0, 4096.0, 1e6])
@@ -84,7 +84,7 @@ def test_crowding_is_what_drawn_routing_shows():
     random, ranks, tokens = np.random.default_rng(0), 8, 1024
     fullest = []
     for _ in range(200):
-        popularity = random.gamma(2.0, size=MANY.experts)  # variance of half the squared mean
+        popularity = random.gamma(1 / SPREAD, size=MANY.experts)
         rows = (
             random.poisson(tokens * MANY.top_k * popularity / popularity.sum())
             .reshape(ranks, -1)
