@@ -58,6 +58,16 @@ def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
     assert all(row.basis and row.value for row in overview.expected(built))
 
 
+def test_cost_per_token_has_the_range_of_output() -> None:
+    rows = {row.label: row for row in overview.expected(recipe("serving"))}
+    cost, output = rows["Cost per million output tokens"], rows["Output per device"]
+    low, high = float(cost.low.lstrip("$")), float(cost.high.lstrip("$"))
+    assert low < float(cost.value.lstrip("$")) < high
+    assert high / low == pytest.approx(
+        float(output.high.split()[0]) / float(output.low.split()[0]), rel=0.02
+    )
+
+
 def test_pools_are_said() -> None:
     built = recipe("pools")
     assert overview.facts(built)["Split"] == "tp 4, prefill on tp 4"

@@ -42,6 +42,10 @@ _MEMORY = {
 _FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 
 
+Ends = tuple[str, str]
+"""A range, low to high, as texts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A field of the split, an option or a variable: its value, and the layer that set it."""
@@ -97,26 +101,35 @@ def expected(recipe: Recipe) -> list[TextRow]:
     return [*rows, *(_serving(estimate) if recipe.kind == "serving" else _training(estimate))]
 
 
-def _row(estimate: Mapping[str, Any], label: str, value: str, basis: str = "") -> TextRow:
-    return TextRow(label, value, "", "", estimate["basis"].get(basis, "computed"))
+def _row(
+    estimate: Mapping[str, Any], label: str, value: str, basis: str = "", ends: Ends = ("", "")
+) -> TextRow:
+    return TextRow(label, value, *ends, estimate["basis"].get(basis, "computed"))
+
+
+def _range(estimate: Mapping[str, Any], figure: str, text: Callable[[float], str]) -> Ends:
+    """The ends of a figure's range; empty in recipes that were made before it had one."""
+    ends = estimate["bands"].get(figure)
+    return (text(ends[0]), text(ends[1])) if ends else ("", "")
 
 
 def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     cost, name = estimate["cost"], "output_tokens_per_s_per_gpu"
-    low, high = estimate["bands"][name]
-    yield TextRow(
+    yield _row(
+        estimate,
         "Output per device",
         rate(estimate["serving"][name]),
-        rate(low),
-        rate(high),
-        estimate["basis"][name],
+        name,
+        _range(estimate, name, rate),
     )
     if cost["usd_per_hour"] is not None:
+        price = "usd_per_million_output_tokens"
         yield _row(
             estimate,
             "Cost per million output tokens",
-            usd(cost["usd_per_million_output_tokens"]),
+            usd(cost[price]),
             "usd_per_hour",
+            _range(estimate, price, usd),
         )
         yield _row(estimate, "Cost per hour", usd(cost["usd_per_hour"]), "usd_per_hour")
     yield _row(
