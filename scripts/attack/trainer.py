@@ -75,8 +75,8 @@ def losses(job: Job) -> dict[int, str]:
     path = job.run_folder / "metrics.csv"
     if not path.is_file():
         return {}
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    text = path.read_text(encoding="utf-8")  # at once: the header may be written while it is read
+    rows = [row for row in csv.DictReader(text.splitlines()) if None not in row.values()]
     return {int(row["step"]): row["loss"] for row in rows if row["loss_scale"]}
 
 

@@ -51,7 +51,9 @@ def until(reached: Callable[[], object], limit_s: float = 60.0) -> None:
 
 def signalled_at(nth: int, number: signal.Signals, bundle: Bundle, *words: str) -> int:
     program = [sys.executable, "-c", KILLED_AT, str(nth), str(int(number)), str(bundle.root)]
-    done = subprocess.run([*program, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*program, *words], capture_output=True, text=True, check=False, preexec_fn=usual_signals
+    )
     assert "Traceback" not in done.stderr
     return done.returncode
 
@@ -303,6 +305,15 @@ def test_a_part_that_must_not_be_cut_in_two_is_finished() -> None:
     assert done == ["stopped"]
 
 
+@pytest.fixture
+def hangup_ends() -> Iterator[None]:
+    """Whoever runs the tests may ignore it, as nohup does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_ends")
 def test_a_second_signal_at_once_is_the_same_end() -> None:
     done = []
     with interruptible():
