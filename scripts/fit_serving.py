@@ -351,6 +351,7 @@ class Problem:
         solution = least_squares(
             residuals, start[free], jac=slopes, loss=loss, x_scale="jac", max_nfev=rounds
         )
+        print(f"loss {2 * solution.cost:.3%} with a scale of {scale}", flush=True)
         return whole(solution.x)
 
     def errors(self, x: Array, rows: NDArray[np.bool_]) -> pd.DataFrame:

@@ -64,11 +64,11 @@ def short_name(candidate: Mapping[str, Any]) -> str:
 _CHANGES = {
     "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
     "options.engines": lambda value: f"Use {value[0]}",
-    "candidate.stream_interval": lambda value: f"Send tokens {value} at a time",
+    "candidate.stream_interval": lambda value: f"Stream tokens {value} at a time",
     "candidate.scheduler_recv_interval": lambda value: (
-        "Look for requests in every step"
+        "Check for requests in every step"
         if value == 1
-        else f"Look for requests every {value:,} steps"
+        else f"Check for requests every {value:,} steps"
     ),
     "candidate.offload": lambda value: f"Keep {value} states in host memory",
     "hardware.per_node": lambda value: f"Use {value} devices per node",
@@ -136,8 +136,8 @@ CAUSES = {
     "request": "Request handling",
     "prompts_ahead": "Prompts ahead",
     "engine_queue": "Waiting in the engine's queue",
-    "receive": "Until the scheduler looks for requests",
-    "stream": "Until tokens are sent",
+    "receive": "Until the scheduler checks for requests",
+    "stream": "Until tokens are streamed",
     "draft": "Draft model",
     "transfer": "KV cache transfer to the decode pool",
     "handoff": "Hand-off between pools",

@@ -123,13 +123,13 @@ def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
         _range(estimate, name, rate),
     )
     if cost["usd_per_hour"] is not None:
-        price = "usd_per_million_output_tokens"
+        figure = "usd_per_million_output_tokens"
         yield _row(
             estimate,
             "Cost per million output tokens",
-            usd(cost[price]),
+            usd(cost[figure]),
             "usd_per_hour",
-            _range(estimate, price, usd),
+            _range(estimate, figure, usd),
         )
         yield _row(estimate, "Cost per hour", usd(cost["usd_per_hour"]), "usd_per_hour")
     yield _row(

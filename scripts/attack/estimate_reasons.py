@@ -64,13 +64,25 @@ def free_launches(setting: Any) -> Any:
 
 
 def alike_kernels(setting: Any) -> Any:
-    """Products of every format start as fast and come as near to the data sheet as bf16's."""
-    device = setting.cluster.device
+    """Products of every format start as fast and come as near to the data sheet as bf16's.
+
+    So do the engine's own kernels for them.
+    """
+    device, engine = setting.cluster.device, setting.engine
     shapes = {
         family: {"any": roofline(device, family, "bf16", "fp16")} for family in ("gemm", "moe")
     }
     known = device.model_copy(update={"roofline": {**device.roofline, **shapes}})
-    return replace(setting, cluster=replace(setting.cluster, device=known))
+    products = ("gemm", "moe", "expert_rows")
+    wide = {
+        name: {"any": engine.kernel_time(device.architecture, name, "bf16")} for name in products
+    }
+    own = engine.kernels.get(device.architecture)
+    if own is not None:
+        own = own.model_copy(update={"times": {**own.times, **wide}})
+        kernels = {**engine.kernels, device.architecture: own}
+        engine = engine.model_copy(update={"kernels": kernels})
+    return replace(setting, cluster=replace(setting.cluster, device=known), engine=engine)
 
 
 def free_casts(setting: Any) -> Any:

@@ -113,6 +113,20 @@ def test_kernel_launches_that_more_prompts_share_explain_a_shorter_wait() -> Non
     assert str(reason_for(oddity, odd)).startswith("kernel launches")
 
 
+def test_prompts_that_share_steps_explain_a_shorter_wait() -> None:
+    short = request(
+        "agentica-org/DeepCoder-14B-Preview",
+        "radeon-pro-w7900",
+        {"engine": "tgi"},
+        {"mode": "open", "input_tokens": 4, "output_tokens": 2, "request_rate": 50.8},
+    )
+    odd = pair(short, "workload", request_rate=101.6)
+    oddity = BY_NAME["load doubled: time to first token falls by over 1 %"]
+    assert oddity.seen(odd)
+    assert str(reason_for(oddity, odd)).startswith("prompts share steps")
+    assert "prompts run in a step on average" in note(odd.after, "share a step")
+
+
 def test_prompts_alone_are_served_as_fast_under_twice_the_load() -> None:
     doubled = pair(JAMBA, "workload", concurrency=170)
     assert doubled.change("output_tokens_per_s") == pytest.approx(0, abs=0.05)

@@ -37,6 +37,10 @@ LINKED = 0.1
 """Share of a step on links from which they are worth a sentence."""
 LAUNCHED = 0.1
 """The same of a step with prompts in which devices wait for the host to launch kernels."""
+SHARED = 1.5
+"""Prompts in a step on average from which they share it, so that load changes what they wait."""
+AHEAD = 0.1
+"""Share of the time to first token for prompts ahead from which that is worth a sentence."""
 MANY_STEPS = 16
 """Steps of a static batch's prompts of which one more is no longer worth a sentence."""
 
@@ -133,20 +137,20 @@ def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
     values = zip(*(column[rows].tolist() for column in (*columns, *intervals)), strict=True)
     for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
         out = []
-        looked = f"Requests are looked for every {looks:,.0f} steps"
-        left = f"Tokens leave {sent:,.0f} together"
+        checked = f"The scheduler checks for new requests every {looks:,.0f} steps"
+        streamed = f"Tokens are streamed {sent:,.0f} at a time"
         for waited_s, what, field in (
-            (receive_s, looked, "scheduler_recv_interval"),
-            (stream_s, left, "stream_interval"),
+            (receive_s, checked, "scheduler_recv_interval"),
+            (stream_s, streamed, "stream_interval"),
         ):
             if waited_s > 0:
                 times = f"{duration(ttft_s)} instead of {duration(ttft_s - waited_s)}"
-                advice = f"{field} 1 if people wait for the first token"
-                out.append(f"{what}: time to first token {times}; {advice}.")
+                advice = f"set {field} to 1 if people wait for the first token"
+                out.append(f"{what}: time to first token is {times}; {advice}.")
         if sent > 1 and not stream_s:
-            apart = f"{min(sent, output_tokens):,.0f} together, every {duration(sent * tpot_s)}"
-            advice = "stream_interval 1 if people read along"
-            out.append(f"After the first, tokens leave {apart}; {advice}.")
+            group = f"{min(sent, output_tokens):,.0f} at a time, every {duration(sent * tpot_s)}"
+            advice = "set stream_interval to 1 if people read along"
+            out.append(f"After the first, tokens are streamed {group}; {advice}.")
         yield out
 
 
@@ -184,9 +188,10 @@ def _bound(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[str]]:
     ]
     if e.pools is None:  # the steps of two pools are of two kinds
         kinds.append(_batch_steps(setting, cases))
+        steps = _steps(setting, cases, served.decoding[chosen])
+        kinds.append(_shared(steps, served, chosen))
         waits = "launch" in served.prefill and bool((served.prefill["launch"][chosen] > 0).any())
         if waits or setting.weight_dtype not in WIDE:
-            steps = _steps(setting, cases, served.decoding[chosen])
             parts = steps.parts(setting, cases)
             kinds += [_narrow(setting, cases, steps, parts), _launched(steps, parts)]
     out: dict[int, list[str]] = {}
@@ -333,6 +338,23 @@ def _narrow(
             f"{setting.weight_dtype} kernels are slower here than those for {wide} weights: "
             f"{'; '.join(slower)}.{cause}"
             if slower
+            else None
+        )
+
+
+def _shared(steps: _Steps, served: Serving, rows: Int) -> Iterator[str | None]:
+    """Prompts that are waited for, of which several run in a step."""
+    ahead_s = served.prefill.get("prompts_ahead")
+    if ahead_s is None:
+        yield from [None] * len(rows)
+        return
+    columns = (steps.prompts.tolist(), ahead_s[rows].tolist(), served.ttft_s[rows].tolist())
+    for prompts, waited_s, ttft_s in zip(*columns, strict=True):
+        yield (
+            f"{_some(prompts, 'prompt')} run in a step on average, and prompts ahead take "
+            f"{duration(waited_s)} of the time to first token. As prompts that share a step end "
+            "together, more load may shorten that."
+            if prompts > SHARED and waited_s > AHEAD * ttft_s
             else None
         )
 

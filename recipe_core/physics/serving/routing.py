@@ -13,11 +13,11 @@ from recipe_core.base.arrays import Float
 from recipe_core.model.spec import MoeMlp
 
 SPREAD = 1.0
-"""Fitted with all else (`scripts/fit_serving.py`) to published runs of five families of models on
-H100, H200, B200 and MI355X.
+"""Chosen by the loss that `scripts/fit_serving.py` reaches with it, on published runs of five
+families of models on H100, H200, B200 and MI355X.
 
-The optimum is flat: least losses with 0.5, 1 and 1.5 are 1.713, 1.706 and 1.705 %. With 1
-popularity is exponential, and runs left out of the fit are estimated better than with 0.5.
+The optimum is flat: with 0.5, 1 and 1.5 the loss is 1.713, 1.706 and 1.705 %. With 1 popularity is
+exponential.
 """
 
 
