@@ -17,7 +17,7 @@ from recipe_core.calibration.own_runs import MAX_RUNS, learn, of_runs, prior
 from recipe_core.doors.answers import Answers
 from recipe_core.measured.serving_runs import PUBLISHED, Run
 from recipe_core.measured.training_runs import TRAINING_RUNS
-from recipe_core.physics.serving.bands import narrowed
+from recipe_core.physics.bands import narrowed
 from recipe_core.recipe.own_runs import corrections_of, read_measured, rows_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate

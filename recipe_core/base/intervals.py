@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Literal
 
+import numpy as np
+
+from recipe_core.base.arrays import Float
+
 Level = Literal["50", "80", "95"]
 LEVELS: tuple[Level, ...] = ("50", "80", "95")
 """Shares of measured runs, in percent, that intervals are given for."""
@@ -18,26 +22,49 @@ Intervals = Mapping[Level, Ends]
 NORMAL = NormalDist()
 
 
-def probability_below(intervals: Intervals, limit: float) -> float:
-    """The probability that a measured run is at most ``limit``.
-
-    Between the ends of the intervals the normal score is linear in the logarithm, and beyond the
-    outermost it goes on as between the two last.
-
-    Raises:
-        ValueError: ``limit`` is not above 0.
-    """
-    if not limit > 0:
-        raise ValueError(f"limit must be above 0 (got {limit:g})")
+def _points(intervals: Intervals) -> tuple[Float, Float]:
+    """The ends of the intervals as logarithms, rising, and the normal score of each."""
     points: dict[float, list[float]] = {}
     for level in LEVELS:
         score = NORMAL.inv_cdf((1 + int(level) / 100) / 2)
         for end, sign in zip(intervals[level], (-1, 1), strict=True):
             points.setdefault(math.log(end), []).append(sign * score)
     at = sorted((x, sum(scores) / len(scores)) for x, scores in points.items())
-    x = math.log(limit)
-    if len(at) == 1:  # no uncertainty at all
-        return float(x >= at[0][0])
-    right = next((k for k in range(1, len(at) - 1) if x < at[k][0]), len(at) - 1)
-    (x0, z0), (x1, z1) = at[right - 1], at[right]
-    return NORMAL.cdf(z0 + (z1 - z0) * (x - x0) / (x1 - x0))
+    ends, scores = np.array(at).T
+    return ends, scores
+
+
+def scores_below(intervals: Intervals, limits: Float) -> Float:
+    """Normal scores of a measured run being at most each of ``limits``, all above 0.
+
+    Between the ends of the intervals the score is linear in the logarithm, and beyond the outermost
+    it goes on as between the two last. Without any uncertainty it is infinite.
+    """
+    ends, scores = _points(intervals)
+    x = np.log(limits)
+    if len(ends) == 1:
+        return np.where(x >= ends[0], np.inf, -np.inf)
+    right = np.clip(np.searchsorted(ends, x, side="right"), 1, len(ends) - 1)
+    slope = (scores[right] - scores[right - 1]) / (ends[right] - ends[right - 1])
+    return np.asarray(scores[right - 1] + slope * (x - ends[right - 1]))
+
+
+def factor_at(intervals: Intervals, score: float) -> float:
+    """The limit of which a measured run is below with a normal score: ``scores_below`` inverted."""
+    ends, scores = _points(intervals)
+    if len(ends) == 1:
+        return math.exp(float(ends[0]))
+    right = min(max(int(np.searchsorted(scores, score, side="right")), 1), len(ends) - 1)
+    slope = (ends[right] - ends[right - 1]) / (scores[right] - scores[right - 1])
+    return math.exp(float(ends[right - 1] + slope * (score - scores[right - 1])))
+
+
+def probability_below(intervals: Intervals, limit: float) -> float:
+    """The probability that a measured run is at most ``limit``, by its normal score.
+
+    Raises:
+        ValueError: ``limit`` is not above 0.
+    """
+    if not limit > 0:
+        raise ValueError(f"limit must be above 0 (got {limit:g})")
+    return NORMAL.cdf(float(scores_below(intervals, np.array([limit]))[0]))

@@ -212,6 +212,7 @@ REFUSALS = {
     "limit-usd": "Over the limit on cost",
     "limit-gpus": "Over the limit on devices",
     "unsimulated": "Percentile not simulated",
+    "confidence": "Too likely to miss a limit",
 }
 """Labels of the refusals of serving splits, by code."""
 
@@ -233,6 +234,7 @@ TRAINING_REFUSALS = {
     "memory": "Does not fit in memory",
     "host-memory": "Does not fit in the host's memory",
     "limit": "Over a limit of the objective",
+    "confidence": "Too likely to miss a limit",
 }
 """Labels of the refusals of training splits, by code."""
 

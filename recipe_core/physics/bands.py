@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -14,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.intervals import BAND, LEVELS, Ends, Level
+from recipe_core.base.intervals import BAND, LEVELS, Ends, Intervals, Level
 
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
@@ -79,6 +80,30 @@ class Band(BaseModel):
     def inverse(self) -> dict[Level, Ends]:
         """Factors of a figure that falls as this one rises, such as cost with throughput."""
         return {level: (1 / high, 1 / low) for level, (low, high) in self.factors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """What the error of a quantity follows.
+
+    ``metric``: the measured figure, ``sign``: -1 where the quantity falls as that rises.
+    ``factors``: by level, the ends of measured / estimated, of the quantity itself.
+    """
+
+    metric: str
+    sign: int
+    factors: Intervals
+
+
+def narrowed(ends: Ends, left: float) -> Ends:
+    """The ends of an interval where runs of one's own leave so much of the standard deviation.
+
+    On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
+    average, by the square of that: ``1 - left²`` is how far the runs are believed.
+    """
+    low, high = math.log(ends[0]), math.log(ends[1])
+    middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
+    return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
 
 
 class BandFile(BaseModel):

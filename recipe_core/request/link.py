@@ -90,6 +90,7 @@ _FIELDS = [
     "objective.optimize",
     *(f"objective.weights.{goal}" for goal in get_args(Goal)),
     "objective.orientation",
+    "objective.confidence",
     *_dotted("objective.limits", Limits),
     *_dotted("options", Options),
     *_dotted("candidate", CandidateRequest),

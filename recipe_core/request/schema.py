@@ -303,6 +303,11 @@ class Objective(_Part):
     limits: Limits = Limits()
     """Limits that an acceptable plan must keep."""
 
+    confidence: Annotated[float, Field(ge=0.5, le=0.99)] | None = None
+    """Probability with which all limits must hold, if the plan were measured; by the calibrated
+    intervals of the estimates. Left out, estimates themselves are held against the limits, which
+    is a coin toss where one just keeps them."""
+
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.weights and self.orientation is not None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from recipe_core.search.plan import Plan
 
 AT_MOST = 3
+LEAST_CONFIDENCE = 0.5
+"""The lowest confidence that a request may ask for."""
 CLOSE = 50
 """Feasible rows with the nearest degrees whose other choices are compared."""
 
@@ -105,19 +107,35 @@ def looser_limits(plan: Plan) -> list[Change]:
     for row in reversed(rows):  # the nearest of each comes last
         if len(codes[row]) == 1:
             alone[next(iter(codes[row]))] = row
-    nearest = [alone[code] for code in LIMITS if code in alone] or rows[:1]
-    return [
+    nearest = [alone[code] for code in (*LIMITS, "confidence") if code in alone] or rows[:1]
+    changes = [
         Change(_loosened(plan, row, codes[row]), plan.candidate(row), plan.key(row))
         for row in nearest
     ]
+    if plan.request.objective.confidence is None:
+        return changes
+    # what a limit has to be so that it holds with the confidence is only close to what is computed
+    planned = (_best_after(plan, one.fields) for one in changes)
+    return [change for change in planned if change]
 
 
 def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
-    """The limits among ``codes`` at the row's own figures."""
-    return {
-        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(float(plan.bound(code)[row]))
+    """The limits among ``codes`` at the row's own figures, or as it holds them with confidence."""
+    out = {
+        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(
+            float(plan.bound(code)[row]) * plan.margin(code, row)
+        )
         for code in sorted(codes & set(LIMITS))
     }
+    if "confidence" in codes:
+        chance = math.floor(float(plan.confidence([row])[0]) * 100) / 100
+        if chance >= LEAST_CONFIDENCE:
+            return {**out, "objective.confidence": chance}
+        codes = frozenset(
+            code for code in LIMITS if LIMITS[code].bound(plan.request.objective.limits) is not None
+        )
+        return _loosened(plan, row, codes)
+    return out
 
 
 def _best_after(plan: Plan, fields: Mapping[str, Any]) -> Change | None:

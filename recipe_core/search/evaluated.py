@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipe_core.base import budget
-from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.physics.bands import Uncertain
 from recipe_core.physics.serving.simulate import Simulation
 from recipe_core.space.refusal import Refusal
 
@@ -47,6 +48,9 @@ class Physics(Generic[S, C, E]):
     rules: Callable[[S, C], Sequence[Refusal]]
     search_rules: Callable[[S, C], Sequence[Refusal]]
     place_rules: Callable[[S, C], Sequence[Refusal]]
+    uncertain: Callable[[S, str], Uncertain | None]
+    correlations: Callable[[], Mapping[str, Mapping[str, float]]]
+    left: Callable[[E, str], Float | None]
 
 
 @dataclass(frozen=True)

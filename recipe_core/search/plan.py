@@ -178,7 +178,7 @@ class Plan(PlanRows):
         ``nearest`` is the nearest split when none is feasible, with changes after which something
         is. ``beats_best`` is the probability that a split, if both were measured, is better by the
         goal than the first (null for itself); ``tied_with_best`` counts those of which it is 0.4 or
-        more.
+        more. ``confidence`` is the probability that a split keeps all limits (null without limits).
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -187,6 +187,7 @@ class Plan(PlanRows):
             self.estimates(shown),
             self.frontier[shown].tolist(),
             [None, *self.beats(shown[1:], int(shown[0]))] if len(shown) else [],
+            self.confidence(shown).tolist() if self.limited else [None] * len(shown),
             strict=True,
         )
         reasons = zip(self._cases_json(rows[:refused]), self.sentences(rows[:refused]), strict=True)
@@ -201,8 +202,9 @@ class Plan(PlanRows):
                     "estimate": estimate.to_json(),
                     "pareto": pareto,
                     "beats_best": chance,
+                    "confidence": confidence,
                 }
-                for rank, (case, estimate, pareto, chance) in enumerate(ranked, 1)
+                for rank, (case, estimate, pareto, chance, confidence) in enumerate(ranked, 1)
             ],
             "refused": [{**case, "reasons": sentences} for case, sentences in reasons],
             "nearest": self._nearest_json(),

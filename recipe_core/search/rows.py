@@ -12,11 +12,12 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
-from recipe_core.base.intervals import NORMAL
+from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.labels import REFUSALS
 from recipe_core.base.units import band, chance_text, rounded
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
+from recipe_core.search.confidence import confidence
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.measures import MORE_IS_BETTER, Measure
@@ -32,6 +33,10 @@ TIE_DIGITS = 4
 TIED = 0.4
 """Probability of beating the best split from which a split ties with it: estimates do not tell
 which of the two is better."""
+
+
+COIN = (0.35, 0.65)
+"""Probabilities between which keeping the limits is called a coin toss."""
 
 
 class PlanRows(ABC):
@@ -413,6 +418,50 @@ class PlanRows(ABC):
         percentile = self.request.objective.limits.percentile
         return np.concatenate([LIMITS[code].value(block, percentile) for block in self.blocks])
 
+    @property
+    def limited(self) -> bool:
+        """Whether the objective states any limit."""
+        return bool(self._stated_limits)
+
+    def confidence(self, rows: Sequence[int] | Int) -> Float:
+        """The probability that each of some rows keeps every limit, if it were measured.
+
+        NaN for rows that cannot run at all.
+        """
+        index = np.asarray(rows, dtype=np.int64)
+        return np.asarray(self._chances[index])
+
+    @cached_property
+    def _chances(self) -> Float:
+        limits = self.request.objective.limits
+        return np.concatenate([confidence(block, limits) for block in self.blocks] or [np.zeros(0)])
+
+    def margin(self, code: str, row: int) -> float:
+        """How many times a row's figure a limit must be to hold with the confidence asked for.
+
+        1 where none is.
+        """
+        asked, block = self.request.objective.confidence, self.at(row)[0]
+        known = block.physics.uncertain(block.setting, LIMITS[code].column)
+        if asked is None or known is None:
+            return 1.0
+        score = NORMAL.inv_cdf(1 - asked if LIMITS[code].at_least else asked)
+        return float(factor_at(known.factors, score))
+
+    def confidence_text(self, row: int) -> str:
+        """With what probability a row keeps the limits, as a sentence; empty without limits."""
+        if not self.limited or not self.runs[row]:
+            return ""
+        chance = float(self.confidence([row])[0])
+        plural = "s" if len(self._stated_limits) > 1 else ""
+        coin = ": as good as a coin toss" if COIN[0] <= chance <= COIN[1] else ""
+        return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
+
+    @cached_property
+    def _stated_limits(self) -> list[str]:
+        limits = self.request.objective.limits
+        return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
+
     def beyond_limits(self) -> list[int]:
         """Rows that only break limits of the objective, the smallest relative excess first."""
         if not len(self):
@@ -424,6 +473,11 @@ class PlanRows(ABC):
             if code in LIMITS:
                 by_limits |= broken
                 times = LIMITS[code].excess(self.bound(code), self.request.objective.limits)
+                excess = np.where(broken, np.maximum(excess, times), excess)
+            elif code == "confidence":
+                by_limits |= broken
+                asked = self.request.objective.confidence or 1.0
+                times = asked / np.maximum(np.nan_to_num(self._chances), 1e-3)
                 excess = np.where(broken, np.maximum(excess, times), excess)
             elif code == "unsimulated":  # its percentile is unknown, so no limit would let it in
                 known &= ~broken

@@ -15,12 +15,13 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.labels import REFUSALS, serving_split
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import significant
-from recipe_core.physics.serving.bands import METRICS, errors
+from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
 from recipe_core.physics.serving.estimates import Estimates, estimate
-from recipe_core.physics.serving.results import FOLLOWING, ServingEstimate
+from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
+from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import limited, mean_excess, time_bounds, unsimulated
 from recipe_core.search.measures import SERVING
@@ -64,6 +65,9 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     rules=refusals,
     search_rules=_every_search_rule,
     place_rules=place_rules,
+    uncertain=uncertain,
+    correlations=lambda: bands().correlation,
+    left=lambda e, metric: None if e.corrected is None else e.corrected.left[metric],
     case_columns={
         "tp": lambda c: c.tp,
         "pp": lambda c: c.pp,
@@ -481,8 +485,9 @@ def _judged(
     """
     limits, searching = problem.request.objective.limits, at_most is not None
     blocks = [evaluate(PHYSICS, *pair, searching=searching) for pair in pairs]
+    objective = problem.request.objective
     if limits.percentile is None:
-        return [limited(block, limits) for block in blocks]
+        return [confident(limited(block, limits), objective) for block in blocks]
     blocks = [limited(block, limits, timed=False) for block in blocks]
     rows = _worth_simulating(plan(problem, blocks), at_most)
     out, start = [], 0
@@ -492,7 +497,8 @@ def _judged(
             start += len(block)
             if len(inside):
                 block = _simulated(problem, block, inside, (limits.percentile,))
-            out.append(limited(unsimulated(block, limits), limits, timed=True))
+            block = limited(unsimulated(block, limits), limits, timed=True)
+            out.append(confident(block, objective))
     return out
 
 

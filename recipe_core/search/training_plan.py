@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
-from recipe_core.physics.training.bands import METRICS, errors
+from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.request.edit import shared_candidate
@@ -39,6 +39,9 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     rules=rules,
     search_rules=_nothing,
     place_rules=_nothing,
+    uncertain=uncertain,
+    correlations=dict,
+    left=lambda _estimates, _metric: None,
     case_columns={
         "tp": lambda c: c.tp,
         "pp": lambda c: c.pp,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
-from recipe_core.base.intervals import Ends
 from recipe_core.hardware.cluster import roofline
-from recipe_core.physics.bands import Band, BandFile
+from recipe_core.physics.bands import Band, BandFile, Uncertain
 from recipe_core.space.serving import Setting
 
 GROUPS = (
@@ -21,6 +19,8 @@ GROUPS = (
     (),
 )
 """Groups of devices and engines, from the narrowest to all."""
+FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
+"""Figures of cost and energy that have intervals: those of the throughput, the other way round."""
 METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
 """Figures whose errors those of all others follow."""
 
@@ -29,17 +29,6 @@ METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
 def bands() -> BandFile:
     """The bands this version ships."""
     return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
-
-
-def narrowed(ends: Ends, left: float) -> Ends:
-    """The ends of an interval where runs of one's own leave so much of the standard deviation.
-
-    On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
-    average, by the square of that: ``1 - left²`` is how far the runs are believed.
-    """
-    low, high = math.log(ends[0]), math.log(ends[1])
-    middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
-    return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
 
 
 def grade(setting: Setting) -> str:
@@ -79,3 +68,14 @@ def errors(setting: Setting) -> tuple[Float, Float]:
     of_metrics = [known[metric] for metric in METRICS]
     common = bands().covariance(METRICS, [of.common for of in of_metrics])
     return common, bands().covariance(METRICS, [of.independent for of in of_metrics])
+
+
+def uncertain(setting: Setting, column: str) -> Uncertain | None:
+    """What the error of a column follows; None for one that is certain."""
+    known = bands_of(setting)
+    if column in known:
+        return Uncertain(column, 1, known[column].factors)
+    if column in FOLLOWING:
+        rate = "output_tokens_per_s"
+        return Uncertain(rate, -1, known[rate].inverse())
+    return None

@@ -25,6 +25,7 @@ from recipe_core.physics.prediction import (
     as_documented,
     known,
 )
+from recipe_core.physics.serving.bands import FOLLOWING
 from recipe_core.physics.serving.bottlenecks import CAUSES
 from recipe_core.physics.serving.simulate import FIGURES
 
@@ -33,8 +34,6 @@ PERCENTILE = rf"^({_NAMES})_p\d+(\.\d+)?_s$"
 Percentile = Annotated[str, Field(pattern=PERCENTILE)]
 """Name of a percentile: ``ttft_p95_s``."""
 _CAUSE = Literal[CAUSES]  # type: ignore[valid-type]
-FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
-"""Figures of cost and energy that have intervals: those of the throughput, the other way round."""
 LargestPart = Literal["weights", "kv_needed", "activations", "runtime"]
 
 

@@ -12,15 +12,15 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.intervals import BAND, Ends, Level
+from recipe_core.physics.bands import narrowed
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
-from recipe_core.physics.serving.bands import bands_of, narrowed
+from recipe_core.physics.serving.bands import FOLLOWING, bands_of
 from recipe_core.physics.serving.bottlenecks import causes
 from recipe_core.physics.serving.corrections import Corrected
 from recipe_core.physics.serving.cost import watts_basis
 from recipe_core.physics.serving.memory import Memory, stage_columns
 from recipe_core.physics.serving.notes import notes
 from recipe_core.physics.serving.results import (
-    FOLLOWING,
     Causes,
     Pool,
     PoolFigures,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
-from recipe_core.physics.bands import Band, BandFile
+from recipe_core.physics.bands import Band, BandFile, Uncertain
 from recipe_core.space.training import TrainingSetting
 
 GROUPS = (("engine", "architecture"), ("engine",), ("vendor",), ())
@@ -38,3 +38,14 @@ def errors(setting: TrainingSetting) -> tuple[Float, Float]:
     of_metrics = [band(setting, metric) for metric in METRICS]
     common = bands().covariance(METRICS, [of.common for of in of_metrics])
     return common, bands().covariance(METRICS, [of.independent for of in of_metrics])
+
+
+FOLLOWING = ("wall_s", "usd", "usd_per_million_tokens", "joules_per_token")
+"""Columns whose errors are those of the time of a step."""
+
+
+def uncertain(setting: TrainingSetting, column: str) -> Uncertain | None:
+    """What the error of a column follows; None for one that is certain."""
+    if column not in FOLLOWING:
+        return None
+    return Uncertain("step_s", 1, band(setting, "step_s").factors)

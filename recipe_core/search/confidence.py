@@ -1,0 +1,193 @@
+"""With which probability cases keep the limits of an objective, if they were measured.
+
+A limit on a figure whose estimates are uncertain is a normal score: that of the limit in the
+calibrated intervals around the estimate. Several limits hold together with the probability of a
+normal distribution whose correlations are those of the figures' errors (a Gaussian copula): a
+device that is slower than estimated misses the limit on latency and the one on cost together.
+Limits on what is certain (devices, an hour's price) hold or do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.intervals import NORMAL, Intervals, scores_below
+from recipe_core.base.units import chance_text
+from recipe_core.physics.bands import Uncertain, narrowed
+from recipe_core.request.schema import Limits, Objective
+from recipe_core.search.evaluated import EvaluatedCases
+from recipe_core.search.limits import LIMITS, LimitRule
+from recipe_core.space.refusal import Refusal
+
+Cases = EvaluatedCases[Any, Any, Any]
+
+CERTAIN = 37.0
+"""Normal score from which a probability is 0 or 1 in floating point."""
+TAIL = 4.0
+"""Normal score beyond which the least likely of several limits decides alone."""
+NODES = 24
+"""Nodes of the Gauss-Legendre rule for two limits."""
+DRAWS = 4096
+"""Points of a Halton sequence for three limits and more: errors of about 0.1 %."""
+
+
+def confidence(cases: Cases, limits: Limits) -> Float:
+    """The probability that each case keeps every limit; NaN where it cannot run at all."""
+    kept, scores, signed = _scores(cases, limits)
+    chance = np.where(kept, 1.0, 0.0)
+    if scores:
+        chance = chance * together(
+            np.stack(scores), signed_correlation(signed, cases.physics.correlations())
+        )
+    return np.asarray(np.where(cases.runs, chance, np.nan))
+
+
+def confident(cases: Cases, objective: Objective) -> Cases:
+    """With the rule that refuses what keeps the limits with less than the objective's confidence.
+
+    Of cases that keep them by the estimate: the others are refused already.
+    """
+    asked = objective.confidence
+    if asked is None:
+        return cases
+    chance = confidence(cases, objective.limits)
+
+    def say(i: int) -> str:
+        return (
+            f"holds the limits with a probability of {chance_text(float(chance[i]))}; "
+            f"{chance_text(asked)} is asked for"
+        )
+
+    rule = Refusal("confidence", cases.feasible & (chance < asked), say)
+    return replace(cases, limits=(*cases.limits, rule))
+
+
+def _scores(cases: Cases, limits: Limits) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
+    """Cases that keep the certain limits, and a normal score by case of each uncertain one.
+
+    Limits that follow the same figure in the same direction are the tighter of them.
+    """
+    kept = np.ones(len(cases), dtype=np.bool_)
+    by: dict[tuple[str, int], Float] = {}
+    for rule in LIMITS.values():
+        bound = rule.bound(limits)
+        if bound is None:
+            continue
+        value = rule.value(cases, limits.percentile)
+        known = cases.physics.uncertain(cases.setting, rule.column)
+        if known is None:
+            kept &= (value >= bound) if rule.at_least else (value <= bound)
+            continue
+        score = _score(cases, rule, bound / value, known)
+        key = known.metric, -known.sign if rule.at_least else known.sign
+        by[key] = np.minimum(by[key], score) if key in by else score
+    return kept, list(by.values()), list(by)
+
+
+def _score(cases: Cases, rule: LimitRule, ratio: Float, known: Uncertain) -> Float:
+    """Normal scores of a limit that is ``ratio`` times the estimate."""
+    score = np.full(len(ratio), -np.inf)
+    for rows, factors in _factors(cases, known, np.isfinite(ratio) & cases.runs):
+        below = scores_below(factors, ratio[rows])
+        score[rows] = -below if rule.at_least else below
+    return np.asarray(np.clip(score, -CERTAIN, CERTAIN))
+
+
+def _factors(cases: Cases, known: Uncertain, among: Bool) -> Iterator[tuple[Int, Intervals]]:
+    """The intervals of some cases: the same for all, but where own runs narrow some."""
+    rows = np.flatnonzero(among)
+    left = cases.physics.left(cases.details(rows)[0], known.metric) if len(rows) else None
+    if left is None:
+        yield rows, known.factors
+        return
+    of_rows = np.round(left[cases.details(rows)[1]], 4)
+    for share in np.unique(of_rows).tolist():
+        yield (
+            rows[of_rows == share],
+            {level: narrowed(ends, share) for level, ends in known.factors.items()},
+        )
+
+
+def together(scores: Float, correlation: Float) -> Float:
+    """The probability that normal variables are all below their scores, one per case.
+
+    Args:
+        scores: variables × cases.
+        correlation: of the variables.
+    """
+    if len(scores) == 1:
+        return _cdf(scores[0])
+    if len(scores) == 2:
+        return _both(scores[0], scores[1], float(correlation[0, 1]))
+    drawn = _draws(len(scores)) @ _root(correlation).T
+    out = _cdf(scores.min(axis=0))  # what the least likely of them allows
+    open_question = (scores.min(axis=0) > -TAIL) & (scores.min(axis=0) < TAIL)
+    for i in np.flatnonzero(open_question).tolist():
+        out[i] = min(out[i], float(np.mean((drawn <= scores[:, i]).all(axis=1))))
+    return out
+
+
+def _cdf(scores: Float) -> Float:
+    """The standard normal distribution function."""
+    return np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()])
+
+
+def _both(first: Float, second: Float, correlation: float) -> Float:
+    """The bivariate normal distribution function.
+
+    By its derivative in the correlation (Plackett 1954), integrated over the arc sine of it
+    (Drezner and Wesolowsky 1990).
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    end = math.asin(max(min(correlation, 1.0), -1.0))
+    angle = (nodes + 1) / 2 * end
+    a, b = first[:, None], second[:, None]
+    cos2 = np.maximum(np.cos(angle) ** 2, 1e-12)
+    density = np.exp(-(a * a - 2 * a * b * np.sin(angle) + b * b) / (2 * cos2))
+    added = (density @ weights) * end / 2 / (2 * math.pi)
+    return np.asarray(np.clip(_cdf(first) * _cdf(second) + added, 0.0, 1.0))
+
+
+@cache
+def _draws(variables: int) -> Float:
+    """Independent standard normal points that fill the space evenly: points × variables."""
+    primes = (2, 3, 5, 7, 11, 13)[:variables]
+    columns = [[_radical_inverse(n, prime) for n in range(1, DRAWS + 1)] for prime in primes]
+    return np.array([[NORMAL.inv_cdf(share) for share in column] for column in columns]).T
+
+
+def _radical_inverse(n: int, base: int) -> float:
+    """The digits of ``n`` in a base, mirrored at the point (van der Corput)."""
+    value, scale = 0.0, 1.0
+    while n:
+        scale /= base
+        n, digit = divmod(n, base)
+        value += digit * scale
+    return value
+
+
+def _root(correlation: Float) -> Float:
+    """A matrix whose square is the correlation, or the nearest one that is a correlation's."""
+    values, vectors = np.linalg.eigh(correlation)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(root / np.linalg.norm(root, axis=1, keepdims=True))
+
+
+def signed_correlation(
+    signed: Sequence[tuple[str, int]], known: Mapping[str, Mapping[str, float]]
+) -> Float:
+    """Correlations of errors of figures, some counted the other way round."""
+    size = len(signed)
+    out = np.eye(size)
+    for i, (a, sign) in enumerate(signed):
+        for j, (b, other) in enumerate(signed[:i]):
+            of = 1.0 if a == b else known.get(a, {}).get(b, known.get(b, {}).get(a, 0.0))
+            out[i, j] = out[j, i] = sign * other * of
+    return out
