@@ -66,7 +66,7 @@ def test_twice_the_price_costs_twice_as_much():
         for usd in (2.0, 4.0)
     )
     assert {name: value / once[name] for name, value in twice.items()} == pytest.approx(
-        dict.fromkeys(once, 2.0) | {"prefill_share": 1.0}
+        dict.fromkeys(once, 2.0) | {"prefill_share": 1.0, "devices_rented": 1.0}
     )
 
 
@@ -87,7 +87,8 @@ def test_a_named_offer_is_taken_and_said():
 def test_without_a_price_nothing_is_said_of_money():
     found = estimate_of(LLAMA_8B, "rtx-6000-ada", 1, candidate=ONE)
     assert found["basis"]["usd_per_hour"] == "unknown"
-    assert {name for name, value in found["cost"].items() if value is not None} == {"prefill_share"}
+    known = {name for name, value in found["cost"].items() if value is not None}
+    assert known == {"prefill_share", "devices_rented"}
     assert found["energy"]["watts"] > 0
 
 

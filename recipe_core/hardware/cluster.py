@@ -225,7 +225,7 @@ class Cluster:
     """Devices in nodes, what joins them, and what an hour of one costs (None: unknown).
 
     ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node.
-    ``commitment``: what the price is for.
+    ``commitment``: what the price is for. ``unit``: devices that are rented at once.
     """
 
     device: Device
@@ -238,6 +238,7 @@ class Cluster:
     commitment: Commitment | None = None
     beyond: Fabric | None = None
     asked: HardwareRequest | None = None
+    unit: int = 1
 
     @property
     def devices(self) -> int:

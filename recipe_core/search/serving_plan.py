@@ -94,6 +94,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "request_latency_s": lambda e: e.serving.request_latency_s,
         "output_tokens_per_s": lambda e: e.serving.output_tokens_per_s,
         "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,
+        "gpus_rented": lambda e: e.cost.devices_rented,
         "usd_per_hour": lambda e: e.cost.usd_per_hour,
         "usd_per_million_output_tokens": lambda e: e.cost.usd_per_million_output_tokens,
         "watts": lambda e: e.cost.watts,

@@ -84,16 +84,15 @@ def _spans(support: SplitSupport, pp: Int, dp: Int, nodes: Int) -> Bool:
     return np.asarray((parts % nodes == 0) | (nodes % parts == 0))
 
 
-def fits_in_nodes(kinds: Sequence[Servers], per_node: Int, nodes: Int) -> Bool:
-    """Whether one or two kinds of servers pack, first fit by decreasing size.
+def nodes_needed(kinds: Sequence[Servers], per_node: Int) -> Int:
+    """Nodes that one or two kinds of servers take, packed first fit by decreasing size.
 
     Servers that span nodes take empty ones. For the two sizes that remain, first fit is counted in
-    closed form rather than tried.
+    closed form rather than tried. Servers that cannot be spread (0 nodes) count as none.
     """
     several = [np.where(kind.nodes > 1, kind.count * kind.nodes, 0) for kind in kinds]
-    free = nodes - sum(several, start=np.zeros_like(np.asarray(nodes)))
     single = [
-        (np.where(kind.nodes == 1, kind.count, 0), np.minimum(kind.devices, per_node))
+        (np.where(kind.nodes == 1, kind.count, 0), np.clip(kind.devices, 1, per_node))
         for kind in kinds
     ]
     if len(single) == 1:
@@ -110,8 +109,14 @@ def fits_in_nodes(kinds: Sequence[Servers], per_node: Int, nodes: Int) -> Bool:
     beside = full * ((per_node - per_node // size * size) // small_size) + begun * (
         (per_node - rest * size) // small_size
     )
-    empty = free - full - begun
-    return np.asarray((empty >= 0) & (beside + empty * (per_node // small_size) >= small_count))
+    left = np.maximum(small_count - beside, 0)
+    more = -(-left // (per_node // small_size))
+    return np.asarray(sum(several, start=np.zeros_like(count)) + full + begun + more)
+
+
+def fits_in_nodes(kinds: Sequence[Servers], per_node: Int, nodes: Int) -> Bool:
+    """Whether one or two kinds of servers pack into so many nodes."""
+    return np.asarray(nodes_needed(kinds, per_node) <= nodes)
 
 
 def uneven(tp: int, pp: int, dp: int, per_node: int) -> str:

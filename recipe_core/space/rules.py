@@ -41,9 +41,7 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 
 def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     """Splits whose servers do not fit into the nodes, by the predicates that a launch uses too."""
-    pools = [_servers(setting, cases)]
-    if cases.disaggregated.any():
-        pools.append(_servers(setting, cases.prefill_pool))
+    pools = _pools(setting, cases)
     # Splits with more devices than available are refused as that, not for their placement.
     available = cases.devices <= cases.per_node * cases.nodes
     spread = np.all([(pool.nodes > 0) | (pool.devices == 0) for pool in pools], axis=0)
@@ -77,6 +75,27 @@ def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
         lambda i: no_such_cache(setting),
     )
     return [*place_rules(setting, cases), cache]
+
+
+def devices_rented(setting: Setting, cases: Cases) -> Int:
+    """Devices that are paid for: those of whole machines, where machines are rented whole.
+
+    A machine is a node; smaller units, such as one device of eight, are rented one by one.
+    """
+    unit = setting.cluster.unit
+    if unit == 1:
+        return cases.devices
+    units = -(-cases.devices // unit) * unit
+    machines = placement.nodes_needed(_pools(setting, cases), cases.per_node)
+    whole = np.where(unit >= cases.per_node, machines * unit, 0)
+    return np.asarray(np.maximum(whole, units))
+
+
+def _pools(setting: Setting, cases: Cases) -> list[placement.Servers]:
+    pools = [_servers(setting, cases)]
+    if cases.disaggregated.any():
+        pools.append(_servers(setting, cases.prefill_pool))
+    return pools
 
 
 def _servers(setting: Setting, cases: Cases) -> placement.Servers:

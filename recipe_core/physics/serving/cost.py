@@ -1,8 +1,8 @@
 """Money and energy of a deployment.
 
-Money is the price of the devices by the hour. Of the cost of a request, its prompt bears the share
-of busy time spent on prompts and its output the rest; with a prefill pool each bears its own
-devices.
+Money is the price of the rented devices by the hour, idle ones of a whole machine included. Of the
+cost of a request, its prompt bears the share of busy time spent on prompts and its output the rest;
+with a prefill pool each bears its own devices.
 
 Power is that of the devices, without hosts, network and cooling:
 
@@ -31,6 +31,7 @@ from recipe_core.physics.serving.operators import total
 from recipe_core.physics.serving.pools import Pools
 from recipe_core.physics.serving.rates import Serving, active_replicas
 from recipe_core.physics.serving.speculative import engine_step, engine_steps, tokens_per_step
+from recipe_core.space.rules import devices_rented
 from recipe_core.space.serving import Cases, Setting
 
 SECONDS_PER_HOUR = 3600.0
@@ -52,7 +53,7 @@ class Cost:
     ``usd_per_million_output_tokens`` puts the whole cost on the output. Split by ``prefill_share``,
     an input token costs ``usd_per_million_input_tokens_alone`` and an output token
     ``usd_per_million_output_tokens_alone``. ``watts_limit``: the power limits of all devices, which
-    ``watts`` never exceeds.
+    ``watts`` never exceeds. ``devices_rented``: devices that are paid for.
     """
 
     usd_per_hour: Float
@@ -65,6 +66,7 @@ class Cost:
     watts_limit: Float
     joules_per_token: Float
     joules_per_request: Float
+    devices_rented: Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,10 @@ class Busy:
 
 def cost(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None) -> Cost:
     """Cost and power per hour, and per request and token at the estimated rate."""
-    price = setting.cluster.usd_per_device_hour
     devices = cases.devices.astype(np.float64)
-    usd_per_hour = devices * (np.nan if price is None else price)
+    price = setting.cluster.usd_per_device_hour
+    rented = devices_rented(setting, cases).astype(np.float64)
+    usd_per_hour = rented * (np.nan if price is None else price)
     tokens_per_s = np.maximum(served.output_tokens_per_s, 1e-12)
     requests_per_s = tokens_per_s / cases.output_tokens
     usd_per_request = usd_per_hour / SECONDS_PER_HOUR / requests_per_s
@@ -98,6 +101,7 @@ def cost(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
         watts_limit=devices * setting.cluster.device.tdp_watts.value,
         joules_per_token=watts / tokens_per_s,
         joules_per_request=watts / requests_per_s,
+        devices_rented=rented,
     )
 
 

@@ -143,7 +143,7 @@ class ServingCost(Part):
     """Cost of the devices; null where their price is unknown."""
 
     usd_per_hour: Known
-    """All devices for an hour, in US dollars."""
+    """All rented devices for an hour, in US dollars."""
     usd_per_request: Known
     """A request at the estimated throughput, in US dollars."""
     usd_per_million_output_tokens: Known
@@ -154,6 +154,8 @@ class ServingCost(Part):
     """A million output tokens, in US dollars, where outputs bear the rest of the cost."""
     prefill_share: Known
     """Share of a request's cost that its prompt causes, 0 to 1."""
+    devices_rented: Known = None
+    """Devices that are paid for: those of whole machines, where machines are rented whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ class TrainingCost(Part):
     """A million trained tokens, in US dollars."""
     usd: Known
     """The whole run, in US dollars."""
+    devices_rented: Known = None
+    """Devices that are paid for: those of whole machines, where machines are rented whole."""
 
 
 @dataclass(frozen=True, slots=True)

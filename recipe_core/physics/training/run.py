@@ -49,6 +49,7 @@ class Run:
     tokens_per_s: Float
     data_tokens_per_s: Float
     data_bytes_per_s: Float
+    devices_rented: Float
 
 
 def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
@@ -91,6 +92,13 @@ def down_s(cases: TrainingCases, failures: Failures) -> Float:
     return np.where(nodes > 0, np.minimum(elastic, waiting), waiting)
 
 
+def devices_rented(cases: TrainingCases, unit: int) -> Float:
+    """Devices that are paid for: those of whole machines, where machines are rented whole."""
+    units = -(-cases.devices // unit) * unit
+    machines = np.where(unit >= cases.per_node, cases.nodes_used * unit, units)
+    return np.maximum(machines, units).astype(np.float64)
+
+
 def run(
     setting: TrainingSetting,
     cases: TrainingCases,
@@ -121,7 +129,8 @@ def run(
     share = goodput(stall_s, interval, mtbf_s, down_s(cases, failures), behind_s)
     steps = np.ceil(tokens / useful)
     wall_s = steps * step_s / share
-    usd_per_hour = devices * (np.nan if price is None else price)
+    rented = devices_rented(cases, setting.cluster.unit)
+    usd_per_hour = rented * (np.nan if price is None else price)
     watts = devices * device.tdp_watts.value * usual.joules_share.value
     rate = useful / step_s
     return Run(
@@ -143,4 +152,5 @@ def run(
         tokens_per_s=rate,
         data_tokens_per_s=cases.step_tokens / step_s,
         data_bytes_per_s=cases.step_tokens / step_s * setting.loading.bytes_per_token,
+        devices_rented=rented,
     )
