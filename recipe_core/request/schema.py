@@ -571,10 +571,16 @@ class PlanRequest(_Part):
                 f"a request is an object with model, hardware and workload, not {kind}.",
                 hint="See docs/request.md for an example.",
             )
+        if value.get("hardware") == "any":
+            raise InputError(
+                "is any, where one cluster is needed.",
+                field="hardware",
+                hint="Size it first (recipe size), or name a device.",
+            )
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise _first(error, value) from None
+            raise first_error(error, value, cls) from None
 
     @property
     def is_training(self) -> bool:
@@ -599,7 +605,9 @@ def describe_field(path: str) -> str:
     return description_of(PlanRequest, path)
 
 
-def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
+def first_error(
+    error: ValidationError, value: Mapping[str, Any], model: type[BaseModel]
+) -> InputError:
     """The first problem as one sentence: field, value, what is wrong, and the fix."""
     details = error.errors(include_url=False)
     problem = next((p for p in details if p["type"] == "extra_forbidden"), details[0])
@@ -609,7 +617,7 @@ def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
         hint = "Add it; see docs/request.md for an example."
         return InputError("is missing.", field=field, hint=hint)
     if problem["type"] == "extra_forbidden":
-        hint = f"Known here: {', '.join(_known(path[:-1], value))}."
+        hint = f"Known here: {', '.join(_known(path[:-1], value, model))}."
         return InputError("is not a known field.", field=field, hint=hint)
     message = problem["msg"].removeprefix("Value error, ")
     entry = problem.get("input")
@@ -617,15 +625,24 @@ def _first(error: ValidationError, value: Mapping[str, Any]) -> InputError:
     return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field)
 
 
-_NO_FIELD = ("serving", "training", "str", "constrained-str", "dict[any,any]", "dict[str,any]")
+_NO_FIELD = (
+    "serving",
+    "training",
+    "open hardware",
+    "one cluster",
+    "str",
+    "constrained-str",
+    "dict[any,any]",
+    "dict[str,any]",
+)
 """Steps of an error's place that name a choice of the schema."""
 
 
-def _known(path: list[str], value: Mapping[str, Any]) -> list[str]:
+def _known(path: list[str], value: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
     """Names of the fields that the object at ``path`` may have."""
     if not path:
-        return list(PlanRequest.model_fields)
-    models = list(models_in(field_of(PlanRequest, ".".join(path)).annotation))
+        return list(model.model_fields)
+    models = list(models_in(field_of(model, ".".join(path)).annotation))
     if path == ["workload"]:
         kind = value["workload"].get("kind", "serving")
         models = [m for m in models if kind in get_args(m.model_fields["kind"].annotation)]
