@@ -26,6 +26,7 @@ ORDER = (
     "space",
     "physics",
     "search",
+    "sizing",
     "explain",
     "calibration",
     "launch",

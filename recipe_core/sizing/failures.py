@@ -1,0 +1,211 @@
+"""``failures.yaml``: how often nodes fail and spot instances are reclaimed, and for how long."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.base.resources import PACKAGE
+from recipe_core.base.types import Count, Text
+from recipe_core.sizing.inputs import whole
+
+FILE = DataFile(PACKAGE / "sizing" / "failures.yaml", "availability")
+NODE_DAYS_HOURS = 24_000.0
+"""Hours of 1,000 node-days."""
+DEVICES_PER_NODE = 8
+"""Of the fleets whose failures are counted."""
+HOST = "x86_64"
+"""Architecture of instances without accelerators."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Hours = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Fleet(_Data):
+    """Failures of a fleet's nodes; ``new_nodes``: in their first weeks, when more fail."""
+
+    fleet: Text
+    architecture: Text
+    failures_per_1000_node_days: Quantity
+    new_nodes: bool = False
+
+
+class Repair(_Data):
+    """Hours that a failure takes, by what ends it."""
+
+    drained_share: Quantity
+    restart_hours: Quantity
+    repair_hours: Quantity
+    replace_hours: Quantity
+
+
+class Agreement(_Data):
+    """The uptime that a provider promises, as a share of a month."""
+
+    provider: Text
+    what: Text
+    uptime: Quantity
+
+
+class SpotTrace(_Data):
+    """What a zone held of ``instances`` asked for, and how often it lost one."""
+
+    provider: Text
+    zone: Text
+    trace: Text
+    device: Text
+    architecture: Text
+    instances: Count
+    days: Annotated[float, Field(gt=0, le=3660)]
+    losses: Annotated[int, Field(ge=0)]
+    counts: Literal["reclaims", "refusals", "both"]
+    instance_hours: Hours
+    held: Fraction
+    source: str
+    status: Status
+
+
+class FailureFile(Sourced):
+    """``failures.yaml``; architectures are those of ``hw_profiles/``."""
+
+    fleets: Annotated[tuple[Fleet, ...], Field(min_length=1)]
+    gpu_share: Quantity
+    repair: Repair
+    reclaim_notice_s: dict[Text, Quantity]
+    agreements: tuple[Agreement, ...]
+    spot: Annotated[tuple[SpotTrace, ...], Field(min_length=1)]
+
+
+@cache
+def failures() -> FailureFile:
+    """The shipped figures.
+
+    Raises:
+        InputError: for a damaged file, naming the field and the fix.
+    """
+    return FILE.read_as(FailureFile)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailures:
+    """Mean time between failures of a node, with the range of all fleets."""
+
+    mtbf_hours: float
+    low_hours: float
+    high_hours: float
+    basis: str
+    """The fleets that it is the median of."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+def node_failures(
+    architecture: str | None = None, devices_per_node: int = DEVICES_PER_NODE
+) -> NodeFailures:
+    """The median of the fleets of an architecture (``sm_90``), of all where it has none.
+
+    Published nodes have 8 devices. Of n devices: the share of failures that GPUs cause grows with
+    n, the rest (host, network, software) stays: ``rate · (1 - s + s · n/8)``, an assumption. Nodes
+    in their first weeks are left out.
+
+    Raises:
+        InputError: for a number of devices that is not positive.
+    """
+    file = failures()
+    size = whole("devices_per_node", devices_per_node) / DEVICES_PER_NODE
+    settled = [fleet for fleet in file.fleets if not fleet.new_nodes]
+    known = [fleet for fleet in settled if fleet.architecture == architecture]
+    rates = [fleet.failures_per_1000_node_days.value for fleet in settled]
+    median = statistics.median(
+        fleet.failures_per_1000_node_days.value for fleet in known or settled
+    )
+    share = file.gpu_share.value
+    hours = NODE_DAYS_HOURS / (1 - share + share * size)
+    basis = "; ".join(fleet.fleet for fleet in known) or f"median of {len(settled)} fleets"
+    return NodeFailures(hours / median, hours / max(rates), hours / min(rates), basis)
+
+
+def repair_hours(how: Literal["own", "rented"] = "own") -> float:
+    """Mean hours from a failure to a node that can start a replica again.
+
+    Own nodes: ``drained · repair + (1 - drained) · restart``. Rented ones are replaced. The time in
+    which a replica starts and loads comes on top.
+
+    Raises:
+        InputError: for another word.
+    """
+    repair = failures().repair
+    if how == "rented":
+        return repair.replace_hours.value
+    if how != "own":
+        message, hint = unknown("kind of node", how, ("own", "rented"))
+        raise InputError(message, field="repair", hint=hint)
+    drained = repair.drained_share.value
+    return drained * repair.repair_hours.value + (1 - drained) * repair.restart_hours.value
+
+
+@dataclass(frozen=True, slots=True)
+class SpotMarket:
+    """Reclaims per hour of an instance that is held, with the range of its zones."""
+
+    reclaims_per_hour: float
+    low: float
+    high: float
+    held: float
+    """Share of the instances asked for that zones held."""
+    basis: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+def spot_market(architecture: str | None = None, provider: str | None = None) -> SpotMarket:
+    """Losses per instance-hour in the traces of an architecture, of all GPUs where it has none.
+
+    All losses over all hours, so that long traces count more. Traces of refused launches count for
+    ``held`` only.
+
+    Raises:
+        InputError: for a provider without traces.
+    """
+    traces = _of_provider(provider)
+    known = [trace for trace in traces if trace.architecture == architecture]
+    chosen = known or [trace for trace in traces if trace.architecture != HOST]
+    lost = [trace for trace in chosen if trace.counts != "refusals" and trace.instance_hours]
+    rates = [trace.losses / trace.instance_hours for trace in lost]
+    asked = sum(trace.instances * trace.days for trace in chosen)
+    names = sorted({f"{trace.provider} {trace.device} ({trace.trace})" for trace in chosen})
+    return SpotMarket(
+        reclaims_per_hour=sum(t.losses for t in lost) / sum(t.instance_hours for t in lost),
+        low=min(rates),
+        high=max(rates),
+        held=sum(trace.held * trace.instances * trace.days for trace in chosen) / asked,
+        basis="; ".join(names),
+    )
+
+
+def _of_provider(provider: str | None) -> Sequence[SpotTrace]:
+    traces = failures().spot
+    if provider is None:
+        return traces
+    chosen = [trace for trace in traces if trace.provider == provider]
+    if not chosen:
+        known = sorted({trace.provider for trace in traces})
+        message, hint = unknown("provider of spot traces", provider, known)
+        raise InputError(message, field="provider", hint=hint)
+    return chosen

@@ -1,0 +1,235 @@
+"""How long a size lasts when the load grows, and what the months until a horizon cost.
+
+The load of month m, 0 being now, is ``now · (1 + growth)^m``, and stays through the month.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.base.errors import InputError
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.sizing.inputs import number, whole
+
+HORIZON_MONTHS = 36
+LONGEST_HORIZON = 120
+LARGEST_GROWTH = 10.0
+"""A month; in 120 months a load stays a float."""
+NO_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A rung of a ladder: so many units, the largest load they carry within limits, their price.
+
+    ``capacity`` is in the unit of the load; ``count`` is what is bought or rented (nodes), and
+    ``units`` what it is made of (devices).
+    """
+
+    count: int
+    units: int
+    capacity: float
+    usd_per_hour: float
+
+    def __post_init__(self) -> None:
+        whole("count", self.count)
+        whole("units", self.units, most=100_000_000)
+        number("capacity", self.capacity, above=0)
+        number("usd_per_hour", self.usd_per_hour, least=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One choice through the months; month 0 is now."""
+
+    growth_per_month: float
+    ladder: tuple[Step, ...]
+    load: tuple[float, ...]
+    """By month."""
+    steps: tuple[int | None, ...]
+    """The step in use by month, its place in ``ladder``; None where none carries the load."""
+    usd_by_month: tuple[float | None, ...]
+    """Dollars of the month; None where no step carries the load."""
+    holds_until: int | None
+    """The last month up to which the step of today carries the load, within the horizon; None if
+    none carries that of today."""
+    next_unit_month: int | None
+    """The first month that takes a larger step; None within the horizon."""
+    ends_month: int | None
+    """The first month whose load is beyond the largest step; None within the horizon."""
+    total_usd: float | None
+    """Of all months; None where the ladder ends before."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; the ladder as a list of steps."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Several choices under the same growth."""
+
+    growths: Mapping[str, Growth]
+    cheapest: str | None
+    """By total, of those that last to the horizon; the first of several."""
+    cheapest_by_month: tuple[str | None, ...]
+    """Of those that carry the month's load; the first of several."""
+    changes: tuple[tuple[int, str | None], ...]
+    """Months from which another one is the cheapest, with its name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; ``growths`` by name, ``changes`` as ``[{"month": …, "cheapest": …}]``."""
+        return {
+            "growths": {name: growth.to_json() for name, growth in self.growths.items()},
+            "cheapest": self.cheapest,
+            "cheapest_by_month": list(self.cheapest_by_month),
+            "changes": [{"month": month, "cheapest": name} for month, name in self.changes],
+        }
+
+
+def load_by_month(load: float, growth_per_month: float, months: int = HORIZON_MONTHS) -> Float:
+    """``load · (1 + growth_per_month)^m`` for months 0 to ``months - 1``.
+
+    Args:
+        load: now, in any unit.
+        growth_per_month: a share, above -1; negative where the load falls.
+        months: of the horizon.
+
+    Raises:
+        InputError: for values out of range.
+    """
+    start = number("load", load, above=0)
+    factor = 1 + number("growth_per_month", growth_per_month, above=-1, most=LARGEST_GROWTH)
+    return np.asarray(start * factor ** np.arange(whole("months", months, most=LONGEST_HORIZON)))
+
+
+def grow(
+    ladder: Sequence[Step], load: float, growth_per_month: float, months: int = HORIZON_MONTHS
+) -> Growth:
+    """One choice through the months: the cheapest step that carries each month's load.
+
+    Of equally dear steps the one with the least capacity. As a load rises, neither price nor
+    capacity of the step in use ever falls.
+
+    Args:
+        ladder: its steps, sorted by ``count``.
+        load: now, in the unit of the steps' ``capacity``.
+        growth_per_month: a share, negative where the load falls; steps are then handed back.
+        months: of the horizon.
+
+    Raises:
+        InputError: for values out of range, or a ladder that is empty or not sorted.
+    """
+    steps = _sorted("ladder", ladder)
+    return _growth(steps, load_by_month(load, growth_per_month, months), growth_per_month)
+
+
+def grow_all(
+    ladders: Mapping[str, Sequence[Step]],
+    load: float,
+    growth_per_month: float,
+    months: int = HORIZON_MONTHS,
+) -> Choices:
+    """Several choices by name, the cheapest of them in total and in each month.
+
+    Raises:
+        InputError: as ``grow``, or where there is no choice.
+    """
+    if not ladders:
+        raise InputError("has no choices.", field="ladders", hint="Give one at least.")
+    sorted_ladders = {name: _sorted(f"ladders.{name}", each) for name, each in ladders.items()}
+    loads = load_by_month(load, growth_per_month, months)
+    growths = {
+        name: _growth(steps, loads, growth_per_month) for name, steps in sorted_ladders.items()
+    }
+    names = list(growths)
+    costs = np.array([growth.usd_by_month for growth in growths.values()], dtype=float)
+    costs[np.isnan(costs)] = np.inf
+    by_month = [
+        names[place] if np.isfinite(least) else None
+        for place, least in zip(costs.argmin(axis=0), costs.min(axis=0), strict=True)
+    ]
+    lasting = {
+        name: growth.total_usd for name, growth in growths.items() if growth.total_usd is not None
+    }
+    return Choices(
+        growths=growths,
+        cheapest=min(lasting, key=lambda name: lasting[name], default=None),
+        cheapest_by_month=tuple(by_month),
+        changes=tuple(
+            (month, by_month[month])
+            for month in range(1, len(by_month))
+            if by_month[month] != by_month[month - 1]
+        ),
+    )
+
+
+def _sorted(field: str, ladder: Sequence[Step]) -> tuple[Step, ...]:
+    """The ladder as it is; raises where it is empty or its counts do not rise."""
+    steps = tuple(ladder)
+    if not steps:
+        raise InputError("has no steps.", field=field, hint="Give one at least.")
+    counts = [step.count for step in steps]
+    for place in range(1, len(counts)):
+        if counts[place] <= counts[place - 1]:
+            raise InputError(
+                f"has a step of {counts[place]} after one of {counts[place - 1]}.",
+                field=field,
+                hint="Sort its steps by count, each count once.",
+            )
+    return steps
+
+
+def _growth(ladder: tuple[Step, ...], load: Float, growth_per_month: float) -> Growth:
+    used = _steps(ladder, load)
+    prices = np.array([step.usd_per_hour for step in ladder]) * HOURS_PER_MONTH
+    carried = used != NO_STEP
+    first = used[0]
+    usd = np.where(carried, prices[used], np.nan)
+    capacity = np.array([step.capacity for step in ladder])
+    outgrown = load > capacity[first] if carried[0] else np.ones(len(load), dtype=bool)
+    growing = outgrown & carried
+    return Growth(
+        growth_per_month=float(growth_per_month),
+        ladder=ladder,
+        load=tuple(load.tolist()),
+        steps=tuple(place if place != NO_STEP else None for place in used.tolist()),
+        usd_by_month=tuple(
+            cost if known else None for cost, known in zip(usd.tolist(), carried, strict=True)
+        ),
+        holds_until=(_first(outgrown) or len(load)) - 1 if carried[0] else None,
+        next_unit_month=_first(growing) if carried[0] else None,
+        ends_month=_first(~carried),
+        total_usd=float(usd.sum()) if carried.all() else None,
+    )
+
+
+def _steps(ladder: tuple[Step, ...], load: Float) -> Int:
+    """The place of the cheapest step that carries each load; -1 where none does.
+
+    Steps sorted by capacity: those from the first that carries the load carry it too, so that the
+    cheapest of each tail answers.
+    """
+    capacity = np.array([step.capacity for step in ladder])
+    price = np.array([step.usd_per_hour for step in ladder])
+    order = np.lexsort((price, capacity))
+    cheapest = np.full(len(ladder) + 1, NO_STEP)
+    for place in range(len(ladder) - 1, -1, -1):
+        later = cheapest[place + 1]
+        here = order[place]
+        cheapest[place] = here if later == NO_STEP or price[here] <= price[later] else later
+    return np.asarray(cheapest[np.searchsorted(capacity[order], load, side="left")])
+
+
+def _first(months: Any) -> int | None:
+    """The first month that is marked."""
+    return int(np.argmax(months)) if months.any() else None

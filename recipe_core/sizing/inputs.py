@@ -1,0 +1,59 @@
+"""Numbers that a caller gives, held to their limits."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from recipe_core.base.errors import InputError
+
+LARGEST = 1e30
+"""The largest number that is taken: sums of a few thousand of them stay finite."""
+LARGEST_COUNT = 100_000
+"""The most replicas, devices or units that are taken: each is a place in an array."""
+LONGEST_MONTHS = 600
+
+
+def number(
+    field: str,
+    value: Any,
+    *,
+    least: float = -LARGEST,
+    above: float = -math.inf,
+    most: float = LARGEST,
+    below: float = math.inf,
+) -> float:
+    """``value`` as a float within its limits.
+
+    Raises:
+        InputError: names the field, its value and the limit.
+    """
+    plain = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        plain = float(value)
+    if not math.isfinite(plain):
+        raise InputError(f"must be a number (got {value!r:.40}).", field=field, hint="Correct it.")
+    if least <= plain <= most and above < plain < below:
+        return plain
+    low = f"above {above:g}" if above >= least else f"at least {least:g}"
+    high = f"below {below:g}" if below <= most else f"at most {most:g}"
+    raise InputError(f"is {plain:g}.", field=field, hint=f"Give a number that is {low} and {high}.")
+
+
+def whole(field: str, value: Any, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """``value`` as a whole number within its limits.
+
+    Raises:
+        InputError: names the field, its value and the limits.
+    """
+    plain = least - 1
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        plain = int(value)
+    if not least <= plain <= most:
+        raise InputError(
+            f"is {value!r:.40}.",
+            field=field,
+            hint=f"Give a whole number from {least:,} to {most:,}.",
+        )
+    return plain

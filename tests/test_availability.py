@@ -1,0 +1,293 @@
+"""Replicas that are up, spares and spot capacity, against every outcome counted one by one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe_core.base.errors import InputError
+from recipe_core.sizing import failures as shipped
+from recipe_core.sizing.availability import (
+    Domains,
+    distribution,
+    expected_share,
+    node_availability,
+    spares,
+    spot,
+    up_at_least,
+)
+from recipe_core.sizing.failures import FailureFile, failures, node_failures, repair_hours
+from recipe_core.sizing.failures import spot_market as market
+from recipe_core.sizing.inputs import number, whole
+
+SHARES = st.floats(0, 1)
+HOURS = st.floats(0.01, 1e5)
+PACKED = st.builds(Domains, st.integers(1, 9), replicas_per_node=st.integers(1, 4))
+SPANNING = st.builds(Domains, st.integers(1, 4), nodes_per_replica=st.integers(1, 3))
+
+
+def by_outcome(domains, share):
+    """The distribution, from every combination of nodes that are up or down."""
+    out = np.zeros(domains.replicas + 1)
+    for nodes in itertools.product([True, False], repeat=domains.nodes):
+        chance = math.prod(share if up else 1 - share for up in nodes)
+        up = 0
+        for replica in range(domains.replicas):
+            first = replica // domains.replicas_per_node * domains.nodes_per_replica
+            up += all(nodes[first : first + domains.nodes_per_replica])
+        out[up] += chance
+    return out
+
+
+@given(PACKED | SPANNING, SHARES)
+def test_the_distribution_is_that_of_every_outcome(domains, share):
+    found = distribution(domains, share)
+    assert found == pytest.approx(by_outcome(domains, share), abs=1e-12)
+    assert found.sum() == pytest.approx(1)
+    mean = (found * np.arange(domains.replicas + 1)).sum() / domains.replicas
+    assert mean == pytest.approx(expected_share(domains, share), abs=1e-12)
+
+
+def test_by_hand():
+    assert node_availability(99, 1) == 0.99
+    assert node_availability(5, 0) == 1
+    assert distribution(Domains(1), 0.9) == pytest.approx([0.1, 0.9])
+    # Two replicas on a node live and die together.
+    assert distribution(Domains(2, replicas_per_node=2), 0.9) == pytest.approx([0.1, 0, 0.9])
+    # A replica on two nodes needs both.
+    assert distribution(Domains(1, nodes_per_replica=2), 0.9) == pytest.approx([0.19, 0.81])
+    # Three on nodes of two: 2 + 1.
+    up = distribution(Domains(3, replicas_per_node=2), 0.9)
+    assert up == pytest.approx([0.01, 0.09, 0.09, 0.81])
+
+
+@pytest.mark.parametrize(
+    ("replicas", "devices", "node", "packed"),
+    [
+        (5, 4, 8, Domains(5, replicas_per_node=2)),
+        (5, 3, 8, Domains(5, replicas_per_node=2)),
+        (5, 8, 8, Domains(5)),
+        (5, 16, 8, Domains(5, nodes_per_replica=2)),
+        (5, 12, 8, Domains(5, nodes_per_replica=2)),
+        (5, 1, 1, Domains(5)),
+    ],
+)
+def test_devices_are_packed_on_nodes(replicas, devices, node, packed):
+    assert Domains.of(replicas, devices, node) == packed
+
+
+def test_nodes_are_whole():
+    assert [Domains(n, replicas_per_node=2).nodes for n in (1, 2, 3)] == [1, 1, 2]
+    assert Domains(3, nodes_per_replica=2).nodes == 6
+
+
+@given(HOURS, HOURS, HOURS)
+def test_availability_rises_with_time_between_failures_and_falls_with_repair(mtbf, repair, more):
+    share = node_availability(mtbf, repair)
+    assert 0 < share < 1
+    assert node_availability(mtbf + more, repair) >= share
+    assert node_availability(mtbf, repair + more) <= share
+
+
+@given(PACKED | SPANNING, SHARES, SHARES, st.integers(0, 12))
+def test_more_replicas_and_better_nodes_keep_more_up(domains, one, other, k):
+    worse, better = sorted((one, other))
+    chance = up_at_least(domains, worse, k)
+    assert 0 <= chance <= 1
+    assert up_at_least(domains, better, k) >= chance - 1e-12
+    assert up_at_least(domains.resized(domains.replicas + 1), worse, k) >= chance - 1e-12
+    assert up_at_least(domains, worse, k + 1) <= chance
+    assert up_at_least(domains, worse, 0) == pytest.approx(1)
+    assert up_at_least(domains, worse, domains.replicas + 1) == 0
+
+
+@given(PACKED | SPANNING, st.floats(0.5, 1), st.floats(0.01, 0.9999))
+def test_spares_are_the_fewest(domains, share, target):
+    found = spares(domains, share, target)
+    chances = (
+        up_at_least(domains.resized(domains.replicas + k), share, domains.replicas)
+        for k in itertools.count()
+    )
+    assert found.spares == next(k for k, chance in enumerate(chances) if chance >= target)
+    assert found.replicas == domains.replicas + found.spares
+    assert found.nodes == domains.resized(found.replicas).nodes >= found.nodes_needed
+    assert found.up_probability >= max(target, found.up_probability_without - 1e-12)
+    assert found.hours_short_per_month == pytest.approx(730 * (1 - found.up_probability))
+    assert spares(domains, share, 1 - (1 - target) / 2).spares >= found.spares
+
+
+def test_spares_by_hand():
+    found = spares(Domains(4), 0.99, 0.999)
+    # P(at least 4 of 5) = 0.99^5 + 5 · 0.01 · 0.99^4 = 0.99902
+    assert (found.spares, found.nodes) == (1, 5)
+    assert found.up_probability == pytest.approx(0.99**5 + 0.05 * 0.99**4)
+    assert found.up_probability_without == pytest.approx(0.99**4)
+    assert spares(Domains(4), 1.0, 0.999).spares == 0
+    assert spares(Domains(1), 0.99, 0.99).spares == 0
+    # The second replica of a node that holds two is no spare: it fails with the first.
+    assert spares(Domains(1, replicas_per_node=2), 0.99, 0.999).spares == 2
+    text = json.dumps(found.to_json())
+    assert json.loads(text)["hours_short_per_month"] == found.hours_short_per_month
+
+
+def test_many_replicas_are_counted_without_overflow():
+    found = spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999)
+    assert 10 < found.spares < 50
+    assert distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9])
+def test_a_target_out_of_reach_is_named(share):
+    with pytest.raises(InputError, match=r"target: 0\.9 is not reached") as error:
+        spares(Domains(10), share, 0.9)
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: node_availability(0, 1), "mtbf_hours"),
+        (lambda: node_availability(1, -1), "repair_hours"),
+        (lambda: node_availability(math.nan, 1), "mtbf_hours"),
+        (lambda: Domains(0), "replicas"),
+        (lambda: Domains(2.5), "replicas"),
+        (lambda: Domains(4, replicas_per_node=2, nodes_per_replica=2), "nodes_per_replica"),
+        (lambda: Domains.of(1, 0, 8), "devices_per_replica"),
+        (lambda: Domains.of(1, 8, True), "devices_per_node"),
+        (lambda: expected_share(Domains(1), 1.1), "availability"),
+        (lambda: up_at_least(Domains(1), 0.9, -1), "k"),
+        (lambda: spares(Domains(1), 0.9, 1.0), "target"),
+        (lambda: spot(-1, 60), "reclaims_per_hour"),
+        (lambda: spot(1, 60, held=0), "held"),
+        (lambda: spot(1, 1e6), "reclaims_per_hour"),
+        (lambda: spot(1, 60, usd_per_hour="2"), "usd_per_hour"),
+        (lambda: node_failures(devices_per_node=0), "devices_per_node"),
+        (lambda: repair_hours("leased"), "repair"),
+        (lambda: market(provider="GPC"), "provider"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(call, field):
+    with pytest.raises(InputError) as error:
+        call()
+    assert error.value.field == field
+    assert error.value.hint
+
+
+def test_numbers_of_every_kind_are_taken():
+    assert number("x", np.float64(2)) == 2.0
+    assert isinstance(number("x", 2), float)
+    assert whole("n", np.int64(3)) == 3
+    for wrong in (math.inf, True, None):
+        with pytest.raises(InputError, match="must be a number"):
+            number("x", wrong)
+    with pytest.raises(InputError, match=r"x: is 5. Give a number that is above 1 and below 5"):
+        number("x", 5, above=1, below=5)
+    with pytest.raises(InputError, match="at least 0 and at most 1"):
+        number("x", 5, least=0, most=1)
+    with pytest.raises(InputError, match=r"n: is 0. Give a whole number from 1 to 9"):
+        whole("n", 0, most=9)
+
+
+# --- spot
+# ------------------------------------------------------------------------------------------------
+
+
+def test_spot_by_hand():
+    found = spot(0.5, 720, usd_per_hour=2.0, devices=10)
+    assert found.useful_share == pytest.approx(math.exp(-0.1))
+    assert found.lost_share == pytest.approx(1 - math.exp(-0.1))
+    assert found.usd_per_useful_hour == pytest.approx(2 / math.exp(-0.1))
+    assert found.extra_devices == 2  # 10 / 0.905 = 11.05
+    assert spot(0.5, 720, devices=10, devices_per_instance=8).extra_devices == 6
+    assert spot(0.5, 720, devices=10, held=0.5).extra_devices == 13
+    assert spot(0.5, 720, instances_per_replica=3).useful_share == pytest.approx(math.exp(-0.3))
+    free = spot(0, 720, devices=10)
+    assert (free.extra_devices, free.lost_share, free.usd_per_useful_hour) == (0, 0, None)
+    assert json.loads(json.dumps(found.to_json()))["devices"] == 10
+
+
+def test_the_useful_share_is_that_of_drawn_lives():
+    rng = np.random.default_rng(1)
+    lives = rng.exponential(1 / 0.5, 200_000)
+    useful = np.maximum(lives - 0.2, 0).sum() / lives.sum()
+    assert spot(0.5, 720).useful_share == pytest.approx(useful, rel=0.005)
+
+
+@given(
+    rate=st.floats(0, 2),
+    restart=st.floats(0, 3600),
+    devices=st.integers(1, 1000),
+    size=st.sampled_from([1, 4, 8]),
+    held=st.floats(0.1, 1),
+)
+def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, devices, size, held):
+    found = spot(rate, restart, devices=devices, devices_per_instance=size, held=held)
+    share = 1 - found.lost_share
+    asked = devices + found.extra_devices
+    assert asked % size == 0
+    assert asked * share >= devices * (1 - 1e-6)
+    assert (asked - size) * share < devices
+    assert spot(rate + 0.1, restart).useful_share <= found.useful_share
+    assert spot(rate, restart + 1).useful_share <= found.useful_share
+
+
+# --- shipped figures
+# ------------------------------------------------------------------------------------------------
+
+
+def test_failures_of_nodes_are_those_of_the_fleets():
+    llama = next(fleet for fleet in failures().fleets if "Llama 3" in fleet.fleet)
+    assert llama.failures_per_1000_node_days.value == pytest.approx(
+        419 / (2048 * 54) * 1e3, rel=1e-3
+    )
+    h100 = node_failures("sm_90")
+    assert h100.mtbf_hours == pytest.approx(24_000 / 3.79)
+    assert "Imbue" in h100.basis
+    assert (h100.low_hours, h100.high_hours) == pytest.approx((24_000 / 6.5, 24_000 / 2.3))
+    other = node_failures("gfx942")
+    assert other.mtbf_hours == pytest.approx(24_000 / 4.29)
+    assert other == node_failures()
+    assert other.basis == "median of 7 fleets"
+    assert node_failures("sm_90", 4).mtbf_hours == pytest.approx(h100.mtbf_hours / (1 - 0.587 / 2))
+    assert json.loads(json.dumps(h100.to_json()))["mtbf_hours"] == h100.mtbf_hours
+
+
+def test_own_nodes_are_mended_and_rented_ones_replaced():
+    assert repair_hours() == pytest.approx(0.37 * 24 + 0.63 * 68 / 60, rel=1e-3)
+    assert repair_hours("rented") == pytest.approx(5 / 60, rel=1e-3)
+
+
+def test_spot_markets_are_pooled_over_their_traces():
+    assert market("sm_80").reclaims_per_hour == pytest.approx(76 / 341)
+    assert market("sm_70").reclaims_per_hour == pytest.approx(802 / 3498)
+    anything = market("sm_90")
+    assert anything == market()
+    assert anything.reclaims_per_hour == pytest.approx((802 + 76) / (3498 + 341))
+    assert anything.low <= anything.reclaims_per_hour <= anything.high
+    host = market("x86_64")
+    assert host.reclaims_per_hour == pytest.approx(3 / 182)
+    assert host.held > 0.98 > anything.held
+    assert market(provider="GCP") == market("sm_80")
+    assert json.loads(json.dumps(host.to_json()))["basis"].startswith("GCP CPU")
+
+
+def test_counts_of_traces_agree_with_the_share_they_held():
+    for trace in failures().spot:
+        hours = trace.held * trace.instances * trace.days * 24
+        assert trace.instance_hours == pytest.approx(hours, rel=0.05, abs=2)
+
+
+def test_every_figure_has_a_source_and_a_damaged_file_is_named():
+    document = shipped.FILE.read()
+    cited = json.dumps(document)
+    for name in document["sources"]:
+        assert f'"source": "{name}"' in cited
+    document["repair"]["repair_hours"]["value"] = -1
+    with pytest.raises(InputError, match=r"failures.yaml: repair.repair_hours.value"):
+        shipped.FILE.validated(document, FailureFile)

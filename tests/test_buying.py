@@ -1,0 +1,212 @@
+"""Buying against renting, and mixtures of both, against sums by hand and every number of units."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from recipe_core.base.errors import InputError
+from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
+from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture, monthly_cost
+
+PLAIN = OwnershipCost(
+    capex_usd=24_000, years=4, watts=1000, usd_per_kwh=0.1, pue=1.0, upkeep=0.05, use=1.0
+)
+"""A month: 500 capital, 100 upkeep, 73 power."""
+OWN = st.builds(
+    OwnershipCost,
+    capex_usd=st.floats(100, 1e5),
+    years=st.floats(0.5, 8),
+    residual=st.floats(0, 0.9),
+    watts=st.floats(0, 2000),
+    upkeep=st.floats(0, 0.3),
+    staff=st.floats(0, 0.3),
+    use=st.floats(0.1, 1),
+)
+PRICES = st.floats(0.01, 20)
+LOADS = st.lists(st.floats(0, 100), min_size=24, max_size=24).filter(any)
+
+
+def test_an_owned_month_by_hand():
+    month = monthly_cost(PLAIN)
+    assert (month.capital_usd, month.upkeep_usd) == pytest.approx((500, 100))
+    assert (month.staff_usd, month.power_usd) == pytest.approx((0, 73))
+    assert (month.running_usd, month.total_usd) == pytest.approx((173, 673))
+    three = monthly_cost(PLAIN.model_copy(update={"residual": 0.2, "staff": 0.1, "use": 0.5}), 3)
+    assert (three.capital_usd, three.upkeep_usd) == pytest.approx((1200, 300))
+    assert (three.staff_usd, three.power_usd) == pytest.approx((600, 109.5))
+    assert json.loads(json.dumps(month.to_json()))["total_usd"] == month.total_usd
+
+
+def test_staff_is_a_share_of_price_or_of_engineers():
+    own = OwnershipCost.of(devices_per_engineer=100, engineer_usd_per_year=180_000)
+    assert monthly_cost(own).staff_usd == pytest.approx(150)
+    assert own.staff_usd_per_hour == pytest.approx(1800 / 8760)
+    for bad in (
+        {"staff": 0.1, "devices_per_engineer": 10, "engineer_usd_per_year": 1e5},
+        {"devices_per_engineer": 10},
+        {"engineer_usd_per_year": 1e5},
+    ):
+        with pytest.raises(InputError, match="devices_per_engineer") as error:
+            OwnershipCost.of(**bad)
+        assert error.value.field == "staff"
+
+
+@given(OWN)
+def test_an_hour_of_use_pays_the_idle_ones(own):
+    hour = own.idle_usd_per_hour / own.use + own.power_usd_per_hour
+    assert own.usd_per_device_hour == pytest.approx(hour)
+    parts = own.capital_usd_per_hour + own.upkeep_usd_per_hour + own.staff_usd_per_hour
+    assert own.usd_per_device_hour == pytest.approx(parts + own.power_usd_per_hour)
+    assert monthly_cost(own).total_usd == pytest.approx(own.usd_per_device_hour * own.use * 730)
+
+
+def test_buying_pays_back_by_hand():
+    # 24,000 / (1,173 - 173 a month) = 24 months.
+    found = buy_or_rent(PLAIN, 1173 / 730, devices=2, months=12)
+    assert found.break_even_month == 24
+    assert len(found.rented) == len(found.owned_up_front) == 13
+    assert found.owned_up_front[:2] == pytest.approx((48_000, 48_346))
+    assert found.owned_written_off[12] == pytest.approx(2 * 673 * 12)
+    assert found.rented[12] == pytest.approx(2 * 1173 * 12) == found.rented_usd_per_month * 12
+    assert json.loads(json.dumps(found.to_json()))["monthly"]["total_usd"] == pytest.approx(1346)
+    half = buy_or_rent(PLAIN, 2 * 1173 / 730, rented_share=0.5)
+    assert half.break_even_month == 24
+
+
+def test_a_device_is_replaced_at_the_end_of_its_life():
+    own = PLAIN.model_copy(update={"years": 1.0, "residual": 0.25})
+    paid = buy_or_rent(own, 1.0, months=25).owned_up_front
+    assert paid[11] == pytest.approx(24_000 + 11 * 173)
+    assert paid[12] == pytest.approx(18_000 + 12 * 173)
+    assert paid[13] == pytest.approx(42_000 + 13 * 173)
+    assert paid[25] == pytest.approx(24_000 * 3 - 6_000 * 2 + 25 * 173)
+
+
+def test_renting_may_stay_cheaper():
+    assert buy_or_rent(PLAIN, 0.2).break_even_month is None
+    assert buy_or_rent(PLAIN, 0.9).break_even_month is None  # 657 a month: below 673
+    # 673 a month is what owning costs over a life: paid with its last month, beyond the curves.
+    assert buy_or_rent(PLAIN, 673 / 730).break_even_month == 48
+    assert buy_or_rent(PLAIN.model_copy(update={"capex_usd": 0.0}), 0.2).break_even_month == 1
+
+
+@given(OWN, PRICES, st.integers(1, 120), st.floats(0.1, 1))
+def test_break_even_is_the_first_month_that_costs_no_more(own, price, months, share):
+    found = buy_or_rent(own, price, 3, months=months, rented_share=share)
+    month = found.break_even_month
+    pairs = list(zip(found.owned_up_front, found.rented, strict=True))
+    for owned, rented in pairs[1 : months + 1 if month is None else min(month, months + 1)]:
+        assert owned > rented
+    if month is not None and month <= months:
+        assert pairs[month][0] <= pairs[month][1] * (1 + 1e-9)
+    one = buy_or_rent(own, price, months=months, rented_share=share)
+    assert found.rented == pytest.approx([3 * usd for usd in one.rented])
+    assert found.owned_up_front == pytest.approx([3 * usd for usd in one.owned_up_front])
+
+
+@given(OWN, PRICES, st.integers(1, 60))
+def test_the_highest_price_is_where_buying_just_pays(own, price, months):
+    highest = highest_price(own, price, months)
+    if highest is None:
+        assert price * 730 < monthly_cost(own.model_copy(update={"capex_usd": 0.0})).running_usd
+        return
+    assume(1 < highest < 1e8)
+
+    def pays(capex):
+        month = buy_or_rent(own.model_copy(update={"capex_usd": capex}), price).break_even_month
+        return month is not None and month <= months
+
+    assert pays(highest * (1 - 1e-6))
+    assert not pays(highest * (1 + 1e-6))
+
+
+def test_the_highest_price_by_hand():
+    # 24 · (1,073 - 73) / (1 + 24 · 0.05 / 12) = 24,000 / 1.1
+    assert highest_price(PLAIN, 1073 / 730, 24) == pytest.approx(24_000 / 1.1)
+    assert highest_price(PLAIN, 0.05, 24) is None
+    assert highest_price(PLAIN, 0.1, 24) == pytest.approx(0, abs=1e-9)
+
+
+# --- mixtures
+# ------------------------------------------------------------------------------------------------
+
+OFFICE = [1.0] * 8 + [4.0] * 8 + [1.0] * 8
+
+
+def test_a_mixture_by_hand():
+    found = mixture(OFFICE, 1.0, 1.0, 2.0)
+    # The second to fourth unit work 8 of 24 hours: renting them costs 16 a day, owning 24.
+    assert found.needed_units == (1,) * 8 + (4,) * 8 + (1,) * 8
+    assert found.owned_units == 1
+    assert found.rented_units == (0,) * 8 + (3,) * 8 + (0,) * 8
+    assert found.usd_per_month == pytest.approx((24 + 48) * 730 / 24)
+    assert found.all_owned_usd_per_month == pytest.approx(96 * 730 / 24)
+    assert found.all_rented_usd_per_month == pytest.approx(96 * 730 / 24)
+    assert found.idle_share == 0
+    assert len(found.curve) == 5
+    dear = mixture(OFFICE, 1.0, 1.0, 4.0)
+    assert (dear.owned_units, dear.idle_share) == (4, pytest.approx(48 / 96))
+    assert mixture(OFFICE, 1.0, 3.0, 2.0).owned_units == 0
+    assert json.loads(json.dumps(found.to_json()))["owned_units"] == 1
+
+
+def test_relative_loads_are_scaled_to_the_peak():
+    found = mixture(OFFICE, 10.0, 1.0, 2.0, peak_load=40.0)
+    assert found == mixture(OFFICE, 1.0, 1.0, 2.0)
+    assert mixture([0.1] * 24, 0.05, 1.0, 2.0, peak_load=0.3).needed_units[0] == 6
+
+
+def test_idle_hours_may_cost_less():
+    found = mixture(OFFICE, 1.0, 1.0, 2.0, owned_idle_usd_per_hour=0.4)
+    # A unit that idles 16 hours costs 8 + 6.4 a day, below the 16 of a rented one.
+    assert found.owned_units == 4
+    assert found.usd_per_month == pytest.approx((24 + 3 * 14.4) * 730 / 24)
+
+
+@given(LOADS, st.floats(0.5, 20), PRICES, PRICES, st.floats(0, 1))
+def test_the_mixture_is_the_cheapest_of_all(load, capacity, owned, rented, idle):
+    found = mixture(load, capacity, owned, rented, owned_idle_usd_per_hour=owned * idle)
+    costs = []
+    for base in range(max(found.needed_units) + 1):
+        day = 0.0
+        for need in found.needed_units:
+            works = min(base, need)
+            day += works * owned + (base - works) * owned * idle + (need - works) * rented
+        costs.append(day * HOURS_PER_MONTH / 24)
+    assert found.curve == pytest.approx(costs)
+    assert found.usd_per_month == pytest.approx(min(costs))
+    assert found.usd_per_month <= min(found.all_rented_usd_per_month, found.all_owned_usd_per_month)
+    for value, need, peak in zip(load, found.needed_units, found.rented_units, strict=True):
+        assert min(found.owned_units, need) + peak == need
+        assert need * capacity >= value * (1 - 1e-6) - 1e-6 * capacity
+        assert need == 0 or (need - 1) * capacity < value
+        assert math.isfinite(value)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: monthly_cost(PLAIN, 0), "devices"),
+        (lambda: buy_or_rent(PLAIN, -1.0), "rented_usd_per_hour"),
+        (lambda: buy_or_rent(PLAIN, 1.0, months=601), "months"),
+        (lambda: buy_or_rent(PLAIN, 1.0, rented_share=0), "rented_share"),
+        (lambda: highest_price(PLAIN, 1.0, 0), "months"),
+        (lambda: mixture([1.0] * 23, 1, 1, 1), "load_by_hour"),
+        (lambda: mixture([0.0] * 24, 1, 1, 1), "load_by_hour"),
+        (lambda: mixture([1.0] * 23 + [-1], 1, 1, 1), "load_by_hour.23"),
+        (lambda: mixture(OFFICE, 0, 1, 1), "capacity_per_unit"),
+        (lambda: mixture(OFFICE, 1e-9, 1, 1), "capacity_per_unit"),
+        (lambda: mixture(OFFICE, 1, 1, 1, peak_load=0), "peak_load"),
+        (lambda: mixture(OFFICE, 1, 1, 1, owned_idle_usd_per_hour=2), "owned_idle_usd_per_hour"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(call, field):
+    with pytest.raises(InputError) as error:
+        call()
+    assert error.value.field == field
+    assert error.value.hint
