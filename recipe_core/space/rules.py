@@ -80,15 +80,14 @@ def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 def devices_rented(setting: Setting, cases: Cases) -> Int:
     """Devices that are paid for: those of whole machines, where machines are rented whole.
 
-    A machine is a node; smaller units, such as one device of eight, are rented one by one.
+    A unit holds one node or several (a rack), or is a part of one, such as one device of eight.
     """
     unit = setting.cluster.unit
     if unit == 1:
         return cases.devices
-    units = -(-cases.devices // unit) * unit
-    machines = placement.nodes_needed(_pools(setting, cases), cases.per_node)
-    whole = np.where(unit >= cases.per_node, machines * unit, 0)
-    return np.asarray(np.maximum(whole, units))
+    nodes = placement.nodes_needed(_pools(setting, cases), cases.per_node)
+    taken = np.where(unit >= cases.per_node, nodes * cases.per_node, 0)
+    return np.asarray(-(-np.maximum(taken, cases.devices) // unit) * unit)
 
 
 def _pools(setting: Setting, cases: Cases) -> list[placement.Servers]:

@@ -94,9 +94,8 @@ def down_s(cases: TrainingCases, failures: Failures) -> Float:
 
 def devices_rented(cases: TrainingCases, unit: int) -> Float:
     """Devices that are paid for: those of whole machines, where machines are rented whole."""
-    units = -(-cases.devices // unit) * unit
-    machines = np.where(unit >= cases.per_node, cases.nodes_used * unit, units)
-    return np.maximum(machines, units).astype(np.float64)
+    taken = np.where(unit >= cases.per_node, cases.nodes_used * cases.per_node, cases.devices)
+    return np.asarray(np.ceil(taken / unit) * unit, dtype=np.float64)
 
 
 def run(

@@ -1,0 +1,169 @@
+"""The largest load that a deployment carries within the limits, searched.
+
+Loads are scanned on a geometric grid, and the gap behind the last one that holds again, until it is
+closed. More load never shortens a time to first token, a time per token or a queue (each is a sum
+of terms that do not fall with the requests that share a step), and never raises what a token costs,
+so that loads that hold are one range. Where a scan shows that they are not, because the engine's
+limits or a target throughput step in, the range that holds the workload's own load counts, else the
+longest, and ``monotone`` is false.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float
+from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.search.plan import Plan
+
+POINTS = 33
+"""Loads of one scan."""
+LARGEST = float(1 << 20)
+"""The largest load that is looked at."""
+LEAST_RATE = 1e-3
+"""The smallest arrival rate that is looked at, in requests per second and replica."""
+CLOSE = 1e-3
+"""Share of a rate within which it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargestLoad:
+    """The largest load within the limits; None where not even the smallest holds.
+
+    ``field``: the workload's, which gives its unit. ``bounded``: whether anything ends it; without
+    limits on times a closed loop only queues. ``limited_by``: codes of the rules that the next
+    larger load breaks. ``monotone``: whether the loads that hold are one range.
+    """
+
+    value: float | None
+    field: str
+    bounded: bool
+    limited_by: tuple[str, ...]
+    monotone: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return {
+            "value": self.value,
+            "field": self.field,
+            "bounded": self.bounded,
+            "limited_by": list(self.limited_by),
+            "monotone": self.monotone,
+        }
+
+
+def largest_load(plan: Plan, row: int) -> LargestLoad:
+    """The largest load that the split of a row carries within the limits of its plan.
+
+    A limit at a percentile is held against simulated requests, for the loads of the last scans.
+
+    Args:
+        plan: of serving.
+        row: one that runs.
+    """
+    workload = plan.problem.workload
+    field, whole = LOADS[workload.mode], workload.mode != "open"
+    now = float(getattr(workload, field))
+    low, high = (1.0 if whole else LEAST_RATE), LARGEST
+    limits = plan.request.objective.limits
+    mean = _without_percentile(plan)
+    holds, codes, loads = _scan(mean, plan, row, _grid(low, high, whole))
+    monotone = _one_range(holds)
+    start, end = _range(loads, holds, now)
+    if start is None:
+        return LargestLoad(None, field, True, codes[0], monotone)
+    if end == len(loads) - 1:
+        return LargestLoad(None, field, False, (), monotone)
+    low, high, codes_at = loads[end], loads[end + 1], codes[end + 1]
+    while not _closed(low, high, whole):
+        holds, codes, loads = _scan(mean, plan, row, _grid(low, high, whole))
+        monotone &= _one_range(holds)
+        last = int(np.argmin(holds)) - 1 if not holds.all() else len(loads) - 1
+        last = max(last, 0)
+        low, high, codes_at = loads[last], loads[last + 1], codes[last + 1]
+    if limits.percentile is not None:
+        low, codes_at = _simulated(plan, row, low, whole, codes_at)
+    value = float(low) if np.isfinite(low) else None
+    return LargestLoad(value, field, True, codes_at, monotone)
+
+
+def _without_percentile(plan: Plan) -> PlanRequest:
+    """The request with its limits on means, which are never above percentiles of the upper half."""
+    objective = plan.request.objective
+    limits = objective.limits.model_copy(update={"percentile": None})
+    return plan.request.model_copy(
+        update={"objective": objective.model_copy(update={"limits": limits})}
+    )
+
+
+def _grid(low: float, high: float, whole: bool) -> Float:
+    loads = np.geomspace(low, high, POINTS)
+    return np.unique(np.round(loads)) if whole else loads
+
+
+def _closed(low: float, high: float, whole: bool) -> bool:
+    return high - low <= 1 if whole else high <= low * (1 + CLOSE)
+
+
+def _scan(
+    request: PlanRequest, plan: Plan, row: int, loads: Float
+) -> tuple[Bool, list[tuple[str, ...]], Float]:
+    """Which of some loads hold, and the codes of the rules that each breaks."""
+    block, i = plan.at(row)
+    cases = block.cases.take(np.full(len(loads), i))
+    problem = replace(plan.problem, request=request)
+    judged = type(plan).of(problem, block.setting, replace(cases, load=loads))
+    rules = judged.rules()
+    codes = [
+        tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))
+    ]
+    return judged.feasible, codes, loads
+
+
+def _one_range(holds: Bool) -> bool:
+    """Whether what holds has no gap."""
+    return int(np.abs(np.diff(np.r_[0, holds.astype(int), 0])).sum()) <= 2
+
+
+def _range(loads: Float, holds: Bool, now: float) -> tuple[int | None, int]:
+    """First and last place of the range that holds the load of now, else of the longest one."""
+    edges = np.flatnonzero(np.diff(np.r_[0, holds.astype(int), 0]))
+    ranges = list(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
+    if not ranges:
+        return None, 0
+    nearest = int(np.argmin(np.abs(np.log(loads / now))))
+    for start, end in ranges:
+        if start <= nearest <= end:
+            return start, end
+    return max(ranges, key=lambda ends: ends[1] - ends[0])
+
+
+def _simulated(
+    plan: Plan, row: int, most: float, whole: bool, codes: tuple[str, ...]
+) -> tuple[float, tuple[str, ...]]:
+    """The largest load whose simulated percentile holds: bisected below the one of the means."""
+    low, high = 0.0, most
+    holds, found, _ = _scan(plan.request, plan, row, np.array([most]))
+    if holds[0]:
+        return most, codes
+    codes = found[0]
+    for _ in range(STEPS):
+        middle = np.sqrt(max(low, high / FARTHEST) * high)
+        middle = float(np.round(middle)) if whole else float(middle)
+        if not low < middle < high:
+            break
+        holds, found, _ = _scan(plan.request, plan, row, np.array([middle]))
+        if holds[0]:
+            low = middle
+        else:
+            high, codes = middle, found[0]
+    return (low if low > 0 else float("nan")), codes
+
+
+STEPS = 9
+"""Bisections of a percentile: the load is known within a few percent."""
+FARTHEST = 64.0
+"""How many times smaller than by means a load within a percentile may be."""

@@ -1,0 +1,217 @@
+"""Machines that can be had: what is offered, what is owned, and what nobody is known to offer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.errors import HardwareError
+from recipe_core.hardware.cluster import cluster, device, device_names, fabric
+from recipe_core.hardware.offers import Offer
+from recipe_core.hardware.ownership import OwnershipCost
+from recipe_core.hardware.prices import offers_of
+from recipe_core.hardware.profile import Device
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A kind of machine: as many as may be had, as one cluster.
+
+    ``hardware``: the cluster, its price named or stated. ``most``: devices that may be used.
+    ``whole_nodes``: whether it is as large as nodes of its device are, so that its network is
+    theirs; over smaller machines of a cloud no server is spread. ``elastic``: rented in parts.
+    """
+
+    hardware: HardwareRequest
+    most: int
+    whole_nodes: bool
+    elastic: bool = False
+    owned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A device to choose from, with the kinds of machines it comes in."""
+
+    profile: Device
+    machines: tuple[Machine, ...]
+    priced: bool
+    why: str = ""
+    """Why there is no machine, or no price."""
+
+
+def choices(request: SizeRequest) -> Iterator[Choice]:
+    """Every device that the request lets in, in the order of their names or as listed.
+
+    Raises:
+        HardwareError: for a device that there is not, naming the field.
+    """
+    if not isinstance(request.hardware, AnyHardware):
+        yield _as_asked(request.hardware)
+        return
+    market = request.market
+    listed = market.devices or tuple(device_names())
+    for k, name in enumerate(listed):
+        profile = _profile(name, f"hardware.any.devices.{k}")
+        if not market.devices and not _usual(profile, market):
+            continue
+        if (market.vendors and profile.vendor not in market.vendors) or (
+            market.memory_bytes_at_least
+            and profile.memory_bytes.value < market.memory_bytes_at_least
+        ):
+            continue
+        yield _offered(profile, name, market)
+    for k, owned in enumerate(market.owned):
+        yield _owned(owned, _profile(owned.device, f"hardware.any.owned.{k}.device"), market)
+
+
+def _profile(name: str | Mapping[str, Any], field: str) -> Device:
+    try:
+        return device(name)
+    except HardwareError as error:
+        raise HardwareError(error.message, field=field, hint=error.hint) from None
+
+
+def _usual(profile: Device, market: Market) -> bool:
+    """Whether a device is chosen from without being named: processors are not."""
+    return profile.vendor != "cpu" or "cpu" in market.vendors
+
+
+def _as_asked(hardware: HardwareRequest) -> Choice:
+    """The one cluster that a request names."""
+    place = cluster(hardware)
+    whole = hardware.per_node >= place.device.node.devices
+    machine = Machine(hardware, hardware.devices, whole or hardware.nodes > 1)
+    priced = place.usd_per_device_hour is not None
+    return Choice(place.device, (machine,), priced, "" if priced else _no_price(place.device))
+
+
+def _owned(owned: Owned, profile: Device, market: Market) -> Choice:
+    """Machines that one has, priced as stated or by their power."""
+    per_node = min(owned.per_node or profile.node.devices, owned.count)
+    power = OwnershipCost(capex_usd=0.0, upkeep=0.0, watts=profile.tdp_watts.value)
+    price = owned.usd_per_device_hour or power.usd_per_device_hour
+    most = min(owned.count, market.most_devices)
+    hardware = HardwareRequest(
+        device=owned.device,
+        per_node=per_node,
+        nodes=max(most // per_node, 1),
+        usd_per_device_hour=price,
+    )
+    return Choice(profile, (Machine(hardware, most, whole_nodes=True, owned=True),), priced=True)
+
+
+def _offered(profile: Device, name: str | Mapping[str, Any], market: Market) -> Choice:
+    every = [offer for offer in offers_of(profile) if _commits(offer, market)]
+    if not every:
+        commitments = " or ".join(market.commitments)
+        machine = _machine(profile, name, None, market)
+        why = f"no {commitments} price of {profile.title} is known"
+        return Choice(profile, (machine,) if machine else (), priced=False, why=why)
+    offers = [offer for offer in every if _wanted(offer, market)]
+    found = [one for offer in _worth(offers) if (one := _machine(profile, name, offer, market))]
+    if found:
+        return Choice(profile, tuple(found), priced=True)
+    return Choice(profile, (), priced=True, why=_no_offer(profile, every, market))
+
+
+def _commits(offer: Offer, market: Market) -> bool:
+    if offer.commitment not in market.commitments:
+        return False
+    short = market.term_months is None or (offer.term_months or 0) <= market.term_months
+    return offer.commitment != "reserved" or short
+
+
+def _wanted(offer: Offer, market: Market) -> bool:
+    """Whether an offer passes the filters on providers, regions and how sure a price is."""
+    provider = offer.provider.casefold()
+    if market.providers and not any(
+        name.casefold() in provider or offer.name.startswith(f"{name.casefold()}-")
+        for name in market.providers
+    ):
+        return False
+    region = (offer.region or "").casefold()
+    anywhere = region in ("", "any", "global")
+    if market.regions and not anywhere:
+        return any(region.startswith(name.casefold()) for name in market.regions)
+    return market.unverified or offer.status != "unverified"
+
+
+def _worth(offers: Sequence[Offer]) -> list[Offer]:
+    """Offers that no other one beats: as cheap, in units as small, of machines as large.
+
+    Unverified ones only where there are no others.
+    """
+    sure = [offer for offer in offers if offer.status != "unverified"] or list(offers)
+    ranked = sorted(
+        sure,
+        key=lambda offer: (
+            offer.usd_per_device_hour,
+            offer.devices_per_node,
+            -offer.largest,
+            offer.name,
+        ),
+    )
+    out: list[Offer] = []
+    for offer in ranked:
+        if not any(
+            better.devices_per_node <= offer.devices_per_node and better.largest >= offer.largest
+            for better in out
+        ):
+            out.append(offer)
+    return out
+
+
+def _machine(
+    profile: Device, name: str | Mapping[str, Any], offer: Offer | None, market: Market
+) -> Machine | None:
+    """The machines of an offer, or nodes of the device where nobody offers it.
+
+    None where a machine is larger than asked for, or takes more devices than may be rented.
+    """
+    usual = profile.node.devices
+    per_node = offer.largest if offer else usual
+    unit = offer.devices_per_node if offer else 1
+    most = min(market.largest_node or per_node, market.most_devices)
+    if unit > market.most_devices or (market.largest_node and unit > market.largest_node):
+        return None
+    per_node = min(per_node, most)
+    if not _joined(profile, per_node):  # a rack, or a machine of several boards
+        per_node = min(per_node, usual)
+    return Machine(
+        HardwareRequest(
+            device=name,
+            per_node=per_node,
+            nodes=-(-market.most_devices // per_node),
+            offer=offer.name if offer else None,
+            commitment=None if offer else market.commitments[0],
+        ),
+        market.most_devices,
+        whole_nodes=per_node >= min(usual, market.largest_node or usual),
+        elastic=unit < per_node,
+    )
+
+
+def _joined(profile: Device, per_node: int) -> bool:
+    """Whether a node of the device can hold so many."""
+    inside = fabric(profile.node.fabric)
+    if inside.spans_nodes:
+        return per_node <= profile.node.devices
+    return inside.joins(per_node)
+
+
+def _no_price(profile: Device) -> str:
+    return f"no price of {profile.title} is known"
+
+
+def _no_offer(profile: Device, every: Sequence[Offer], market: Market) -> str:
+    """Why none of a device's offers is taken."""
+    known = ", ".join(sorted({offer.provider for offer in every}))
+    smallest = min(offer.devices_per_node for offer in every)
+    most = min(market.largest_node or market.most_devices, market.most_devices)
+    if smallest > most:
+        return f"{profile.title} is rented {smallest} at a time; at most {most} are asked for"
+    return f"no offer of {profile.title} passes the filters; offered by {known}"

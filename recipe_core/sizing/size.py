@@ -1,0 +1,140 @@
+"""Which hardware, how many of it, at what cost, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from recipe_core.base import budget, progress
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import SizeRequest
+from recipe_core.sizing.market import Choice, choices
+from recipe_core.sizing.sized import SizedDevice, size_device
+from recipe_core.space.corrections import Corrections
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Every device of a request, sized.
+
+    ``sized``: those with machines to choose from; ``barred``: the others, each with its reason.
+    """
+
+    request: SizeRequest
+    sized: tuple[SizedDevice, ...]
+    barred: tuple[Choice, ...]
+
+    @cached_property
+    def devices(self) -> list[SizedDevice]:
+        """Priced devices on which something holds, best first."""
+        found = [one for one in self.sized if one.priced and one.best is not None]
+        return sorted(found, key=lambda one: (one.score, one.rented[one.best], one.profile.name))
+
+    @cached_property
+    def unpriced(self) -> list[SizedDevice]:
+        """Devices without a price on which something holds, the most likely to win first."""
+        found = [one for one in self.sized if not one.priced and one.best is not None]
+        return sorted(found, key=lambda one: -(self.price_to_win(one) or 0.0))
+
+    @property
+    def refused(self) -> list[SizedDevice]:
+        """Devices on which nothing holds, the likeliest first."""
+        found = [one for one in self.sized if one.best is None]
+
+        def chance(one: SizedDevice) -> float:
+            near = one.nearest
+            return -1.0 if near is None else float(np.nan_to_num(one.confidence[near]))
+
+        return sorted(found, key=lambda one: (-chance(one), one.profile.name))
+
+    @property
+    def best(self) -> SizedDevice | None:
+        """The best priced device; None where nothing holds on any."""
+        return self.devices[0] if self.devices else None
+
+    def merged(self, more: Sizing) -> Sizing:
+        """With the devices of another part of the same request."""
+        return Sizing(self.request, (*self.sized, *more.sized), (*self.barred, *more.barred))
+
+    # what would make a device win
+
+    def price_to_win(self, one: SizedDevice) -> float | None:
+        """The price of a device-hour below which a device is the best, in US dollars.
+
+        Of the best itself: up to which it stays so. None where the objective is not about cost
+        alone, or nothing else is priced.
+        """
+        goals = self.request.objective.goals
+        others = [other for other in self.devices if other is not one]
+        if set(goals) != {"cost"} or not others:
+            return None
+        column = one.plan.goals["cost"][0]
+        rate = one.plan.unpriced[column]
+        rows = one.order
+        per_s = one.plan.columns[rate][rows] * one.plan.columns["gpus"][rows] / one.rented[rows]
+        return float(np.max(others[0].score / 1e6 * per_s * 3600.0))
+
+    @property
+    def choice(self) -> PlanRequest:
+        """The plan's request for the best device, its split the candidate.
+
+        Raises:
+            NoAnswer: where nothing holds.
+        """
+        if self.best is None or self.best.best is None:
+            reasons = [f"{one.profile.title}: {one.reason()}" for one in self.refused[:3]]
+            raise NoAnswer(
+                "no hardware keeps the limits. " + " ".join(f"{reason}." for reason in reasons),
+                field="hardware",
+                hint="Loosen a limit, allow more devices, or name other ones.",
+            )
+        return hardware_of(self.best, self.best.best)
+
+
+def hardware_of(one: SizedDevice, row: int) -> PlanRequest:
+    """The plan's request for a row: as many nodes as it takes, its split the candidate."""
+    asked = one.plan.request_of(row)
+    hardware, devices = asked.hardware, int(asked.candidate.devices if asked.candidate else 0)
+    per_node = hardware.per_node
+    if devices <= per_node and one.machine(row).elastic:
+        hardware = hardware.model_copy(update={"per_node": devices, "nodes": 1})
+    else:
+        nodes = max(-(-int(one.rented[row]) // per_node), -(-devices // per_node))
+        hardware = hardware.model_copy(update={"nodes": nodes})
+    return asked.model_copy(update={"hardware": hardware})
+
+
+def size(
+    request: SizeRequest,
+    *,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+    among: Sequence[Choice] | None = None,
+) -> Sizing:
+    """Every device of a request, sized: every engine, format, count and split.
+
+    Args:
+        request: what is asked.
+        folders: whether the model may be named by a path on this machine.
+        corrections: what runs of one's own teach.
+        among: some of its ``choices`` only, for an answer in parts.
+
+    Raises:
+        InputError: for names that are not known.
+    """
+    wanted = list(choices(request) if among is None else among)
+    sized = []
+    with progress.task(len(wanted)):
+        for choice in _with_machines(wanted):
+            budget.spend()
+            sized.append(size_device(request, choice, folders=folders, corrections=corrections))
+            progress.step()
+    return Sizing(request, tuple(sized), tuple(c for c in wanted if not c.machines))
+
+
+def _with_machines(wanted: Iterable[Choice]) -> Iterable[Choice]:
+    return (choice for choice in wanted if choice.machines)

@@ -1,0 +1,208 @@
+"""One device sized: every count and split on every kind of machine that it comes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.units import chance_text
+from recipe_core.engines.spec import default_engine, engine, engine_names
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.profile import Device
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import SizeRequest
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan_type
+from recipe_core.search.problem import resolve
+from recipe_core.sizing.market import Choice, Machine
+from recipe_core.space.corrections import Corrections
+
+
+@dataclass(frozen=True)
+class SizedDevice:
+    """A device with the plan over all of its machines; rows are those of the plan."""
+
+    choice: Choice
+    plan: Plan
+
+    @property
+    def profile(self) -> Device:
+        """The device."""
+        return self.choice.profile
+
+    @property
+    def priced(self) -> bool:
+        """Whether its price is known."""
+        return self.choice.priced
+
+    def machine(self, row: int) -> Machine:
+        """The kind of machine that a row is on."""
+        return self.choice.machines[self.plan.cluster_number(row)]
+
+    @cached_property
+    def rented(self) -> Int:
+        """Devices that are paid for, by row; 0 where a row cannot run."""
+        return np.nan_to_num(self.plan.columns["gpus_rented"]).astype(np.int64)
+
+    @cached_property
+    def _machine_of(self) -> Int:
+        """The number of the machine of each row."""
+        sizes = [len(block) for block in self.plan.blocks]
+        first = np.cumsum([0, *sizes])[:-1]
+        numbers = [self.plan.cluster_number(int(row)) for row in first]
+        return np.repeat(np.array(numbers, dtype=np.int64), sizes)
+
+    @cached_property
+    def allowed(self) -> Bool:
+        """Rows that run on no more devices than there may be, each server on one network."""
+        machines = self.choice.machines
+        of = self._machine_of
+        most = np.array([machine.most for machine in machines])[of]
+        per_node = np.array([machine.hardware.per_node for machine in machines])[of]
+        joined = np.array([machine.whole_nodes for machine in machines])[of]
+        return self.plan.runs & (self.rented <= most) & (joined | (self._server <= per_node))
+
+    @cached_property
+    def _server(self) -> Int:
+        """Devices of one server (serving), or of the whole job (training), by row."""
+        degrees = self.plan.degree
+        if self.plan.kind == "training":
+            return degrees("gpus")
+        ranks = degrees("tp") * degrees("pp")
+        return np.where(degrees("ep") > 1, ranks * degrees("dp"), ranks)
+
+    @cached_property
+    def holds(self) -> Bool:
+        """Allowed rows that keep the limits, with the confidence that is asked for."""
+        return self.allowed & self.plan.feasible
+
+    @cached_property
+    def order(self) -> Int:
+        """Rows that hold, best first."""
+        return np.asarray(self.plan.order[self.holds[self.plan.order]])
+
+    @property
+    def best(self) -> int | None:
+        """The best row that holds; None where none does."""
+        return int(self.order[0]) if len(self.order) else None
+
+    @property
+    def score(self) -> float:
+        """What devices are ranked by, less is better; infinite where nothing holds."""
+        return float("inf") if self.best is None else float(self.plan.score[self.best])
+
+    @cached_property
+    def confidence(self) -> Float:
+        """The probability that each row keeps the limits; 1 without limits, NaN where none runs."""
+        return np.where(self.allowed, self.plan.confidence(np.arange(len(self.plan))), np.nan)
+
+    @cached_property
+    def nearest(self) -> int | None:
+        """Where nothing holds: the row that most likely keeps the limits."""
+        rows = np.flatnonzero(self.allowed)
+        if not len(rows):
+            return None
+        chance = np.nan_to_num(self.confidence[rows])
+        return int(rows[np.lexsort((self.rented[rows], -chance))[0]])
+
+    @cached_property
+    def ladder(self) -> list[int]:
+        """For each number of rented devices its row, rising.
+
+        The best that holds, or where none does the one that most likely keeps the limits.
+        """
+        rows = np.flatnonzero(self.allowed)
+        if not len(rows):
+            return []
+        rank = np.full(len(self.plan), len(self.plan))
+        rank[self.order] = np.arange(len(self.order))
+        chance = np.nan_to_num(self.confidence[rows])
+        sort = np.lexsort((-chance, rank[rows], self.rented[rows]))
+        ranked = rows[sort]
+        first = np.r_[True, np.diff(self.rented[ranked]) > 0]
+        return [int(row) for row in ranked[first]]
+
+    def highest_confidence(self, row: int) -> float:
+        """The highest probability, over all splits on as many rented devices as a row's."""
+        alike = self.allowed & (self.rented == self.rented[row])
+        return float(np.nanmax(self.confidence[alike]))
+
+    def reason(self) -> str:
+        """Why nothing holds, as a sentence."""
+        if self.choice.why and not self.choice.machines:
+            return self.choice.why
+        if self.nearest is None:
+            return self._cannot_run()
+        row, most = self.nearest, int(self.rented[self.allowed].max())
+        broken = "; ".join(self.plan.reasons(row))
+        chance = chance_text(float(self.confidence[row]))
+        return (
+            f"up to {most} devices the most likely split keeps the limits with {chance}: {broken}"
+        )
+
+    def _cannot_run(self) -> str:
+        """What keeps every split from running, in the words of the one that is nearest."""
+        if not len(self.plan):
+            return "no split of its devices is known"
+        rows = np.flatnonzero(~self.plan.runs)
+        if not len(rows):
+            return "every split that runs takes more devices than are asked for"
+        lacking = np.nan_to_num(self.plan.columns["shortfall_bytes"][rows], nan=np.inf)
+        problems = np.sum([broken[rows] for broken in self.plan.rules().values()], axis=0)
+        row = int(rows[np.lexsort((lacking, problems))[0]])
+        return "; ".join(self.plan.reasons(row))
+
+
+def engines_for(profile: Device) -> tuple[str, ...]:
+    """Engines whose times are fitted on the device's runtime and that split tensors.
+
+    The usual engine alone where there is none.
+    """
+    found = []
+    for name in engine_names():
+        spec = engine(name)
+        overhead = spec.overheads.get(profile.runtime)
+        fitted = overhead is not None and overhead.status == "fitted"
+        if fitted and spec.split.tensor and spec.wraps is None:
+            found.append(name)
+    return tuple(found) or (default_engine(profile.runtime).name,)
+
+
+def plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
+    """The plan's request over all machines of a device."""
+    first, *others = (machine.hardware for machine in choice.machines)
+    options = request.options
+    fields: dict[str, Any] = {"hardware": tuple(others)}
+    if not request.is_training and not options.engines:
+        fields["engines"] = engines_for(choice.profile)
+    budget = request.market.usd_per_month
+    objective = request.objective
+    if budget is not None:
+        per_hour = min(objective.limits.usd_per_hour or np.inf, budget / HOURS_PER_MONTH)
+        limits = objective.limits.model_copy(update={"usd_per_hour": per_hour})
+        objective = objective.model_copy(update={"limits": limits})
+    return request.on(first).model_copy(
+        update={"options": options.model_copy(update=fields), "objective": objective}
+    )
+
+
+def size_device(
+    request: SizeRequest,
+    choice: Choice,
+    *,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+) -> SizedDevice:
+    """Every split on every machine of a device, judged.
+
+    Raises:
+        InputError: for names that are not known, as a plan does.
+    """
+    asked = plan_request(request, choice)
+    problem = resolve(asked, folders=folders, corrections=corrections)
+    plan = plan_type(asked.workload.kind).search(problem, request.candidate)
+    return SizedDevice(choice, plan)
