@@ -315,7 +315,6 @@ with right:
     known()
 cards()
 own_device.draw(chip, short(chip))
-if not common.training():
-    beside()
+beside()
 detection()
 facts(chip)

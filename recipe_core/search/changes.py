@@ -113,10 +113,12 @@ def looser_limits(plan: Plan) -> list[Change]:
 
 
 def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
-    """The limits among ``codes`` at the row's own figures."""
+    """The limits among ``codes`` at the row's own figures, but for those that are unknown."""
+    figures = {code: float(plan.bound(code)[row]) for code in sorted(codes & set(LIMITS))}
     return {
-        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(float(plan.bound(code)[row]))
-        for code in sorted(codes & set(LIMITS))
+        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(figure)
+        for code, figure in figures.items()
+        if math.isfinite(figure)
     }
 
 

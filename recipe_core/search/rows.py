@@ -13,10 +13,11 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL
-from recipe_core.base.labels import REFUSALS
+from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, rounded
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
+from recipe_core.request.split_key import split_key
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.measures import MORE_IS_BETTER, Measure
@@ -132,6 +133,38 @@ class PlanRows(ABC):
         """What the split of a row shares with its block: model, cluster, engine, formats."""
         return self.at(row)[0].setting
 
+    @cached_property
+    def _cluster_numbers(self) -> dict[int, int]:
+        """Numbers of clusters by identity, those of other problems after the request's."""
+        clusters = (*self.problem.clusters, *(block.setting.cluster for block in self.blocks))
+        numbers: dict[int, int] = {}
+        for place in clusters:
+            numbers.setdefault(id(place), len(numbers))
+        return numbers
+
+    def cluster_number(self, row: int) -> int:
+        """Which of the plan's clusters a row is on.
+
+        0 is the request's, those of its options follow.
+        """
+        return self._cluster_numbers[id(self.setting(row).cluster)]
+
+    @staticmethod
+    @abstractmethod
+    def names_of(setting: Any) -> Mapping[str, str]:
+        """What tells settings on one cluster apart: engine, formats."""
+
+    @cached_property
+    def _differ(self) -> frozenset[str]:
+        """What of device and ``names_of`` this plan has several of."""
+        shared = [block.setting for block in self.blocks]
+        values = [
+            {"device": self._cluster_numbers[id(one.cluster)], **self.names_of(one)}
+            for one in shared
+        ]
+        names = values[0] if values else ()
+        return frozenset(name for name in names if len({one[name] for one in values}) > 1)
+
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
         return self.candidates([row])[0]
@@ -186,17 +219,26 @@ class PlanRows(ABC):
         On its hardware, under its load, with its split as the candidate.
         """
 
-    @abstractmethod
     def key(self, row: int) -> str:
         """The name of a row in links and charts."""
+        return split_key(self.candidate(row), self.cluster_number(row))
 
     @abstractmethod
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""
 
-    @abstractmethod
     def label(self, row: int) -> str:
-        """A row in a few characters: degrees, and what else differs in this plan."""
+        """The degrees, and what else a split is.
+
+        Device, engine and formats where the plan has several.
+        """
+        setting = self.setting(row)
+        place, names = setting.cluster, dict(self.names_of(setting))
+        if "kv_dtype" in names:
+            names["kv_dtype"] += " cache"
+        extra = {"device": f"{place.devices} × {place.device.name}", **names}
+        shown = [text for name, text in extra.items() if name in self._differ]
+        return " · ".join([split_name(self.candidate(row)), *shown])
 
     # ranking
 
@@ -424,6 +466,7 @@ class PlanRows(ABC):
             if code in LIMITS:
                 by_limits |= broken
                 times = LIMITS[code].excess(self.bound(code), self.request.objective.limits)
+                known &= ~broken | np.isfinite(times)  # without a price no limit would let it in
                 excess = np.where(broken, np.maximum(excess, times), excess)
             elif code == "unsimulated":  # its percentile is unknown, so no limit would let it in
                 known &= ~broken
