@@ -117,6 +117,16 @@ def is_own(profile: Device) -> bool:
     return profile.name not in _files()
 
 
+def short_title(profile: Device) -> str:
+    """A device's title without vendor and variant; a custom device's name."""
+    if is_own(profile):
+        return profile.name
+    title = profile.title.split(",")[0].split("(")[0]
+    for prefix in ("NVIDIA ", "AMD ", "Intel ", "GeForce "):
+        title = title.removeprefix(prefix)
+    return title.strip()
+
+
 def plain(profile: Device) -> dict[str, Any]:
     """A profile as complete plain values, as a recipe keeps a custom device."""
     return profile.model_dump(mode="json", exclude_none=True)

@@ -217,8 +217,9 @@ class Plan(PlanRows):
 
         ``nearest`` is the nearest split when none is feasible, with changes after which something
         is. ``beats_best`` is the probability that a split, if both were measured, is better by the
-        goal than the first (null for itself); ``tied_with_best`` counts those of which it is 0.4 or
-        more.
+        goal than the first (null for itself, and where only one of the two has a price);
+        ``tied_with_best`` counts those of which it is 0.4 or more. ``unpriced``: devices of which
+        no price is known.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -252,6 +253,7 @@ class Plan(PlanRows):
                 "refused": len(rows),
                 "tied_with_best": self.tied,
             },
+            "unpriced": self.unpriced_devices,
             **own,
         }
 

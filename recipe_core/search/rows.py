@@ -15,6 +15,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL
 from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.hardware.cluster import short_title
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
 from recipe_core.request.split_key import split_key
@@ -44,7 +45,7 @@ class PlanRows(ABC):
     first, ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are shown large and
     ``phrased`` say a split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as
     a person calls them; ``goals``, the column that each goal of an objective is about and whether
-    less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where prices are
+    less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where a price is
     unknown; ``frontier_columns``, the tradeoff that every plan states.
     """
 
@@ -259,12 +260,43 @@ class PlanRows(ABC):
             return add(weight * np.log(np.maximum(values, 0)) for weight, values in weighed)
 
     def _priced(self, name: str) -> Float:
-        """A column; where the price of some device is unknown, cost is counted in devices."""
+        """A column; cost of devices without a price is counted in devices, beside no priced one."""
         values = np.asarray(self.columns[name], dtype=float)
-        rate = self.unpriced.get(name)
-        if rate and np.isnan(values[self.feasible]).any():
-            return np.asarray(1 / np.maximum(self.columns[rate], 1e-12))
-        return values
+        if name not in self.unpriced:
+            return values
+        rate = np.maximum(self.columns[self.unpriced[name]], 1e-12)
+        return np.where(self._without_price, 1 / rate, values)
+
+    @cached_property
+    def _without_price(self) -> Bool:
+        """Rows whose score lacks a price, ranked after the others; none where cost is no goal."""
+        if not self._counts_cost:
+            return np.zeros(len(self), dtype=np.bool_)
+        lacks = [block.setting.cluster.usd_per_device_hour is None for block in self.blocks]
+        return np.repeat(np.array(lacks, dtype=np.bool_), [len(block) for block in self.blocks])
+
+    @property
+    def _counts_cost(self) -> bool:
+        return any(self.goals[goal][0] in self.unpriced for goal in self.request.objective.goals)
+
+    @property
+    def unpriced_devices(self) -> list[str]:
+        """Names of the plan's devices of which no price is known."""
+        clusters = self.problem.clusters
+        names = [c.device.name for c in clusters if c.usd_per_device_hour is None]
+        return list(dict.fromkeys(names))
+
+    @property
+    def price_note(self) -> str | None:
+        """How splits rank whose price is unknown, as sentences; None where none lacks a price."""
+        lacking = [c for c in self.problem.clusters if c.usd_per_device_hour is None]
+        if not lacking or not self._counts_cost:
+            return None
+        known = len(lacking) < len(self.problem.clusters)
+        titles = list(dict.fromkeys(short_title(c.device) for c in lacking))
+        listed, its = " and ".join(titles), "its" if len(titles) == 1 else "their"
+        order = f"{its} splits come last" if known else "splits rank by output per device"
+        return f"No price of {listed} is known: {order}."
 
     @abstractmethod
     def _simplicity(self) -> tuple[Any, ...]:
@@ -276,11 +308,14 @@ class PlanRows(ABC):
 
     @cached_property
     def order(self) -> Int:
-        """Feasible rows, best first; equal ones by simplicity."""
+        """Feasible rows, best first; equal ones by simplicity.
+
+        Where cost counts, those without a price come after all others.
+        """
         rows = np.flatnonzero(self.feasible)
         keys = [np.asarray(key)[rows] for key in self._simplicity()]
         keys.append(rounded(self.score[rows], TIE_DIGITS))
-        keys += [np.asarray(key)[rows] for key in self._precedence()]
+        keys += [np.asarray(key)[rows] for key in (*self._precedence(), self._without_price)]
         return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
 
     # comparisons
@@ -336,32 +371,42 @@ class PlanRows(ABC):
             )
         return out
 
-    def beats(self, rows: Sequence[int] | Int, other: int) -> list[float]:
+    def beats(self, rows: Sequence[int] | Int, other: int) -> list[float | None]:
         """The probability that each of some rows is better than another row, if both were measured.
 
         Better by the goals of the objective. Errors that all splits on one device and engine have
-        in common cancel.
+        in common cancel. None where only one of the two has a price, and cost is a goal.
         """
-        return probability(self._better_score(np.asarray(rows, dtype=np.int64), other))
+        index = np.asarray(rows, dtype=np.int64)
+        chances = probability(self._better_score(index, other))
+        known = self._alike_priced(index, other).tolist()
+        return [chance if told else None for chance, told in zip(chances, known, strict=True)]
+
+    def _alike_priced(self, rows: Int, other: int) -> Bool:
+        """Rows that have a price where another has one."""
+        return np.asarray(self._without_price[rows] == self._without_price[other])
 
     def against_best(self, row: int) -> str:
         """With what probability the best split beats a feasible row, as a sentence.
 
-        Empty for the best one itself.
+        Empty for the best one itself, and for one whose price is unknown beside a known one.
         """
         best = self.best_row
         if best is None or row == best:
             return ""
-        chance = chance_text(1 - self.beats([row], best)[0])
-        return f"Probability that {self.label(best)} measures better: {chance}"
+        chance = self.beats([row], best)[0]
+        if chance is None:
+            return ""
+        return f"Probability that {self.label(best)} measures better: {chance_text(1 - chance)}"
 
     @property
     def tied(self) -> int:
         """How many rows tie with the best: measured, each may as well be better (``TIED``)."""
         if not len(self.order):
             return 0
-        scores = self._better_score(self.order[1:], int(self.order[0]))
-        return int((scores >= NORMAL.inv_cdf(TIED)).sum())
+        best, others = int(self.order[0]), self.order[1:]
+        tied = self._better_score(others, best) >= NORMAL.inv_cdf(TIED)
+        return int((tied & self._alike_priced(others, best)).sum())
 
     @property
     def best_row(self) -> int | None:
