@@ -170,13 +170,19 @@ def choose(
     key: str,
     now: Any,
     changes: Callable[[Any], Mapping[str, Any]],
+    *,
+    optional: bool = False,
     **options: Any,
 ) -> None:
-    """Draw a widget whose choice changes several fields: ``changes`` of the choice says which."""
+    """Draw a widget whose choice changes several fields: ``changes`` of the choice says which.
+
+    ``optional``: an empty widget is a choice too.
+    """
     st.session_state[key] = now
 
     def commit() -> None:
-        if (value := st.session_state[key]) is not None:
+        value = st.session_state[key]
+        if optional or value is not None:
             apply(changes(value))
 
     widget(label, key=key, on_change=commit, **options)

@@ -56,6 +56,8 @@ def verdict() -> None:
     )
     best = f"Best: **{common.escape(plan.label(row))}**, {common.escape(plan.phrase(row))}."
     st.success(f"{fitting} {best}", icon=":material/check_circle:")
+    if plan.price_note:
+        st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
 
 
 def problem(error: RecipeError) -> None:

@@ -10,12 +10,21 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.provenance import Source
 from recipe_core.base.units import gib, per_second, significant, usd
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.hardware.cluster import cluster, device, device_names, fabric, fabric_names, is_own
+from recipe_core.hardware.cluster import (
+    cluster,
+    device,
+    device_names,
+    fabric,
+    fabric_names,
+    is_own,
+    short_title,
+)
 from recipe_core.hardware.detect.machine import detect
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.measured.support import support
 from recipe_core.request.describe import hardware_name
+from recipe_core.request.schema import describe_field
 
 VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
 COLOURS = {"nvidia": "green", "amd": "red", "intel": "blue", "cpu": "gray"}
@@ -33,16 +42,6 @@ by_vendor = {
     vendor: [name for name in device_names() if device(name).vendor == vendor] for vendor in VENDORS
 }
 by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
-
-
-def short(chip: Device) -> str:
-    """A device's title without vendor and variant; a custom device's name."""
-    if is_own(chip):
-        return chip.name
-    title = chip.title.split(",")[0].split("(")[0]
-    for prefix in ("NVIDIA ", "AMD ", "Intel ", "GeForce "):
-        title = title.removeprefix(prefix)
-    return title.strip()
 
 
 def markdown(source: Source) -> str:
@@ -67,7 +66,9 @@ def devices() -> None:
         format_func=VENDORS.get,
         required=True,
     )
-    common.pick_device(st.pills, "Device", by_vendor[chip.vendor], short, required=True, wrap=True)
+    common.pick_device(
+        st.pills, "Device", by_vendor[chip.vendor], short_title, required=True, wrap=True
+    )
 
 
 def counts() -> None:
@@ -195,9 +196,9 @@ def beside() -> None:
 
 
 def other_cluster(n: int, other: HardwareRequest) -> None:
-    """The n-th other cluster: its size, and a button that removes it."""
-    left, per_node, nodes, remove = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
-    name = common.escape(short(device(other.device)))
+    """The n-th other cluster: its size and price, and a button that removes it."""
+    left, per_node, nodes, hour, remove = st.columns([3, 1, 1, 1, 1], vertical_alignment="bottom")
+    name = common.escape(short_title(device(other.device)))
     left.markdown(f"**{name}** · {common.escape(hardware_name(other))}")
     for column, field, label in (
         (per_node, "per_node", "Devices per node"),
@@ -214,7 +215,22 @@ def other_cluster(n: int, other: HardwareRequest) -> None:
                 max_value=4096,
                 step=1,
             )
-    rest = tuple(cluster for k, cluster in enumerate(request.options.hardware) if k != n)
+    with hour:
+        offered = cluster(other).usd_per_device_hour
+        common.choose(
+            st.number_input,
+            "$ per device-hour",
+            f"_other_{n}_price",
+            other.usd_per_device_hour,
+            lambda value: {"options.hardware": replaced(n, usd_per_device_hour=value, offer=None)},
+            optional=True,
+            value=None,
+            min_value=0.0001,
+            step=0.1,
+            placeholder="unknown" if offered is None else f"offer: {usd(offered)}",
+            help=describe_field("hardware.usd_per_device_hour"),
+        )
+    rest = tuple(place for k, place in enumerate(request.options.hardware) if k != n)
     remove.button(
         "Remove",
         key=f"drop-{n}",
@@ -314,8 +330,7 @@ with left:
 with right:
     known()
 cards()
-own_device.draw(chip, short(chip))
-if not common.training():
-    beside()
+own_device.draw(chip, short_title(chip))
+beside()
 detection()
 facts(chip)

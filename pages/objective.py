@@ -35,9 +35,9 @@ OPTIMIZERS = {
 }
 LIMITED = {
     False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus"),
-    True: ("gpus", "usd_hour", "watts", "joules"),
+    True: ("wall", "usd_run", "gpus", "usd_hour"),
 }
-MORE_LIMITED = {False: ("output", "watts", "joules"), True: ()}
+MORE_LIMITED = {False: ("output", "watts", "joules"), True: ("watts", "joules")}
 PERCENTILES = {None: "Mean", 50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 FREE = "no limit"
 

@@ -22,6 +22,7 @@ from hypothesis import settings
 
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.settings import variable
+from recipe_core.hardware.cluster import in_nodes
 from recipe_core.request.schema import PlanRequest
 from tests import groups
 from tests.sizes import examples
@@ -64,7 +65,7 @@ def request_values(
     workload = {name: value for name, value in workload.items() if value is not None}
     return {
         "model": model,
-        "hardware": {"device": device, "per_node": per_node, "nodes": nodes},
+        "hardware": in_nodes(device, per_node, nodes),
         "workload": workload,
         **parts,
     }

@@ -217,9 +217,8 @@ def test_more_devices_than_a_node_holds_are_several_nodes(hardware):
     assert answer["hardware"]["nodes"] * 8 == int(hardware.partition(":")[2])
     assert found(answer, "nodes")
     assert answer["ok"] is True
-    assert (
-        check("vllm serve Qwen/Qwen3-8B", Ground.of(hardware="gb200:72"))["hardware"]["nodes"] == 1
-    )
+    rack = check("vllm serve Qwen/Qwen3-8B", Ground.of(hardware="gb200:72"))["hardware"]
+    assert (rack["per_node"], rack["nodes"]) == (4, 18)
 
 
 def test_what_is_left_open_is_chosen():

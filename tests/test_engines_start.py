@@ -44,6 +44,7 @@ def asked(draw):
     name = draw.choice(engine_names())
     device = draw.choice([d for runtime in engine(name).runtimes for d in DEVICES[runtime]])
     per_node, nodes = (1, 1) if device == "cpu" else draw.choice(SIZES)
+    per_node = 4 if device == "gb200" else per_node
     options = {
         "engines": [name],
         "weight_dtypes": draw.choice((["auto"], ["auto", "fp8"], ["fp16"])),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from recipe_core.base.documents import read_document
@@ -13,12 +15,15 @@ from recipe_core.hardware.cluster import (
     dtypes,
     fabric,
     fabric_names,
+    in_nodes,
     priors,
     roofline,
 )
 from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.measured.serving_runs import published_runs
+from recipe_core.measured.training_runs import published_training_runs
 from recipe_core.present.views import hardware_view
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
@@ -189,6 +194,33 @@ def test_a_node_holds_no_more_than_its_fabric_joins(wanted, advice):
         cluster(HardwareRequest(**wanted))
     assert caught.value.field == "hardware.per_node"
     assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "advice"),
+    [
+        ({"device": "gb300", "per_node": 8}, "per_node: 4 and nodes: 2"),
+        ({"device": "gb200", "per_node": 72}, "per_node: 4 and nodes: 18"),
+        ({"device": "gb300", "per_node": 6, "nodes": 2}, "per_node: 4 and nodes: 3"),
+        ({"device": "h100-sxm", "per_node": 16, "fabric": "nvl72"}, "per_node: 8 and nodes: 2"),
+    ],
+)
+def test_a_node_of_a_rack_holds_what_its_profile_says(wanted, advice):
+    with pytest.raises(HardwareError, match="joins nodes") as caught:
+        cluster(HardwareRequest(**wanted))
+    assert caught.value.field == "hardware.per_node"
+    assert advice in str(caught.value)
+
+
+def test_runs_of_a_rack_are_read_in_its_nodes():
+    """Tables call what a job took of a rack one node."""
+    assert in_nodes("gb200", 8, 1) == {"device": "gb200", "per_node": 4, "nodes": 2}
+    for stated in (("gb200", 2, 1), ("gb200", 6, 1), ("h100-sxm", 16, 1), ("no-device", 8, 1)):
+        assert in_nodes(*stated) == dict(zip(("device", "per_node", "nodes"), stated, strict=True))
+    requests = [run.request() for run in (*published_runs(), *published_training_runs())]
+    places = {json.dumps(request["hardware"]) for request in requests}
+    for place in places:
+        cluster(HardwareRequest(**json.loads(place)))
 
 
 @pytest.mark.parametrize(

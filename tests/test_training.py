@@ -274,7 +274,7 @@ def test_the_command_line_answers_and_exits(tmp_path: Path) -> None:
     file.write_text(json.dumps(request(nodes=1, global_batch=64)))
     rows = tmp_path / "rows.csv"
     planned = runner.invoke(app, ["plan", str(file), "--top", "3", "--all", str(rows)])
-    assert rows.read_text().startswith("engine,tp,pp")
+    assert rows.read_text().startswith("device,engine,tp,pp")
     assert planned.exit_code == 0
     assert "splits can run" in planned.stdout
     lines = tmp_path / "many.jsonl"
@@ -324,7 +324,7 @@ def test_rows_that_fit_keep_their_memory_beside_those_that_are_decided() -> None
         "recompute": 2,
         "zero_stage": 3,
     }
-    cases = training_cases(3, **columns, **shared_columns(asked))
+    cases = training_cases(3, **columns, **shared_columns(asked, asked.cluster))
     cases, mem = decided(settings(asked)[0], cases)
     assert cases.fused_loss.tolist() == [1, 0, 0]
     again = memory(settings(asked)[0], cases)

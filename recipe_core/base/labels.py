@@ -91,6 +91,8 @@ _CHANGES = {
     "objective.limits.usd_per_million_output_tokens": lambda value: (
         f"Allow {usd(value)} per million output tokens"
     ),
+    "objective.limits.usd": lambda value: f"Allow {usd(value)} for the run",
+    "objective.limits.wall_hours": lambda value: f"Allow {significant(value)} h to finish",
     "objective.limits.watts": lambda value: f"Allow {value:,.0f} W",
     "objective.limits.joules_per_token": lambda value: f"Allow {significant(value)} J per token",
     "objective.limits.output_tokens_per_s_at_least": lambda value: (
@@ -210,6 +212,8 @@ REFUSALS = {
     "limit-tpot": "Over the limit on time per output token",
     "limit-latency": "Over the limit on request latency",
     "limit-usd": "Over the limit on cost",
+    "limit-usd-run": "Over the limit on the cost of the run",
+    "limit-wall": "Over the limit on time to finish",
     "limit-gpus": "Over the limit on devices",
     "unsimulated": "Percentile not simulated",
     "confidence": "Too likely to miss a limit",

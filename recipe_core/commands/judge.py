@@ -21,7 +21,7 @@ from recipe_core.commands.verdict import KEPT, Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
 from recipe_core.engines.spec import engine
-from recipe_core.hardware.cluster import device, fabric
+from recipe_core.hardware.cluster import device, fabric, fits_node
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.schema import CandidateRequest, PlanRequest
@@ -285,11 +285,13 @@ def _problem(case: Case, request: dict[str, Any], models: _Models) -> ServingPro
 
 
 def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
-    node = device(ground.device).node
+    chip = device(ground.device)
+    node = chip.node
     used, per_node = case.meant.devices, ground.per_node or node.devices
     nodes = ground.nodes or case.meant.nodes or 1
     states_none = ground.nodes is None and case.meant.nodes is None and ground.per_node is None
-    if nodes == 1 and not fabric(node.fabric).joins(per_node) and per_node % node.devices == 0:
+    whole = fits_node(chip, fabric(node.fabric), per_node)
+    if nodes == 1 and not whole and per_node % node.devices == 0:
         # Sixteen devices of a kind that no node holds more than eight of are two nodes.
         nodes, per_node = per_node // node.devices, node.devices
     elif states_none and used and used > per_node:

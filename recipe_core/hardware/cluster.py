@@ -117,6 +117,16 @@ def is_own(profile: Device) -> bool:
     return profile.name not in _files()
 
 
+def short_title(profile: Device) -> str:
+    """A device's title without vendor and variant; a custom device's name."""
+    if is_own(profile):
+        return profile.name
+    title = profile.title.split(",")[0].split("(")[0]
+    for prefix in ("NVIDIA ", "AMD ", "Intel ", "GeForce "):
+        title = title.removeprefix(prefix)
+    return title.strip()
+
+
 def plain(profile: Device) -> dict[str, Any]:
     """A profile as complete plain values, as a recipe keeps a custom device."""
     return profile.model_dump(mode="json", exclude_none=True)
@@ -264,7 +274,7 @@ def cluster(request: HardwareRequest) -> Cluster:
 
     Raises:
         HardwareError: for an unknown device, fabric, network or offer, or more devices in a node
-            than its fabric joins.
+            than its fabric joins, or than a node of a rack holds.
     """
     profile = device(request.device)
     inside = fabric(request.fabric or profile.node.fabric)
@@ -274,7 +284,7 @@ def cluster(request: HardwareRequest) -> Cluster:
             field="hardware.fabric",
             hint="Set it as `network` instead.",
         )
-    _check_domain(request, inside)
+    _check_domain(request, inside, profile)
     several = inside.domain is not None and request.per_node > inside.domain
     price, basis, commitment = price_of(request, profile)
     return Cluster(
@@ -291,11 +301,44 @@ def cluster(request: HardwareRequest) -> Cluster:
     )
 
 
-def _check_domain(request: HardwareRequest, inside: Fabric) -> None:
-    """Refuse a node with more devices than the domains of its fabric can join."""
-    if inside.domain is None or inside.joins(request.per_node):
+def fits_node(profile: Device, inside: Fabric, devices: int) -> bool:
+    """Whether one node holds so many devices.
+
+    A domain of its fabric bounds it; a node of a rack is as large as its profile says.
+    """
+    if inside.spans_nodes:
+        return devices <= profile.node.devices
+    return inside.joins(devices)
+
+
+def in_nodes(name: str | Mapping[str, Any], per_node: int, nodes: int) -> dict[str, Any]:
+    """Hardware as plain values, a part of a rack (one "node" in some tables) in its real nodes.
+
+    As stated where the device is unknown, or does not fill nodes.
+    """
+    stated = {"device": name, "per_node": per_node, "nodes": nodes}
+    try:
+        node = device(name).node
+    except HardwareError:
+        return stated
+    if per_node <= node.devices or per_node % node.devices or not fabric(node.fabric).spans_nodes:
+        return stated
+    return {**stated, "per_node": node.devices, "nodes": nodes * per_node // node.devices}
+
+
+def _check_domain(request: HardwareRequest, inside: Fabric, profile: Device) -> None:
+    """Refuse a node with more devices than the domains of its fabric can join, or a rack's node."""
+    if fits_node(profile, inside, request.per_node):
         return
-    nodes = -(-request.per_node // inside.domain)
+    if inside.spans_nodes:
+        full = profile.node.devices
+        raise HardwareError(
+            f"{request.per_node} devices do not fit into one node: a node of {profile.name} holds "
+            f"{full}, and {inside.title} ({inside.name}) joins nodes.",
+            field="hardware.per_node",
+            hint=f"Set per_node: {full} and nodes: {-(-request.devices // full)}.",
+        )
+    nodes = -(-request.per_node // (inside.domain or 1))
     per_node = -(-request.per_node // nodes)
     raise HardwareError(
         f"{request.per_node} devices do not fit into one node: {inside.title} ({inside.name}) "

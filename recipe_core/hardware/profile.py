@@ -178,9 +178,9 @@ class Fabric(Sourced):
         return self
 
     def joins(self, devices: int) -> bool:
-        """Whether one node can hold this many devices.
+        """Whether this many devices of one machine reach each other.
 
-        A domain bounds it, unless it spans nodes or another fabric joins domains.
+        A domain bounds them, unless it spans nodes or another fabric joins domains.
         """
         bounded = self.domain is not None and devices > self.domain
         return not bounded or self.spans_nodes or self.beyond is not None

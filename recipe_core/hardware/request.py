@@ -21,7 +21,7 @@ class HardwareRequest(BaseModel):
     path of one."""
 
     per_node: Count = 8
-    """Devices in a node."""
+    """Devices in a node; of a rack (GB200, GB300 NVL72) at most those of one tray, 4."""
 
     nodes: Count = 1
     """Nodes in the cluster."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Count, Degree, KvDtype, Positive, Text, Tokens, WeightDtype
+from recipe_core.hardware.cluster import in_nodes
 
 PUBLISHED = Path(__file__).with_name("published") / "runs.csv"
 SOURCES = PUBLISHED.with_name("sources.yaml")
@@ -95,7 +96,7 @@ class Run(BaseModel):
         names += [name for name in LIMITS if getattr(self, name) is not None]
         return {
             "model": self.model,
-            "hardware": {"device": self.device, "per_node": self.per_node, "nodes": self.nodes},
+            "hardware": in_nodes(self.device, self.per_node, self.nodes),
             "workload": {"mode": self.mode, LOADS[self.mode]: load, **lengths},
             "candidate": {name: getattr(self, name) for name in names},
         }

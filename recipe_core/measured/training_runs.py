@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
+from recipe_core.hardware.cluster import in_nodes
 from recipe_core.measured.serving_runs import PUBLISHED, Label, read_table
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
@@ -117,7 +118,7 @@ class TrainingRun(BaseModel):
         workload = {name: getattr(self, name) for name in WORKLOAD}
         return {
             "model": config,
-            "hardware": {"device": self.device, "per_node": self.per_node, "nodes": self.nodes},
+            "hardware": in_nodes(self.device, self.per_node, self.nodes),
             "workload": {"kind": "training", **workload},
             "candidate": {**candidate, "recompute": self.recompute or "none"},
         }

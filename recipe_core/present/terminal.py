@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
 
 REFUSALS_SHOWN = 12
 BEATEN_SHOWN = 5
+STATE_PRICE = "State usd_per_device_hour of its hardware"
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
@@ -38,7 +39,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     parts = [f"{problem.model.name} on {devices}: {len(plan.order)} of {len(plan)} splits can run"]
     if len(plan.order):
         parts.append(_best(plan, top))
-        parts += [*_beaten(plan, top), *_tied(plan)]
+        parts += [*_beaten(plan, top), *_tied(plan), *_unpriced(plan)]
     else:
         parts += _nearest(plan)
     if flips is not None:
@@ -52,8 +53,10 @@ def _beaten(plan: Plan, top: int) -> list[str]:
     others = plan.order[1 : min(top, BEATEN_SHOWN + 1)]
     if not len(others):
         return []
-    chances = [chance_text(1 - chance) for chance in plan.beats(others, int(plan.order[0]))]
-    beaten = (f"{rank}: {chance}" for rank, chance in enumerate(chances, 2))
+    chances = enumerate(plan.beats(others, int(plan.order[0])), 2)
+    beaten = [f"{rank}: {chance_text(1 - one)}" for rank, one in chances if one is not None]
+    if not beaten:
+        return []
     return [f"probability that 1 measures better (by {_goals(plan)}) than {', '.join(beaten)}"]
 
 
@@ -70,6 +73,11 @@ def _tied(plan: Plan) -> list[str]:
         f"{'each' if many else 'it'} measures better than it with a probability of {TIED:.0%} or "
         "more. Of equal estimates the simplest is first: fewest devices, no pipeline, smallest tp"
     ]
+
+
+def _unpriced(plan: Plan) -> list[str]:
+    """Devices without a price, and how they rank."""
+    return [f"{plan.price_note} {STATE_PRICE}"] if plan.price_note else []
 
 
 def _flip(flip: Flip) -> str:

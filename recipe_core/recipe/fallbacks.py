@@ -53,7 +53,7 @@ def fallbacks(
     decision: Decision, asked: PlanRequest, *, folders: bool = True
 ) -> tuple[Fallback, ...]:
     """The fallbacks of a decision; ``asked`` is the request before the split was chosen."""
-    found = _training(decision) if asked.is_training else _serving(decision, asked, folders)
+    found = _training(decision, asked) if asked.is_training else _serving(decision, asked, folders)
     return tuple(found)
 
 
@@ -193,13 +193,8 @@ def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | N
 
     None where there are none.
     """
-    named = [
-        hardware
-        for hardware in asked.options.hardware
-        if device(hardware.device) != decision.cluster.device
-    ]
     likely = likely_devices(decision.cluster.device)
-    places = named or [hardware_of(other, decision.gpus) for other in likely]
+    places = _named(decision, asked) or [hardware_of(other, decision.gpus) for other in likely]
     if not places:
         return None
     first, *rest = places
@@ -213,6 +208,12 @@ def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | N
         "candidate": None,
     }
     return change(decision.request, fields)
+
+
+def _named(decision: Decision, asked: PlanRequest) -> list[HardwareRequest]:
+    """The clusters of the request's options that have another device than the decision."""
+    here = decision.cluster.device
+    return [other for other in asked.options.hardware if device(other.device) != here]
 
 
 def _elsewhere(plan: Plan, rows: Int, named: bool) -> Iterator[Fallback]:
@@ -256,7 +257,7 @@ def hardware_of(other: Device, gpus: int) -> HardwareRequest:
 # less)
 
 
-def _training(decision: Decision) -> Iterator[Fallback]:
+def _training(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:
     split = decision.candidate
     halved = split | {"dp": split["dp"] // 2, "shard": max(split["shard"] // 2, 1)}
     for smaller in (
@@ -275,6 +276,16 @@ def _training(decision: Decision) -> Iterator[Fallback]:
         yield from _trained(
             decision, "lower-context", {"workload.sequence_length": length // 2}, split
         )
+    yield from _trained_elsewhere(decision, asked)
+
+
+def _trained_elsewhere(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:
+    """The split on each other device that the request names, else on one a vendor."""
+    split = decision.candidate
+    if named := _named(decision, asked):
+        for hardware in named:
+            yield from _trained(decision, "other-device", {"hardware": _plain(hardware)}, split)
+        return
     vendors: set[str] = set()
     for other in likely_devices(decision.cluster.device):
         if other.vendor in vendors:

@@ -24,6 +24,10 @@ _SERVING_LIMITS = (
     "output_tokens_per_s_at_least",
     "percentile",
 )
+RUN_LIMITS = ("wall_hours", "usd")
+"""Limits on a whole training run, which has an end only where its tokens are stated."""
+_OTHERS_LIMITS = {"serving": RUN_LIMITS, "training": _SERVING_LIMITS}
+"""Limits that a kind of workload does not have."""
 _SERVING_GOALS = ("latency", "ttft", "tpot")
 
 
@@ -79,6 +83,8 @@ def _keep_consistent(
             fields["hardware.term_months"] = None
     if changes.get("hardware.usd_per_device_hour") is not None:
         fields["hardware.offer"] = None
+    if "workload.tokens" in changes and changes["workload.tokens"] is None:
+        fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
     longest, prompt, answer = (
         fields.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
     )
@@ -91,8 +97,9 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in fields.items():
         part, _, last = name.rpartition(".")
-        shared_limit = part == "objective.limits" and last not in _SERVING_LIMITS
-        if shared_limit or name.split(".")[0] in ("model", "hardware"):
+        shared_limit = part == "objective.limits" and last not in _OTHERS_LIMITS[kind]
+        kept = name.split(".")[0] in ("model", "hardware") or name == "options.hardware"
+        if shared_limit or kept:
             out[name] = value
     goal = fields["objective.optimize"]
     drops_goal = kind == "training" and goal in _SERVING_GOALS

@@ -266,6 +266,14 @@ class Limits(_Part):
     usd_per_million_output_tokens: Positive | None = None
     """Highest price of a million output tokens, in US dollars."""
 
+    wall_hours: Positive | None = None
+    """Longest time to finish a training run, failures included, in hours. Training only, with
+    ``workload.tokens``."""
+
+    usd: Positive | None = None
+    """Highest cost of a whole training run, in US dollars. Training only, with
+    ``workload.tokens``."""
+
     joules_per_token: Positive | None = None
     """Highest energy in joules per output token, or per trained token."""
 
@@ -343,7 +351,7 @@ class Options(_Part):
     """Splits to judge: ``any`` number of devices, or only those that use ``all``."""
 
     hardware: Annotated[tuple[HardwareRequest, ...], Field(max_length=64)] = ()
-    """Other clusters, judged side by side with the request's. Serving only."""
+    """Other clusters, judged side by side with the request's."""
 
     loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
     """Other loads besides the workload's, in the unit of its mode: requests in flight, in the batch

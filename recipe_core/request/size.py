@@ -68,7 +68,7 @@ class Market(_Part):
     region count too."""
 
     commitments: Annotated[tuple[Commitment, ...], Field(min_length=1)] = ("on-demand",)
-    """What a price may commit you to: ``on-demand``, ``spot``, ``reserved``; the cheapest counts."""
+    """What a price may commit to: ``on-demand``, ``spot``, ``reserved``; the cheapest counts."""
 
     term_months: Annotated[int, Field(ge=1, le=120)] | None = None
     """Longest term of a reservation, in months; left out, any."""

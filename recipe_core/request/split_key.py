@@ -4,7 +4,7 @@ Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache;
 ``.x2.pre3.tp1.pp1.dp1.ep1``: two copies of it decode, three of tp 1 compute the prompts; ``.on1``
 on the first of the clusters that the options put beside the request's. Training:
 ``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided over eight
-ranks only.
+ranks only; ``.on1`` as in serving.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _TRAINING = re.compile(
     r"(?P<engine>[\w\-]+)\.(?P<precision>\w+)\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})"
     r"\.v(?P<virtual_stages>\d{1,5})\.cp(?P<cp>\d{1,5})\.ep(?P<ep>\d{1,5})\.dp(?P<dp>\d{1,5})"
     r"\.z(?P<zero_stage>\d)\.mb(?P<micro_batch>\d{1,6})\.(?P<recompute>[a-z]+)(\.s(?P<shard>\d{1,5}))?"
+    r"(\.on(?P<on>\d{1,2}))?"
 )
 
 
 def split_key(candidate: Mapping[str, Any], cluster: int = 0) -> str:
     """The key of a serving or training candidate; ``cluster``: which of the plan's it is on."""
-    c = candidate
+    c, where = candidate, f".on{cluster}" if cluster else ""
     if c.get("micro_batch") is not None:
         replicas = c["dp"] * c["cp"]
         shard = f".s{c['shard']}" if (c.get("shard") or replicas) != replicas else ""
         return (
             f"{c['engine']}.{c['precision']}.tp{c['tp']}.pp{c['pp']}.v{c['virtual_stages']}"
             f".cp{c['cp']}.ep{c['ep']}.dp{c['dp']}.z{c['zero_stage']}.mb{c['micro_batch']}"
-            f".{c['recompute']}{shard}"
+            f".{c['recompute']}{shard}{where}"
         )
     shared = f".cp{c['cp']}" if (c.get("cp") or 1) > 1 else ""
-    where = f".on{cluster}" if cluster else ""
     return (
         f"{c['engine']}.{c['weight_dtype']}.{c['kv_dtype']}.{_degrees(c)}{shared}{_pools(c)}{where}"
     )
@@ -75,9 +75,13 @@ def _pools(split: Mapping[str, Any]) -> str:
     return f".x{split.get('replicas') or 1}.pre{pool.get('replicas') or 1}.{_degrees(pool)}"
 
 
+def _match(key: str) -> re.Match[str] | None:
+    return _SERVING.fullmatch(key) or _TRAINING.fullmatch(key)
+
+
 def split_of(key: str) -> dict[str, Any] | None:
     """The candidate that a key names, None when it is not a key."""
-    match = _SERVING.fullmatch(key) or _TRAINING.fullmatch(key)
+    match = _match(key)
     if match is None:
         return None
     split: dict[str, Any] = {
@@ -91,7 +95,7 @@ def split_of(key: str) -> dict[str, Any] | None:
 
 def cluster_of(key: str) -> int:
     """Which of the plan's clusters a key's split is on: 0 is the request's."""
-    match = _SERVING.fullmatch(key)
+    match = _match(key)
     return int(match["on"] or 0) if match else 0
 
 

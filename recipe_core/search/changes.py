@@ -120,12 +120,18 @@ def looser_limits(plan: Plan) -> list[Change]:
 
 
 def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
-    """The limits among ``codes`` at the row's own figures, or as it holds them with confidence."""
-    out = {
-        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(
-            float(plan.bound(code)[row]) * plan.margin(code, row)
-        )
+    """The limits among ``codes`` at the row's own figures, or as it holds them with confidence.
+
+    Without those that are unknown.
+    """
+    figures = {
+        code: float(plan.bound(code)[row]) * plan.margin(code, row)
         for code in sorted(codes & set(LIMITS))
+    }
+    out = {
+        f"objective.limits.{LIMITS[code].name}": LIMITS[code].loosened(figure)
+        for code, figure in figures.items()
+        if math.isfinite(figure)
     }
     if "confidence" in codes:
         chance = math.floor(float(plan.confidence([row])[0]) * 100) / 100

@@ -17,12 +17,14 @@ from recipe_core.base.units import duration, significant, usd
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.schema import Limits
 from recipe_core.search.evaluated import EvaluatedCases
+from recipe_core.search.measures import HOUR_S, days
 from recipe_core.space.refusal import Refusal
 
 Cases = EvaluatedCases[Any, Any, Any]
 
 BOTH = frozenset({"serving", "training"})
 SERVING = frozenset({"serving"})
+TRAINING = frozenset({"training"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class LimitRule:
 
     ``name`` is its field there, ``column`` what it bounds, ``factor`` the field's unit in one of
     the column's, ``kinds`` the kinds of workload it holds for. ``at_least``: the column must not be
-    less, instead of not more. ``counted``: only whole numbers.
+    less, instead of not more. ``counted``: only whole numbers. ``timed``: it bounds a time of every
+    request, which has percentiles. ``money``: what the amount is for, where it needs a price.
     """
 
     name: str
@@ -42,11 +45,8 @@ class LimitRule:
     kinds: frozenset[str] = SERVING
     at_least: bool = False
     counted: bool = False
-
-    @property
-    def timed(self) -> bool:
-        """Whether it bounds a time of every request, which has percentiles."""
-        return self.factor == 1e3
+    timed: bool = False
+    money: str | None = None
 
     def bound(self, limits: Limits) -> float | None:
         """The limit in the column's unit, None when none is stated."""
@@ -95,18 +95,27 @@ def _count(value: float) -> str:
 
 
 LIMITS = {
-    "limit-ttft": LimitRule("ttft_ms", "ttft_s", 1e3, "time to first token", duration),
-    "limit-tpot": LimitRule("tpot_ms", "tpot_s", 1e3, "time per output token", duration),
-    "limit-latency": LimitRule(
-        "request_latency_ms", "request_latency_s", 1e3, "request latency", duration
+    "limit-ttft": LimitRule("ttft_ms", "ttft_s", 1e3, "time to first token", duration, timed=True),
+    "limit-tpot": LimitRule(
+        "tpot_ms", "tpot_s", 1e3, "time per output token", duration, timed=True
     ),
-    "limit-usd": LimitRule("usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd, BOTH),
+    "limit-latency": LimitRule(
+        "request_latency_ms", "request_latency_s", 1e3, "request latency", duration, timed=True
+    ),
+    "limit-wall": LimitRule("wall_hours", "wall_s", 1 / HOUR_S, "time to finish", days, TRAINING),
+    "limit-usd-run": LimitRule(
+        "usd", "usd", 1.0, "cost of the run", usd, TRAINING, money="for the run"
+    ),
+    "limit-usd": LimitRule(
+        "usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd, BOTH, money="an hour"
+    ),
     "limit-usd-tokens": LimitRule(
         "usd_per_million_output_tokens",
         "usd_per_million_output_tokens",
         1.0,
         "cost per million output tokens",
         usd,
+        money="per million output tokens",
     ),
     "limit-energy": LimitRule(
         "joules_per_token", "joules_per_token", 1.0, "energy per token", _joules, BOTH
@@ -143,6 +152,14 @@ def _refusal(
 ) -> Refusal:
     value, mean = rule.value(cases, percentile), cases.columns[rule.column]
     limit = rule.show(bound)
+    place = cases.setting.cluster
+    if rule.money and place.usd_per_device_hour is None:
+        amount = f"${bound:,.2f}".removesuffix(".00")
+        unknown = (
+            f"no price of {place.device.name} is known, so the limit of {amount} {rule.money} "
+            "cannot be judged; state hardware.usd_per_device_hour"
+        )
+        return Refusal(code, cases.feasible, lambda _: unknown)
 
     def say(i: int) -> str:
         shown = rule.show(value[i])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
 
-DAY_S = 86_400.0
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 
 MORE_IS_BETTER = frozenset(
     {
@@ -81,7 +82,7 @@ def days(seconds: float) -> str:
     return (
         f"{significant(seconds / DAY_S)} days"
         if seconds >= 2 * DAY_S
-        else f"{significant(seconds / 3600)} h"
+        else f"{significant(seconds / HOUR_S)} h"
     )
 
 
@@ -233,6 +234,8 @@ TRAINING: dict[str, Measure] = {
         "wall_s",
         days,
         1 / DAY_S,
+        limit="wall_hours",
+        limit_factor=HOUR_S,
         help="The whole token budget, failures included",
     ),
     "usd": Measure("Cost per million tokens", "Per M tokens", "$", "usd_per_million_tokens", usd),
@@ -242,6 +245,7 @@ TRAINING: dict[str, Measure] = {
         "$",
         "usd",
         usd,
+        limit="usd",
         help="The whole token budget, failures included",
     ),
     "usd_hour": Measure(

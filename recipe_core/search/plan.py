@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 
@@ -37,14 +37,34 @@ class Plan(PlanRows):
     """Every split of a request, judged and ranked.
 
     ``best``, ``ranked`` and ``refused`` are splits; columns over all rows are in ``columns``.
+    ``settled``: options that the request of one row no longer has.
     """
 
     kind: Literal["serving", "training"]
+    sources: Int
+    settled: ClassVar[tuple[str, ...]] = ("hardware",)
 
     @classmethod
     @abstractmethod
     def search(cls, problem: Problem[Any], candidate: CandidateRequest | None = None) -> Self:
         """The plan over every case of a problem that agrees with what ``candidate`` states."""
+
+    @classmethod
+    def together(cls, problems: Sequence[Problem[Any]]) -> Self:
+        """One plan over every case of several problems with one objective.
+
+        ``sources`` tells their rows apart.
+        """
+        blocks = [cls._searched(problem, None) for problem in problems]
+        plan = cls(problems[0], [block for several in blocks for block in several])
+        sizes = [sum(map(len, several)) for several in blocks]
+        plan.sources = np.repeat(np.arange(len(problems)), sizes)
+        return plan
+
+    @classmethod
+    @abstractmethod
+    def _searched(cls, problem: Any, candidate: CandidateRequest | None) -> list[Any]:
+        """Every case of a problem that agrees with what ``candidate`` states, judged."""
 
     @classmethod
     def stated(cls, problem: Problem[Any], candidate: CandidateRequest) -> Self | None:
@@ -76,6 +96,20 @@ class Plan(PlanRows):
         problem = resolve(request, corrections=self.problem.corrections)
         return self.stated(problem, problem.candidate)
 
+    def request_of(self, row: int) -> PlanRequest:
+        """The request of a row alone.
+
+        On its hardware, under its load, with its split as the candidate.
+        """
+        request = self.request
+        return request.model_copy(
+            update={
+                "options": request.options.model_copy(update=dict.fromkeys(self.settled, ())),
+                "hardware": self.setting(row).cluster.asked or request.hardware,
+                "candidate": CandidateRequest.model_validate(self.candidate(row)),
+            }
+        )
+
     # what a kind of workload knows to change
 
     @abstractmethod
@@ -94,12 +128,18 @@ class Plan(PlanRows):
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""
 
-    @abstractmethod
     def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """What the decision may depend on, each moved.
 
-        Its name, and the fields as they then are.
+        Its name, and the fields as they then are. Here the price, where it may change the choice:
+        on one cluster it does not.
         """
+        price = self.problem.cluster.usd_per_device_hour
+        if price is not None and len(self.problem.clusters) > 1:
+            for sign in (-1, 1):
+                moved = round(price * (1 + sign * PRICE), 6)
+                fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
+                yield f"price {sign * PRICE:+.0%}", fields
 
     @abstractmethod
     def identity(self, row: int) -> tuple[Any, ...]:
@@ -177,8 +217,10 @@ class Plan(PlanRows):
 
         ``nearest`` is the nearest split when none is feasible, with changes after which something
         is. ``beats_best`` is the probability that a split, if both were measured, is better by the
-        goal than the first (null for itself); ``tied_with_best`` counts those of which it is 0.4 or
-        more. ``confidence`` is the probability that a split keeps all limits (null without limits).
+        goal than the first (null for itself, and where only one of the two has a price);
+        ``tied_with_best`` counts those of which it is 0.4 or more. ``confidence`` is the
+        probability that a split keeps all limits (null without limits). ``unpriced``: devices of
+        which no price is known.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -214,12 +256,18 @@ class Plan(PlanRows):
                 "refused": len(rows),
                 "tied_with_best": self.tied,
             },
+            "unpriced": self.unpriced_devices,
             **own,
         }
 
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, each with what it runs on and under where a plan has several of those."""
-        return [{"candidate": candidate} for candidate in self.candidates(rows)]
+        out: list[dict[str, Any]] = [{"candidate": one} for one in self.candidates(rows)]
+        if len(self.problem.clusters) > 1:
+            for case, row in zip(out, rows.tolist(), strict=True):
+                hardware = self.setting(row).cluster.asked
+                case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
+        return out
 
     def _nearest_json(self) -> dict[str, Any] | None:
         row = self.nearest_row()

@@ -16,6 +16,7 @@ from recipe_core.hardware.cluster import Cluster, cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
+from recipe_core.request.edit import RUN_LIMITS
 from recipe_core.request.schema import (
     CandidateRequest,
     Limits,
@@ -38,7 +39,7 @@ training divisors only."""
 TRAINING_GOALS = ("throughput", "cost", "gpus", "energy")
 """What a training run can be optimised for; the other goals are about requests."""
 
-TRAINING_OPTIONS = frozenset({"engines", "nodes"})
+TRAINING_OPTIONS = frozenset({"engines", "hardware", "nodes"})
 """What a search for training splits may vary."""
 
 W = TypeVar("W", ServingWorkload, TrainingWorkload)
@@ -94,6 +95,7 @@ def resolve(
     if isinstance(workload, TrainingWorkload):
         run = Problem(request, workload, model, clusters)
         _check_positions(run)
+        _check_budget(run)
         return run
     service = Problem(request, workload, model, clusters, corrections)
     _check_serving(service)
@@ -159,9 +161,8 @@ def refuse_other_kind(request: PlanRequest) -> None:
             raise InputError(
                 f"belongs to {kinds}.", field=f"candidate.{name}", hint="Leave it out."
             )
-    if training:
-        for field, hint in _serving_only(request):
-            raise InputError("belongs to serving, not to training.", field=field, hint=hint)
+    for field, hint in _serving_only(request) if training else _limits_of_others(request):
+        raise InputError(f"belongs to {kinds}.", field=field, hint=hint)
 
 
 def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
@@ -175,13 +176,21 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
     for goal in objective.weights:
         if goal not in TRAINING_GOALS:
             yield f"objective.weights.{goal}", goals
-    known = [limit.name for limit in LIMITS.values() if "training" in limit.kinds]
-    for name in Limits.model_fields:
-        if getattr(objective.limits, name) is not None and name not in known:
-            yield f"objective.limits.{name}", f"Training has limits on {', '.join(known)}."
+    yield from _limits_of_others(request)
     for name, field in Options.model_fields.items():
         if name not in TRAINING_OPTIONS and getattr(options, name) != field.get_default():
             yield f"options.{name}", "Leave it out."
+
+
+def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:
+    """Limits that the kind of workload does not have, each with those that it has."""
+    kind, limits = request.workload.kind, request.objective.limits
+    known = [limit.name for limit in LIMITS.values() if kind in limit.kinds]
+    if kind == "serving":
+        known.append("percentile")  # of the times
+    for name in Limits.model_fields:
+        if getattr(limits, name) is not None and name not in known:
+            yield f"objective.limits.{name}", f"{kind.title()} has limits on {', '.join(known)}."
 
 
 # What fits neither the model nor this version
@@ -195,6 +204,19 @@ def _check_positions(problem: TrainingProblem) -> None:
             field="workload.sequence_length",
             hint="Shorten sequences, or give a config with rope scaling.",
         )
+
+
+def _check_budget(problem: TrainingProblem) -> None:
+    """Raise for a limit on a whole run that has no end."""
+    if problem.workload.tokens is not None:
+        return
+    for name in RUN_LIMITS:
+        if getattr(problem.request.objective.limits, name) is not None:
+            raise InputError(
+                "bounds a whole run, and workload.tokens does not say how long the run is.",
+                field=f"objective.limits.{name}",
+                hint="State workload.tokens, or leave the limit out.",
+            )
 
 
 def _check_serving(problem: ServingProblem) -> None:

@@ -13,10 +13,12 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL, factor_at
-from recipe_core.base.labels import REFUSALS
+from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.hardware.cluster import short_title
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
+from recipe_core.request.split_key import split_key
 from recipe_core.search.confidence import confidence
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
@@ -48,7 +50,7 @@ class PlanRows(ABC):
     first, ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are shown large and
     ``phrased`` say a split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as
     a person calls them; ``goals``, the column that each goal of an objective is about and whether
-    less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where prices are
+    less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where a price is
     unknown; ``frontier_columns``, the tradeoff that every plan states.
     """
 
@@ -137,6 +139,38 @@ class PlanRows(ABC):
         """What the split of a row shares with its block: model, cluster, engine, formats."""
         return self.at(row)[0].setting
 
+    @cached_property
+    def _cluster_numbers(self) -> dict[int, int]:
+        """Numbers of clusters by identity, those of other problems after the request's."""
+        clusters = (*self.problem.clusters, *(block.setting.cluster for block in self.blocks))
+        numbers: dict[int, int] = {}
+        for place in clusters:
+            numbers.setdefault(id(place), len(numbers))
+        return numbers
+
+    def cluster_number(self, row: int) -> int:
+        """Which of the plan's clusters a row is on.
+
+        0 is the request's, those of its options follow.
+        """
+        return self._cluster_numbers[id(self.setting(row).cluster)]
+
+    @staticmethod
+    @abstractmethod
+    def names_of(setting: Any) -> Mapping[str, str]:
+        """What tells settings on one cluster apart: engine, formats."""
+
+    @cached_property
+    def _differ(self) -> frozenset[str]:
+        """What of device and ``names_of`` this plan has several of."""
+        shared = [block.setting for block in self.blocks]
+        values = [
+            {"device": self._cluster_numbers[id(one.cluster)], **self.names_of(one)}
+            for one in shared
+        ]
+        names = values[0] if values else ()
+        return frozenset(name for name in names if len({one[name] for one in values}) > 1)
+
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
         return self.candidates([row])[0]
@@ -191,17 +225,26 @@ class PlanRows(ABC):
         On its hardware, under its load, with its split as the candidate.
         """
 
-    @abstractmethod
     def key(self, row: int) -> str:
         """The name of a row in links and charts."""
+        return split_key(self.candidate(row), self.cluster_number(row))
 
     @abstractmethod
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""
 
-    @abstractmethod
     def label(self, row: int) -> str:
-        """A row in a few characters: degrees, and what else differs in this plan."""
+        """The degrees, and what else a split is.
+
+        Device, engine and formats where the plan has several.
+        """
+        setting = self.setting(row)
+        place, names = setting.cluster, dict(self.names_of(setting))
+        if "kv_dtype" in names:
+            names["kv_dtype"] += " cache"
+        extra = {"device": f"{place.devices} × {place.device.name}", **names}
+        shown = [text for name, text in extra.items() if name in self._differ]
+        return " · ".join([split_name(self.candidate(row)), *shown])
 
     # ranking
 
@@ -222,12 +265,43 @@ class PlanRows(ABC):
             return add(weight * np.log(np.maximum(values, 0)) for weight, values in weighed)
 
     def _priced(self, name: str) -> Float:
-        """A column; where the price of some device is unknown, cost is counted in devices."""
+        """A column; cost of devices without a price is counted in devices, beside no priced one."""
         values = np.asarray(self.columns[name], dtype=float)
-        rate = self.unpriced.get(name)
-        if rate and np.isnan(values[self.feasible]).any():
-            return np.asarray(1 / np.maximum(self.columns[rate], 1e-12))
-        return values
+        if name not in self.unpriced:
+            return values
+        rate = np.maximum(self.columns[self.unpriced[name]], 1e-12)
+        return np.where(self._without_price, 1 / rate, values)
+
+    @cached_property
+    def _without_price(self) -> Bool:
+        """Rows whose score lacks a price, ranked after the others; none where cost is no goal."""
+        if not self._counts_cost:
+            return np.zeros(len(self), dtype=np.bool_)
+        lacks = [block.setting.cluster.usd_per_device_hour is None for block in self.blocks]
+        return np.repeat(np.array(lacks, dtype=np.bool_), [len(block) for block in self.blocks])
+
+    @property
+    def _counts_cost(self) -> bool:
+        return any(self.goals[goal][0] in self.unpriced for goal in self.request.objective.goals)
+
+    @property
+    def unpriced_devices(self) -> list[str]:
+        """Names of the plan's devices of which no price is known."""
+        clusters = self.problem.clusters
+        names = [c.device.name for c in clusters if c.usd_per_device_hour is None]
+        return list(dict.fromkeys(names))
+
+    @property
+    def price_note(self) -> str | None:
+        """How splits rank whose price is unknown, as sentences; None where none lacks a price."""
+        lacking = [c for c in self.problem.clusters if c.usd_per_device_hour is None]
+        if not lacking or not self._counts_cost:
+            return None
+        known = len(lacking) < len(self.problem.clusters)
+        titles = list(dict.fromkeys(short_title(c.device) for c in lacking))
+        listed, its = " and ".join(titles), "its" if len(titles) == 1 else "their"
+        order = f"{its} splits come last" if known else "splits rank by output per device"
+        return f"No price of {listed} is known: {order}."
 
     @abstractmethod
     def _simplicity(self) -> tuple[Any, ...]:
@@ -239,11 +313,14 @@ class PlanRows(ABC):
 
     @cached_property
     def order(self) -> Int:
-        """Feasible rows, best first; equal ones by simplicity."""
+        """Feasible rows, best first; equal ones by simplicity.
+
+        Where cost counts, those without a price come after all others.
+        """
         rows = np.flatnonzero(self.feasible)
         keys = [np.asarray(key)[rows] for key in self._simplicity()]
         keys.append(rounded(self.score[rows], TIE_DIGITS))
-        keys += [np.asarray(key)[rows] for key in self._precedence()]
+        keys += [np.asarray(key)[rows] for key in (*self._precedence(), self._without_price)]
         return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
 
     # comparisons
@@ -299,32 +376,42 @@ class PlanRows(ABC):
             )
         return out
 
-    def beats(self, rows: Sequence[int] | Int, other: int) -> list[float]:
+    def beats(self, rows: Sequence[int] | Int, other: int) -> list[float | None]:
         """The probability that each of some rows is better than another row, if both were measured.
 
         Better by the goals of the objective. Errors that all splits on one device and engine have
-        in common cancel.
+        in common cancel. None where only one of the two has a price, and cost is a goal.
         """
-        return probability(self._better_score(np.asarray(rows, dtype=np.int64), other))
+        index = np.asarray(rows, dtype=np.int64)
+        chances = probability(self._better_score(index, other))
+        known = self._alike_priced(index, other).tolist()
+        return [chance if told else None for chance, told in zip(chances, known, strict=True)]
+
+    def _alike_priced(self, rows: Int, other: int) -> Bool:
+        """Rows that have a price where another has one."""
+        return np.asarray(self._without_price[rows] == self._without_price[other])
 
     def against_best(self, row: int) -> str:
         """With what probability the best split beats a feasible row, as a sentence.
 
-        Empty for the best one itself.
+        Empty for the best one itself, and for one whose price is unknown beside a known one.
         """
         best = self.best_row
         if best is None or row == best:
             return ""
-        chance = chance_text(1 - self.beats([row], best)[0])
-        return f"Probability that {self.label(best)} measures better: {chance}"
+        chance = self.beats([row], best)[0]
+        if chance is None:
+            return ""
+        return f"Probability that {self.label(best)} measures better: {chance_text(1 - chance)}"
 
     @property
     def tied(self) -> int:
         """How many rows tie with the best: measured, each may as well be better (``TIED``)."""
         if not len(self.order):
             return 0
-        scores = self._better_score(self.order[1:], int(self.order[0]))
-        return int((scores >= NORMAL.inv_cdf(TIED)).sum())
+        best, others = int(self.order[0]), self.order[1:]
+        tied = self._better_score(others, best) >= NORMAL.inv_cdf(TIED)
+        return int((tied & self._alike_priced(others, best)).sum())
 
     @property
     def best_row(self) -> int | None:
@@ -473,6 +560,7 @@ class PlanRows(ABC):
             if code in LIMITS:
                 by_limits |= broken
                 times = LIMITS[code].excess(self.bound(code), self.request.objective.limits)
+                known &= ~broken | np.isfinite(times)  # without a price no limit would let it in
                 excess = np.where(broken, np.maximum(excess, times), excess)
             elif code == "confidence":
                 by_limits |= broken

@@ -12,7 +12,7 @@ import numpy as np
 
 from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import REFUSALS, serving_split
+from recipe_core.base.labels import REFUSALS
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import significant
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
@@ -20,12 +20,12 @@ from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
-from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
+from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_of
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import limited, mean_excess, time_bounds, unsimulated
 from recipe_core.search.measures import SERVING
-from recipe_core.search.plan import LENGTH, LOAD, PRICE, Plan
+from recipe_core.search.plan import LENGTH, LOAD, Plan
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import (
     INTERVALS,
@@ -107,7 +107,6 @@ class ServingPlan(Plan):
     """Serving splits of a request, judged and ranked."""
 
     problem: ServingProblem
-    sources: Int
     kind: Literal["serving", "training"] = "serving"
     measures = SERVING
     axes = ("tpot", "per_gpu")
@@ -118,6 +117,7 @@ class ServingPlan(Plan):
     parts = MEMORY
     titles = REFUSALS
     frontier_columns = ("tpot_s", "output_tokens_per_s_per_gpu")
+    settled = ("hardware", "loads", "max_batched_tokens", "speculative")
     goals: ClassVar[Mapping[Goal, tuple[str, int]]] = {
         "throughput": ("output_tokens_per_s", -1),
         "latency": ("request_latency_s", 1),
@@ -139,18 +139,6 @@ class ServingPlan(Plan):
         if candidate is not None:
             problem = _narrowed(problem, candidate)
         return cls(problem, cls._searched(problem, candidate))
-
-    @classmethod
-    def together(cls, problems: Sequence[ServingProblem]) -> Self:
-        """One plan over every case of several problems with one objective.
-
-        ``sources`` tells their rows apart.
-        """
-        blocks = [cls._searched(problem, None) for problem in problems]
-        plan = cls(problems[0], [block for several in blocks for block in several])
-        sizes = [sum(map(len, several)) for several in blocks]
-        plan.sources = np.repeat(np.arange(len(problems)), sizes)
-        return plan
 
     @classmethod
     def _searched(cls, problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
@@ -212,40 +200,22 @@ class ServingPlan(Plan):
         """Rows with a prefill pool of their own."""
         return np.concatenate([block.cases.disaggregated for block in self.blocks])
 
-    @cached_property
-    def _cluster_numbers(self) -> dict[int, int]:
-        return {id(cluster): k for k, cluster in enumerate(self.problem.clusters)}
-
-    def cluster_number(self, row: int) -> int:
-        """Which of the plan's clusters a row is on.
-
-        0 is the request's, those of its options follow.
-        """
-        return self._cluster_numbers[id(self.setting(row).cluster)]
-
-    @cached_property
-    def _differ(self) -> frozenset[str]:
-        """What of device, engine, weight format and cache format this plan has several of."""
-        shared = [block.setting for block in self.blocks]
-        values = {
-            "device": {self._cluster_numbers[id(s.cluster)] for s in shared},
-            "engine": {s.engine.name for s in shared},
-            "weight_dtype": {s.weight_dtype for s in shared},
-            "kv_dtype": {s.kv_dtype for s in shared},
+    @staticmethod
+    def names_of(setting: Setting) -> Mapping[str, str]:
+        """Engine, weight format and cache format."""
+        return {
+            "engine": setting.engine.name,
+            "weight_dtype": setting.weight_dtype,
+            "kv_dtype": setting.kv_dtype,
         }
-        return frozenset(name for name, several in values.items() if len(several) > 1)
 
     def split_columns(self) -> Mapping[str, Any]:
         """Device, engine and formats, one value per row."""
         sizes = [len(block) for block in self.blocks]
         shared = [block.setting for block in self.blocks]
-        names = {
-            "device": [s.cluster.device.name for s in shared],
-            "engine": [s.engine.name for s in shared],
-            "weight_dtype": [s.weight_dtype for s in shared],
-            "kv_dtype": [s.kv_dtype for s in shared],
-        }
-        return {name: np.repeat(values, sizes) for name, values in names.items()}
+        rows = [{"device": s.cluster.device.name, **self.names_of(s)} for s in shared]
+        names = ("device", "engine", "weight_dtype", "kv_dtype")
+        return {name: np.repeat([row[name] for row in rows], sizes) for name in names}
 
     # one row
 
@@ -287,15 +257,8 @@ class ServingPlan(Plan):
         workload = self.problem.workload
         load = float(block.cases.load[i])
         loaded = {LOADS[workload.mode]: load if workload.mode == "open" else int(load)}
-        fixed = {"hardware": (), "loads": (), "max_batched_tokens": (), "speculative": ()}
-        return self.request.model_copy(
-            update={
-                "workload": workload.model_copy(update=loaded),
-                "options": self.request.options.model_copy(update=fixed),
-                "hardware": block.setting.cluster.asked,
-                "candidate": CandidateRequest.model_validate(self.candidate(row)),
-            }
-        )
+        update = {"workload": workload.model_copy(update=loaded)}
+        return super().request_of(row).model_copy(update=update)
 
     def estimate(self, row: int) -> ServingEstimate:
         """The estimate of a row."""
@@ -329,10 +292,6 @@ class ServingPlan(Plan):
         full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
         return int(min(full, max(memory.pool_tokens[k], tokens)))
 
-    def key(self, row: int) -> str:
-        """The name of a row in links and charts."""
-        return split_key(self.candidate(row), self.cluster_number(row))
-
     def find(self, key: str) -> int | None:
         """The row that a key names."""
         split = split_of(key)
@@ -349,18 +308,6 @@ class ServingPlan(Plan):
                 return row
         return None
 
-    def label(self, row: int) -> str:
-        """The degrees of the pools; device, engine and formats where the plan has several."""
-        candidate, place = self.candidate(row), self.setting(row).cluster
-        extra = {
-            "device": f"{place.per_node * place.nodes} × {place.device.name}",
-            "engine": candidate["engine"],
-            "weight_dtype": candidate["weight_dtype"],
-            "kv_dtype": f"{candidate['kv_dtype']} cache",
-        }
-        shown = [text for name, text in extra.items() if name in self._differ]
-        return " · ".join([serving_split(candidate), *shown])
-
     def memory(self, rows: Sequence[int]) -> dict[str, Float]:
         """Bytes of each part on the fullest device, one per row."""
         index = list(rows)
@@ -369,10 +316,6 @@ class ServingPlan(Plan):
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, with their hardware and load where the plan has several."""
         out = super()._cases_json(rows)
-        if len(self.problem.clusters) > 1:
-            for case, row in zip(out, rows.tolist(), strict=True):
-                hardware = self.setting(row).cluster.asked
-                case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
         if self.request.options.loads:
             for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
                 case["load"] = load
@@ -432,12 +375,8 @@ class ServingPlan(Plan):
 
     def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Price, lengths and load, each moved down and up."""
-        workload, price = self.problem.workload, self.problem.cluster.usd_per_device_hour
-        if price is not None and len(self.problem.clusters) > 1:  # alone, a price changes nothing
-            for sign in (-1, 1):
-                moved = round(price * (1 + sign * PRICE), 6)
-                fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
-                yield f"price {sign * PRICE:+.0%}", fields
+        yield from super().moves()
+        workload = self.problem.workload
         for name in ("input_tokens", "output_tokens"):
             for sign in (-1, 1):
                 tokens = max(round(getattr(workload, name) * (1 + sign * LENGTH)), 1)

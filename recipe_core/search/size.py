@@ -80,19 +80,23 @@ def check_splits(
     )
 
 
-def check_training_size(candidates: int) -> None:
+def check_training_size(candidates: int, clusters: int) -> None:
     """Take note of a training plan's candidates so far, or refuse more than the budget allows.
+
+    ``candidates`` of all its ``clusters``.
 
     Raises:
         LimitError: says what narrows the search.
     """
     most = budget.most_candidates()
     if most is not None and candidates > most:
+        on = f" on {clusters} clusters" if clusters > 1 else ""
+        fewer = ", or give fewer options.hardware" if clusters > 1 else ""
         raise LimitError(
-            f"the splits of this run make over {most:,} candidates, the most that are evaluated "
-            "in one plan.",
+            f"the splits of this run{on} make over {most:,} candidates, the most that are "
+            "evaluated in one plan.",
             field="candidate",
-            hint="State some of tp, pp, cp, ep, micro_batch, or options.nodes: all.",
+            hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",
         )
     budget.plan(candidates)
 

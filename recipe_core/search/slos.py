@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
+from recipe_core.search.limits import LIMITS
 from recipe_core.search.measures import whole
 from recipe_core.search.plan import Plan
 
@@ -36,6 +37,8 @@ STEPS = (
     9.0,
 )
 """Round numbers in a decade."""
+
+_MONEY = frozenset(rule.name for rule in LIMITS.values() if rule.money)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ def _keeping_others(plan: Plan, name: str) -> Bool:
         if bound is None or other == name:
             continue
         values = plan.bounded(other) / measure.limit_factor
+        if measure.limit in _MONEY:  # what nobody knows keeps no limit
+            keep &= np.isfinite(values)
         with np.errstate(invalid="ignore"):
             keep &= ~(values < bound) if measure.more_is_better else ~(values > bound)
     return keep

@@ -13,6 +13,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
+from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import MoeMlp
 from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
 from recipe_core.search.problem import TrainingProblem
@@ -60,15 +61,17 @@ def failures_of(workload: TrainingWorkload) -> Failures:
     )
 
 
-def setting(problem: TrainingProblem, name: str | None, precision: str | None) -> TrainingSetting:
-    """What all splits of one framework and precision share.
+def setting(
+    problem: TrainingProblem, name: str | None, precision: str | None, place: Cluster
+) -> TrainingSetting:
+    """What all splits of one framework and precision share on a cluster.
 
     Raises InputError for an unknown framework.
     """
     workload, name = problem.workload, name or DEFAULT_FRAMEWORK
     return TrainingSetting(
         model=problem.model,
-        cluster=problem.cluster,
+        cluster=place,
         engine=name,
         framework=framework(name),
         precision=precision or "bf16",  # type: ignore[arg-type]  # the schema's own words
@@ -89,24 +92,31 @@ def setting(problem: TrainingProblem, name: str | None, precision: str | None) -
 
 
 def settings(problem: TrainingProblem) -> list[TrainingSetting]:
-    """Every framework of the options, or the candidate's, in the candidate's precision."""
+    """Every cluster × framework of the options, or the candidate's, in the candidate's precision.
+
+    The request's own cluster comes first.
+    """
     candidate = problem.candidate
     names = (candidate.engine,) if candidate.engine else problem.request.options.engines or (None,)
-    return [setting(problem, name, candidate.precision) for name in dict.fromkeys(names)]
+    return [
+        setting(problem, name, candidate.precision, place)
+        for place in problem.clusters
+        for name in dict.fromkeys(names)
+    ]
 
 
 # Columns
 
 
-def shared_columns(problem: TrainingProblem) -> dict[str, float]:
-    """Columns that all splits of a request have in common."""
-    workload, cluster = problem.workload, problem.cluster
+def shared_columns(problem: TrainingProblem, place: Cluster) -> dict[str, float]:
+    """Columns that all splits of a request have in common on a cluster."""
+    workload = problem.workload
     return {
         "sequence_length": workload.sequence_length,
         "global_batch": workload.global_batch,
         "fused_loss": int(bool(workload.fused_loss)),
-        "per_node": cluster.per_node,
-        "nodes": cluster.nodes,
+        "per_node": place.per_node,
+        "nodes": place.nodes,
         "token_budget": np.nan if workload.tokens is None else workload.tokens,
     }
 
@@ -143,8 +153,9 @@ def one_case(
         "recompute": RECOMPUTE.index(c.recompute or "none"),
         "shard": c.shard or c.dp * (c.cp or 1),
     }
-    cases = training_cases(1, **columns, **_stated_columns(c), **shared_columns(problem))
-    return settings(problem)[0], cases
+    shared = settings(problem)[0]
+    rest = _stated_columns(c) | shared_columns(problem, shared.cluster)
+    return shared, training_cases(1, **columns, **rest)
 
 
 # Cases
@@ -155,30 +166,29 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-def _worlds(problem: TrainingProblem) -> list[int]:
+def _worlds(problem: TrainingProblem, place: Cluster) -> list[int]:
     """Numbers of devices to evaluate: all.
 
     With fewer nodes allowed also doubling from one device on.
     """
-    cluster = problem.cluster
-    devices = cluster.per_node * cluster.nodes
+    devices = place.devices
     if problem.request.options.nodes == "all":
         return [devices]
-    doubled = (cluster.per_node * 2**k for k in range(cluster.nodes.bit_length()))
-    return sorted({*_divisors(cluster.per_node), *(n for n in doubled if n <= devices), devices})
+    doubled = (place.per_node * 2**k for k in range(place.nodes.bit_length()))
+    return sorted({*_divisors(place.per_node), *(n for n in doubled if n <= devices), devices})
 
 
-def _degrees(problem: TrainingProblem, candidate: CandidateRequest) -> Int:
+def _degrees(problem: TrainingProblem, place: Cluster, candidate: CandidateRequest) -> Int:
     """tp, pp, cp, dp and ep of every split (splits, 5).
 
     Tp within a fast island, pp within the layers.
     """
-    model, cluster = problem.model, problem.cluster
-    island = (cluster.fabric.domain or 1) if cluster.rack_scale else cluster.per_node
+    model = problem.model
+    island = (place.fabric.domain or 1) if place.rack_scale else place.per_node
     longest = problem.workload.sequence_length
     moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
     rows: list[tuple[int, int, int, int, int]] = []
-    for world in _worlds(problem):
+    for world in _worlds(problem, place):
         for tp in (d for d in _divisors(world) if d <= island):
             for pp in (d for d in _divisors(world // tp) if d <= len(model.layers)):
                 for cp in _divisors(world // (tp * pp)):
@@ -197,30 +207,46 @@ def _degrees(problem: TrainingProblem, candidate: CandidateRequest) -> Int:
 
 
 def every_case(
-    problem: TrainingProblem, shared: TrainingSetting, candidate: CandidateRequest | None = None
+    problem: TrainingProblem, candidate: CandidateRequest | None = None
+) -> list[tuple[TrainingSetting, TrainingCases]]:
+    """All splits of every setting that agree with what ``candidate`` states.
+
+    Raises:
+        LimitError: for more than the budget of the request allows, all settings together, one
+            micro-batch size after the other.
+    """
+    out, total = [], 0
+    for shared in settings(problem):
+        cases = _cases(problem, shared, candidate or CandidateRequest(), total)
+        total += len(cases)
+        if len(cases):
+            out.append((shared, cases))
+    return out
+
+
+def _cases(
+    problem: TrainingProblem, shared: TrainingSetting, candidate: CandidateRequest, total: int
 ) -> TrainingCases:
     """Every split with every ZeRO stage, micro-batch, chunk count and recomputation.
 
     FSDP also with states divided inside a node only (HSDP). Splits that break a rule with a
-    micro-batch of one and one chunk a stage are listed once.
-
-    Raises:
-        LimitError: for more than the budget of the request allows, one micro-batch size after the
-            other.
+    micro-batch of one and one chunk a stage are listed once. ``total``: candidates before these.
     """
-    candidate = candidate or CandidateRequest()
-    degrees = dict(zip(DEGREES, _degrees(problem, candidate).T, strict=True))
-    columns = shared_columns(problem)
+    place = shared.cluster
+    degrees = dict(zip(DEGREES, _degrees(problem, place, candidate).T, strict=True))
+    columns = shared_columns(problem, place)
     base = training_cases(len(degrees["tp"]), **degrees, **columns)
     legal = np.ones(len(base), dtype=np.bool_)
     for rule in rules(shared, base):
         legal &= ~rule.broken
-    parts, total = [base.take(np.flatnonzero(~legal))], int((~legal).sum())
+    parts = [base.take(np.flatnonzero(~legal))]
+    total += len(parts[0])
+    several = len(problem.clusters)
     for micro_batch in [candidate.micro_batch] if candidate.micro_batch else MICRO_BATCHES:
         budget.spend()
         parts.append(_varied(problem, shared, base, np.flatnonzero(legal), candidate, micro_batch))
         total += len(parts[-1])
-        check_training_size(total)
+        check_training_size(total, several)
     return stack_cases(parts)
 
 
@@ -254,7 +280,7 @@ def _varied(
     # evenly
     divides = (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside)
     sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
-    columns |= _stated_columns(c) | shared_columns(problem)
+    columns |= _stated_columns(c) | shared_columns(problem, shared.cluster)
     cases = training_cases(len(rows), **columns)
     return cases.take(np.flatnonzero(sensible & _worthwhile(problem, shared, cases, c)))
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS, training_split
+from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.request.edit import shared_candidate
-from recipe_core.request.schema import CandidateRequest, Goal, PlanRequest
-from recipe_core.request.split_key import TRAINING_FIELDS, split_key, split_of
-from recipe_core.search.evaluated import Physics, evaluate
+from recipe_core.request.schema import CandidateRequest, Goal
+from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
+from recipe_core.search.confidence import confident
+from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import limited
 from recipe_core.search.measures import TRAINING
 from recipe_core.search.plan import LENGTH, LOAD, Plan
 from recipe_core.search.problem import MAX_DEVICES, TrainingProblem
-from recipe_core.search.training_candidates import describe, every_case, one_case, settings
+from recipe_core.search.training_candidates import describe, every_case, one_case
 from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, stack_cases
 from recipe_core.space.training_rules import rules
+
+Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
 
 MORE_NODES = (2, 4, 8, 16)
 """How many times as many nodes are tried when nothing can run."""
@@ -68,6 +71,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "tight": lambda e: e.tight,
         "wall_s": lambda e: e.run.wall_s,
         "usd": lambda e: e.run.usd,
+        "gpus_rented": lambda e: e.run.devices_rented,
         "usd_per_hour": lambda e: e.run.usd_per_hour,
         "watts": lambda e: e.run.watts,
     },
@@ -115,11 +119,12 @@ class TrainingPlan(Plan):
         Without one, what all splits of a plan share (framework, precision, offload) is the
         request's.
         """
-        agree = candidate or shared_candidate(problem.request)
-        pairs = [(shared, every_case(problem, shared, agree)) for shared in settings(problem)]
-        limits = problem.request.objective.limits
-        blocks = [evaluate(PHYSICS, *pair, searching=True) for pair in pairs if len(pair[1])]
-        return cls(problem, [limited(block, limits) for block in blocks])
+        return cls(problem, cls._searched(problem, candidate))
+
+    @classmethod
+    def _searched(cls, problem: TrainingProblem, candidate: CandidateRequest | None) -> list[Block]:
+        pairs = every_case(problem, candidate or shared_candidate(problem.request))
+        return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
 
     one_case = staticmethod(one_case)
     stack = staticmethod(stack_cases)
@@ -127,8 +132,7 @@ class TrainingPlan(Plan):
     @classmethod
     def of(cls, problem: TrainingProblem, setting: TrainingSetting, cases: TrainingCases) -> Self:
         """The plan of given cases."""
-        block = evaluate(PHYSICS, setting, cases)
-        return cls(problem, [limited(block, problem.request.objective.limits)])
+        return cls(problem, [_judged(problem, evaluate(PHYSICS, setting, cases))])
 
     # columns
 
@@ -154,15 +158,21 @@ class TrainingPlan(Plan):
         """Rows beyond the memory (within the error of its estimate) come last."""
         return (self.columns["peak_memory_bytes"] > self.columns["usable_bytes"],)
 
-    @cached_property
-    def _engines(self) -> set[str]:
-        return {block.setting.engine for block in self.blocks}
+    @staticmethod
+    def names_of(setting: TrainingSetting) -> Mapping[str, str]:
+        """The framework."""
+        return {"engine": setting.engine}
 
     def split_columns(self) -> Mapping[str, Any]:
-        """Every field of the candidates, one value per row."""
+        """The device and every field of the candidates, one value per row."""
         splits = self.candidates(range(len(self)))
         names = dict.fromkeys(name for split in splits for name in split)
-        return {name: [split.get(name) for split in splits] for name in names}
+        devices = [block.setting.cluster.device.name for block in self.blocks]
+        sizes = [len(block) for block in self.blocks]
+        return {
+            "device": np.repeat(devices, sizes),
+            **{name: [split.get(name) for split in splits] for name in names},
+        }
 
     # one row
 
@@ -173,15 +183,6 @@ class TrainingPlan(Plan):
     def estimate(self, row: int) -> TrainingEstimate:
         """The estimate of a row."""
         return cast(TrainingEstimate, super().estimate(row))
-
-    def request_of(self, row: int) -> PlanRequest:
-        """The request with the split of a row as its candidate."""
-        candidate = CandidateRequest.model_validate(self.candidate(row))
-        return self.request.model_copy(update={"candidate": candidate})
-
-    def key(self, row: int) -> str:
-        """The name of a row in links and charts."""
-        return split_key(self.candidate(row))
 
     def find(self, key: str) -> int | None:
         """The row that a key names."""
@@ -194,15 +195,10 @@ class TrainingPlan(Plan):
         agree = np.all([self.columns[name] == numbers[name] for name in names], axis=0)
         for row in map(int, np.flatnonzero(agree)):
             setting = self.setting(row)
-            if (setting.engine, setting.precision) == (split["engine"], split["precision"]):
+            same = (setting.engine, setting.precision) == (split["engine"], split["precision"])
+            if same and self.cluster_number(row) == cluster_of(key):
                 return row
         return None
-
-    def label(self, row: int) -> str:
-        """The degrees and what else a split is; the framework where the plan has several."""
-        candidate = self.candidate(row)
-        name = [candidate["engine"]] if len(self._engines) > 1 else []
-        return " · ".join([training_split(candidate), *name])
 
     def memory(self, rows: Sequence[int]) -> dict[str, Float]:
         """Bytes of each part in the fullest stage, one per row."""
@@ -233,10 +229,8 @@ class TrainingPlan(Plan):
     # what may flip the decision
 
     def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Sequence length and batch, each moved down and up.
-
-        On one cluster a price changes no choice.
-        """
+        """Price, sequence length and batch, each moved down and up."""
+        yield from super().moves()
         workload = self.problem.workload
         for sign in (-1, 1):
             tokens = max(round(workload.sequence_length * (1 + sign * LENGTH)), 1)
@@ -246,9 +240,16 @@ class TrainingPlan(Plan):
             yield f"global batch × {factor:g}", {"workload.global_batch": batch}
 
     def identity(self, row: int) -> tuple[Any, ...]:
-        """What makes a row another choice."""
-        candidate = self.candidate(row)
-        return (candidate["shard"], *(candidate[name] for name in TRAINING_FIELDS))
+        """What makes a row another choice: the split and the device it is on."""
+        candidate, place = self.candidate(row), self.setting(row).cluster
+        names = ("shard", *TRAINING_FIELDS)
+        return (place.device.digest, *(candidate[name] for name in names))
+
+
+def _judged(problem: TrainingProblem, block: Block) -> Block:
+    """The block with the request's limits among its rules."""
+    objective = problem.request.objective
+    return confident(limited(block, objective.limits), objective)
 
 
 def _fullest_parts(names: Sequence[str], block: Any, cases: Int) -> Float:

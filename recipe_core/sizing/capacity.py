@@ -117,9 +117,7 @@ def _scan(
     problem = replace(plan.problem, request=request)
     judged = type(plan).of(problem, block.setting, replace(cases, load=loads))
     rules = judged.rules()
-    codes = [
-        tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))
-    ]
+    codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
     return judged.feasible, codes, loads
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device, device_names, in_nodes
 from recipe_core.model.catalog import catalog_ids, load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.schema import LOADS
@@ -48,7 +48,7 @@ def _whole(rng: random.Random, low: int, high: int) -> int:
 
 
 def _hardware(rng: random.Random) -> dict[str, Any]:
-    return {"device": rng.choice(device_names()), "per_node": 8, "nodes": 16}
+    return in_nodes(rng.choice(device_names()), 8, 16)
 
 
 def _tp(rng: random.Random, model: ModelSpec, capacity: float, bytes_each: float) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from recipe_core.base.units import duration, gib
+from recipe_core.hardware.cluster import in_nodes
 from recipe_core.search.plans import estimate_batch
 from scripts.attack.estimate_draws import draw
 from scripts.attack.estimate_oddities import ODDITIES, Case, Pair, over
@@ -24,7 +25,7 @@ def request(
 ) -> dict[str, Any]:
     return {
         "model": model,
-        "hardware": {"device": device, "per_node": 8, "nodes": 16},
+        "hardware": in_nodes(device, 8, 16),
         "workload": {"kind": "serving", **workload},
         "candidate": {"tp": 1, "pp": 1, "dp": 1, **candidate},
     }

@@ -40,6 +40,25 @@ def test_a_cluster_is_put_beside_and_taken_away() -> None:
     assert "options.hardware" not in query_of(app)
 
 
+def test_a_run_is_planned_on_a_cluster_beside_too() -> None:
+    app = opened("hardware.py", **{"workload.kind": "training", "workload.tokens": "1e9"})
+    app.selectbox(key="_add").select("mi300x").run()
+    assert "8 × h100-sxm or 8 × mi300x" in words(app)
+    assert "splits fit" in app.success[0].value
+
+
+def test_the_price_of_a_cluster_beside_is_stated_and_taken_back() -> None:
+    app = opened("hardware.py", **{"objective.optimize": "cost"})
+    app.selectbox(key="_add").select("gb300").run()
+    note = "No price of GB300 is known: its splits come last. State a price on the hardware page."
+    assert note in words(app)
+    app.number_input(key="_other_0_price").set_value(6.5).run()
+    assert '"usd_per_device_hour":6.5' in query_of(app)["options.hardware"]
+    assert note not in words(app)
+    app.number_input(key="_other_0_price").set_value(None).run()
+    assert note in words(app)
+
+
 def test_own_hardware_makes_a_price() -> None:
     app = opened("hardware.py")
     app.get_by_key("_price_mode").set_value("owned").run()

@@ -30,6 +30,26 @@ def test_a_limit_is_set_and_cleared() -> None:
     assert app.success[0].value == everything
 
 
+def test_a_run_is_bounded_in_time_and_cost() -> None:
+    run = {"workload.kind": "training", "workload.tokens": "1e9"}
+    app = opened("objective.py", **run)
+    everything = app.success[0].value
+    for field in ("wall_hours", "usd"):
+        key = f"_objective.limits.{field}"
+        steps = app.select_slider(key=key).options
+        assert steps[-1] == "no limit"
+        assert any("split" in option for option in steps)
+        tight = 1.0 if field == "wall_hours" else 200.0
+        app = opened("objective.py", **run, **{f"objective.limits.{field}": str(tight)})
+        assert everything not in [shown.value for shown in app.success]
+        app.select_slider(key=key).set_value("no limit").run()
+        assert app.success[0].value == everything
+    app = opened("objective.py", **run, **{"objective.limits.usd": "5000"})
+    app.number_input(key="_workload.tokens").set_value(None).run()
+    assert "objective.limits.usd" not in query_of(app)
+    assert not app.error
+
+
 def test_an_impossible_edit_is_refused_in_words() -> None:
     app = opened("objective.py")
     app.number_input(key="_workload.max_context").set_value(5).run()

@@ -1,0 +1,190 @@
+"""A training run is planned over several clusters, within limits on its time and its cost."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base import budget
+from recipe_core.base.budget import Budget
+from recipe_core.base.errors import InputError, LimitError
+from recipe_core.bundle.write import write_bundle
+from recipe_core.recipe.build import make_recipe
+from recipe_core.request.edit import change, select_split
+from recipe_core.request.link import from_query, to_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.limits import LIMITS
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.training_plan import TrainingPlan
+from tests.conftest import request_values
+
+RUN = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "hardware": {"device": "h100-sxm", "per_node": 8},
+    "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9},
+}
+BESIDE = ({"device": "mi300x", "per_node": 8}, {"device": "h100-sxm", "per_node": 4})
+
+
+def request(*beside: dict[str, Any], **edits: Any) -> PlanRequest:
+    """The run with clusters beside; ``objective__optimize`` is ``objective.optimize``."""
+    fields = {name.replace("__", "."): value for name, value in edits.items()}
+    options = {"options.hardware": beside} if beside else {}
+    return change(PlanRequest.parse(RUN), {**options, **fields})
+
+
+@cache
+def several() -> Plan:
+    return plan(request(*BESIDE))
+
+
+def figures(table: Plan, rows: Any) -> list[tuple[Any, ...]]:
+    names = ("tp", "pp", "dp", "zero_stage", "micro_batch", "step_s", "peak_memory_bytes", "usd")
+    return [tuple(float(table.columns[name][row]) for name in names) for row in rows]
+
+
+def test_a_plan_over_several_clusters_is_that_of_each() -> None:
+    table = several()
+    numbers = np.array([table.cluster_number(row) for row in range(len(table))])
+    places = (RUN["hardware"], *BESIDE)
+    for k, place in enumerate(places):
+        alone = plan(request(hardware=place))
+        rows = np.flatnonzero(numbers == k)
+        assert len(rows) == len(alone)
+        ours = [row for row in table.order.tolist() if numbers[row] == k]
+        np.testing.assert_array_equal(figures(table, ours), figures(alone, alone.order))
+        assert {table.setting(int(row)).cluster.devices for row in rows} == {
+            alone.problem.cluster.devices
+        }
+
+
+def test_rows_know_their_cluster() -> None:
+    table = several()
+    keys = [table.key(row) for row in range(len(table))]
+    assert len(set(keys)) == len(table)
+    for row in range(0, len(table), 97):
+        assert table.find(keys[row]) == row
+    for k, device in enumerate(("8 × h100-sxm", "8 × mi300x", "4 × h100-sxm")):
+        row = next(row for row in table.order.tolist() if table.cluster_number(row) == k)
+        assert keys[row].endswith(f".on{k}") == bool(k)
+        assert device in table.label(row)
+        alone = table.request_of(row)
+        assert alone.options.hardware == ()
+        assert alone.hardware == table.setting(row).cluster.asked
+        exact, only = plan_candidate(alone)
+        assert exact.estimate(only) == table.estimate(row)
+        place = (RUN["hardware"], *BESIDE)[k]
+        chosen = change(table.request, select_split(table.request, keys[row]))
+        assert place.items() <= chosen.hardware.model_dump().items()
+        assert len(chosen.options.hardware) == len(BESIDE)
+    frame = table.to_frame()
+    assert set(frame["device"]) == {"h100-sxm", "mi300x"}
+    assert len({table.identity(int(row))[0] for row in table.order}) == 2
+
+
+def test_json_of_a_row_has_its_hardware() -> None:
+    values = several().to_json(20, 5)
+    for case in (*values["candidates"], *values["refused"]):
+        assert case["hardware"]["device"] in ("h100-sxm", "mi300x")
+    assert "hardware" not in plan(request()).to_json(1)["candidates"][0]
+
+
+def test_a_price_may_move_the_choice_between_clusters() -> None:
+    moves = [name for name, _ in several().moves()]
+    assert moves[:2] == ["price -20%", "price +20%"]
+    assert not any("price" in name for name, _ in plan(request()).moves())
+    flips = plan(request(*BESIDE, objective__optimize="cost")).sensitivity()
+    assert {flip.what for flip in flips} >= set(moves[:2])
+
+
+def test_plans_of_several_problems_are_one() -> None:
+    problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
+    table = TrainingPlan.together(problems)
+    assert np.bincount(table.sources).tolist() == [len(plan(p.request)) for p in problems]
+    assert table.label(len(table) - 1)
+
+
+def test_a_recipe_is_of_the_cluster_that_won(tmp_path: Any) -> None:
+    asked = request(*BESIDE)
+    best = several().best
+    assert best is not None
+    recipe = make_recipe(asked)
+    assert recipe.request["hardware"]["device"] == best.request.hardware.device
+    assert recipe.request["options"]["hardware"] == []
+    elsewhere = [one for one in recipe.fallbacks if one.kind == "other-device"]
+    assert all(one.device in ("h100-sxm", "mi300x") for one in elsewhere)
+    assert write_bundle(recipe, tmp_path / "bundle")
+
+
+def test_candidates_of_all_clusters_count() -> None:
+    with budget.limited(Budget(None)) as account:
+        rows = len(plan(request(*BESIDE)))
+    assert account.planned == rows
+    with (
+        budget.limited(Budget(rows - 1)),
+        pytest.raises(LimitError, match="on 3 clusters") as caught,
+    ):
+        plan(request(*BESIDE))
+    assert "options.hardware" in (caught.value.hint or "")
+
+
+def test_an_unknown_device_beside_a_run_is_named_where_it_stands() -> None:
+    values = RUN | {"options": {"hardware": [{"device": "h1000"}]}}
+    with pytest.raises(InputError) as caught:
+        plan(PlanRequest.parse(values))
+    assert caught.value.field == "options.hardware.0.device"
+
+
+# Limits on a run
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "unit"), [("wall_hours", "wall_s", 3600), ("usd", "usd", 1)]
+)
+def test_a_limit_on_a_run_keeps_what_is_below_it(name: str, column: str, unit: float) -> None:
+    free = plan(request())
+    values = free.columns[column][free.order] / unit
+    bound = float(f"{np.median(values):.3g}")
+    table = plan(request(**{f"objective__limits__{name}": bound}))
+    assert (table.columns[column][table.order] <= bound * unit).all()
+    assert len(table.order) == (values <= bound).sum()
+    shown = {"wall_hours": "wall", "usd": "usd_run"}[name]
+    assert table.limit(shown) == pytest.approx(bound * unit * table.measures[shown].factor)
+    code = next(code for code, rule in LIMITS.items() if rule.name == name)
+    assert not LIMITS[code].timed
+    assert table.title([code]).startswith("Over the limit on")
+
+
+@pytest.mark.parametrize("name", ["wall_hours", "usd"])
+def test_a_limit_on_a_run_needs_its_tokens(name: str) -> None:
+    workload = {key: value for key, value in RUN["workload"].items() if key != "tokens"}
+    values = RUN | {"workload": workload, "objective": {"limits": {name: 10}}}
+    with pytest.raises(InputError) as caught:
+        plan(PlanRequest.parse(values))
+    assert caught.value.field == f"objective.limits.{name}"
+    assert "workload.tokens" in (caught.value.hint or "")
+    bounded = request(**{f"objective__limits__{name}": 10})
+    assert getattr(change(bounded, {"workload.tokens": None}).objective.limits, name) is None
+
+
+@pytest.mark.parametrize("name", ["wall_hours", "usd"])
+def test_serving_has_no_limit_on_a_run(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(PlanRequest.parse(request_values(objective={"limits": {name: 10}})))
+    assert caught.value.field == f"objective.limits.{name}"
+    assert "ttft_ms" in (caught.value.hint or "")
+    assert "percentile" in (caught.value.hint or "")
+    bounded = request(*BESIDE, **{f"objective__limits__{name}": 10})
+    served = change(bounded, {"workload.kind": "serving"})
+    assert getattr(served.objective.limits, name) is None
+    assert len(served.options.hardware) == len(BESIDE)
+
+
+def test_limits_on_a_run_and_clusters_travel_in_a_link() -> None:
+    asked = request(*BESIDE, objective__limits__wall_hours=36.5, objective__limits__usd=25_000.0)
+    assert from_query(to_query(asked)) == (asked, [])

@@ -1,0 +1,188 @@
+"""Where a price is unknown: what limits on money say, and how splits rank by cost."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe_core.present.terminal import plan_text
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.changes import fixes
+from recipe_core.search.limits import LIMITS
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import estimate_batch, plan
+from recipe_core.search.slos import limit_steps
+from tests.conftest import request_values
+
+PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
+GB300 = {"device": "gb300", "per_node": 4}
+RUN = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
+SERVICE = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
+WORKLOADS: dict[str, dict[str, Any]] = {"serving": SERVICE, "training": RUN}
+MODELS = {"serving": "meta-llama/Llama-3.1-70B-Instruct", "training": "meta-llama/Llama-3.1-8B"}
+RATE = {"serving": "output_tokens_per_s_per_gpu", "training": "tokens_per_s_per_gpu"}
+COST = {"serving": "usd_per_million_output_tokens", "training": "usd_per_million_tokens"}
+
+
+def asked(kind: str, places: list[Any], **objective: Any) -> PlanRequest:
+    first, *beside = [place if isinstance(place, dict) else {"device": place} for place in places]
+    return PlanRequest.parse(
+        {
+            "model": MODELS[kind],
+            "workload": WORKLOADS[kind],
+            "hardware": first,
+            "options": {"hardware": beside},
+            "objective": objective or {"optimize": "cost"},
+        }
+    )
+
+
+def order_of(table: Plan, rows: Any) -> list[tuple[str, str]]:
+    """Rows by their splits and devices, whatever number their cluster has."""
+    return [
+        (table.setting(row).cluster.device.name, table.key(row).partition(".on")[0])
+        for row in map(int, rows)
+    ]
+
+
+# Limits on money
+
+JUDGED = [
+    ("usd_per_hour", 60, "$60 an hour", ("serving", "training")),
+    ("usd_per_million_output_tokens", 0.5, "$0.50 per million output tokens", ("serving",)),
+    ("usd", 25000, "$25,000 for the run", ("training",)),
+]
+
+
+def test_every_limit_on_money_is_tried_here() -> None:
+    assert sorted(rule.name for rule in LIMITS.values() if rule.money) == sorted(
+        name for name, *_ in JUDGED
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "limit", "said"),
+    [(kind, name, limit, said) for name, limit, said, kinds in JUDGED for kind in kinds],
+)
+def test_a_limit_on_money_refuses_what_has_no_price(
+    kind: str, name: str, limit: float, said: str
+) -> None:
+    alone = plan(asked(kind, [GB300], limits={name: limit}))
+    assert alone.best is None
+    code = next(code for code, rule in LIMITS.items() if rule.name == name)
+    row = alone.nearest_row()
+    assert row is not None
+    assert alone.codes(row) == {code}
+    reason = (
+        f"no price of gb300 is known, so the limit of {said} cannot be judged; "
+        "state hardware.usd_per_device_hour"
+    )
+    assert alone.reasons(row) == [reason]
+    assert alone.beyond_limits() == []
+    assert fixes(alone, row) == []
+    assert reason in plan_text(alone, 3)
+    known = plan(asked(kind, [GB300 | {"usd_per_device_hour": 0.001}], limits={name: limit}))
+    assert len(known.order) == int(alone.runs.sum())
+    beside = plan(asked(kind, ["h100-sxm", GB300], limits={name: limit}))
+    assert {device for device, _ in order_of(beside, beside.order)} == {"h100-sxm"}
+    free = plan(asked(kind, ["h100-sxm"], limits={name: limit}))
+    assert order_of(beside, beside.order) == order_of(free, free.order)
+    measure = next(n for n, m in beside.measures.items() if m.limit == "gpus")
+    assert limit_steps(beside, measure).without == len(beside.order)
+
+
+def test_one_stated_split_without_a_price_is_refused_in_words() -> None:
+    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
+    values = request_values(
+        "Qwen/Qwen3-32B", "gb300", 4, candidate=split, objective={"limits": {"usd_per_hour": 60}}
+    )
+    (answer,) = estimate_batch([values])
+    assert not answer["feasible"]
+    assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
+
+
+# Ranking by cost
+
+
+@cache
+def mixed(kind: str, places: tuple[str, ...]) -> Plan:
+    return plan(asked(kind, [GB300 if name == "gb300" else name for name in places]))
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+@settings(max_examples=12, deadline=None)
+@given(
+    places=st.lists(st.sampled_from(PRICED), min_size=1, max_size=3, unique=True),
+    at=st.integers(0, 3),
+)
+def test_a_device_without_a_price_changes_the_order_of_no_others(
+    kind: str, places: list[str], at: int
+) -> None:
+    added = [*places[:at], "gb300", *places[at:]]
+    without, table = mixed(kind, tuple(places)), mixed(kind, tuple(added))
+    number = len(without.order)
+    assert order_of(table, table.order[:number]) == order_of(without, without.order)
+    last = order_of(table, table.order[number:])
+    alone = mixed(kind, ("gb300",))
+    assert last == order_of(alone, alone.order)
+    assert table.tied == without.tied
+
+
+def test_cost_orders_h100_beside_gb300() -> None:
+    """One unknown price used to turn the goal into the fewest devices, for all splits."""
+    objective = {"optimize": "cost", "limits": {"tpot_ms": 40}}
+    table = plan(asked("serving", ["h100-sxm", GB300], **objective))
+    cost = table.columns[COST["serving"]][table.order]
+    priced = np.isfinite(cost)
+    assert priced.any()
+    assert not priced.all()
+    assert not (np.diff(priced.astype(int)) > 0).any()
+    ranked = cost[priced]
+    assert (ranked >= np.maximum.accumulate(ranked) * 0.999).all()
+    rate = table.columns[RATE["serving"]][table.order][~priced]
+    assert (rate <= np.minimum.accumulate(rate) * 1.001).all()
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_costs_are_not_compared_with_unknown_ones(kind: str) -> None:
+    table = mixed(kind, ("h100-sxm", "gb300"))
+    best = int(table.order[0])
+    lacking = [row for row in map(int, table.order) if "gb300" in table.label(row)]
+    priced = [row for row in map(int, table.order[1:]) if "gb300" not in table.label(row)]
+    assert set(table.beats(lacking, best)) == {None}
+    assert None not in table.beats(priced, best)
+    assert None not in table.beats(lacking, lacking[0])
+    assert table.against_best(lacking[0]) == ""
+    values = table.to_json(len(table))
+    assert values["unpriced"] == ["gb300"]
+    chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
+    assert chances["gb300"] is None
+    assert values["counts"]["tied_with_best"] == table.tied < len(priced) + 1
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_a_plan_says_which_price_is_unknown(kind: str) -> None:
+    table = mixed(kind, ("h100-sxm", "gb300"))
+    assert table.price_note == "No price of GB300 is known: its splits come last."
+    assert f"{table.price_note} State usd_per_device_hour" in plan_text(table, 3)
+    alone = mixed(kind, ("gb300",))
+    assert alone.price_note == ("No price of GB300 is known: splits rank by output per device.")
+    fast = plan(asked(kind, ["h100-sxm", GB300], optimize="throughput"))
+    assert fast.price_note is None
+    assert fast.to_json(1)["unpriced"] == ["gb300"]
+    assert None not in fast.beats(fast.order, int(fast.order[0]))
+    assert mixed(kind, ("h100-sxm",)).to_json(1)["unpriced"] == []
+
+
+@pytest.mark.parametrize("weights", [{"cost": 1.0, "throughput": 1.0}, {"cost": 3.0, "gpus": 1.0}])
+def test_weights_with_cost_put_unknown_prices_last(weights: dict[str, float]) -> None:
+    table = plan(asked("training", ["h100-sxm", GB300], weights=weights))
+    without = plan(asked("training", ["h100-sxm"], weights=weights))
+    number = len(without.order)
+    assert order_of(table, table.order[:number]) == order_of(without, without.order)
+    assert {device for device, _ in order_of(table, table.order[number:])} == {"gb300"}
