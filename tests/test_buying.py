@@ -201,6 +201,7 @@ def test_the_mixture_is_the_cheapest_of_all(load, capacity, owned, rented, idle)
         (lambda: mixture([1.0] * 23 + [-1], 1, 1, 1), "load_by_hour.23"),
         (lambda: mixture(OFFICE, 0, 1, 1), "capacity_per_unit"),
         (lambda: mixture(OFFICE, 1e-9, 1, 1), "capacity_per_unit"),
+        (lambda: mixture([1e30] * 24, 1e-300, 1, 1), "capacity_per_unit"),
         (lambda: mixture(OFFICE, 1, 1, 1, peak_load=0), "peak_load"),
         (lambda: mixture(OFFICE, 1, 1, 1, owned_idle_usd_per_hour=2), "owned_idle_usd_per_hour"),
     ],

@@ -20,6 +20,8 @@ from recipe_core.sizing.inputs import LARGEST_COUNT, number, whole
 
 ROUNDING = 1e-9
 """Of a whole number that a division should have given."""
+ROUNDING_OF_CHANCE = 1e-12
+"""Of a sum of probabilities that equals the target but for its bits."""
 LEAST_USEFUL = 1e-6
 """Share of paid spot hours below which nothing useful is left to price."""
 
@@ -185,11 +187,14 @@ def spares(needed: Domains, availability: float, target: float) -> Spares:
     goal = number("target", target, above=0, below=1)
     n = needed.replicas
 
-    def reached(k: int) -> float:
+    def chance(k: int) -> float:
         return up_at_least(needed.resized(n + k), availability, n)
 
+    def enough(k: int) -> bool:
+        return chance(k) >= goal - ROUNDING_OF_CHANCE
+
     low, high = -1, 0
-    while reached(high) < goal:
+    while not enough(high):
         if n + high == LARGEST_COUNT:
             raise InputError(
                 f"{goal:g} is not reached with {LARGEST_COUNT:,} replicas on nodes that are up "
@@ -200,7 +205,7 @@ def spares(needed: Domains, availability: float, target: float) -> Spares:
         low, high = high, min(2 * high + 1, LARGEST_COUNT - n)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if reached(middle) < goal else (low, middle)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     fleet = needed.resized(n + high)
     return Spares(
         needed=n,
@@ -211,8 +216,8 @@ def spares(needed: Domains, availability: float, target: float) -> Spares:
         target=goal,
         node_availability=float(availability),
         expected_share=expected_share(fleet, availability),
-        up_probability=reached(high),
-        up_probability_without=reached(0),
+        up_probability=chance(high),
+        up_probability_without=chance(0),
     )
 
 

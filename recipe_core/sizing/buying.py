@@ -228,7 +228,8 @@ def mixture(
     idle = owned
     if owned_idle_usd_per_hour is not None:
         idle = number("owned_idle_usd_per_hour", owned_idle_usd_per_hour, least=0, most=owned)
-    units = np.ceil(load / capacity - ROUNDING)
+    with np.errstate(over="ignore"):  # infinitely many units are refused below
+        units = np.ceil(load / capacity - ROUNDING)
     if units.max() > LARGEST_COUNT:
         raise InputError(
             f"is {capacity:g}, so that the busiest hour takes {units.max():,.0f} units.",

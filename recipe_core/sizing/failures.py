@@ -180,6 +180,10 @@ def spot_market(architecture: str | None = None, provider: str | None = None) ->
     All losses over all hours, so that long traces count more. Traces of refused launches count for
     ``held`` only.
 
+    Args:
+        architecture: as in ``hw_profiles/``; ``x86_64`` for machines without GPUs.
+        provider: as in ``hw_profiles/offers/``; all with traces unless given.
+
     Raises:
         InputError: for a provider without traces.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
+
+Named = str | dict[str, Any]
+"""A device by its name, or its whole profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def choices(request: SizeRequest) -> Iterator[Choice]:
         yield _owned(owned, _profile(owned.device, f"hardware.any.owned.{k}.device"), market)
 
 
-def _profile(name: str | Mapping[str, Any], field: str) -> Device:
+def _profile(name: Named, field: str) -> Device:
     try:
         return device(name)
     except HardwareError as error:
@@ -104,7 +107,7 @@ def _owned(owned: Owned, profile: Device, market: Market) -> Choice:
     return Choice(profile, (Machine(hardware, most, whole_nodes=True, owned=True),), priced=True)
 
 
-def _offered(profile: Device, name: str | Mapping[str, Any], market: Market) -> Choice:
+def _offered(profile: Device, name: Named, market: Market) -> Choice:
     every = [offer for offer in offers_of(profile) if _commits(offer, market)]
     if not every:
         commitments = " or ".join(market.commitments)
@@ -166,7 +169,7 @@ def _worth(offers: Sequence[Offer]) -> list[Offer]:
 
 
 def _machine(
-    profile: Device, name: str | Mapping[str, Any], offer: Offer | None, market: Market
+    profile: Device, name: Named, offer: Offer | None, market: Market
 ) -> Machine | None:
     """The machines of an offer, or nodes of the device where nobody offers it.
 

@@ -98,7 +98,7 @@ class Sizing:
 def hardware_of(one: SizedDevice, row: int) -> PlanRequest:
     """The plan's request for a row: as many nodes as it takes, its split the candidate."""
     asked = one.plan.request_of(row)
-    hardware, devices = asked.hardware, int(asked.candidate.devices if asked.candidate else 0)
+    hardware, devices = asked.hardware, int(one.plan.columns["gpus"][row])
     per_node = hardware.per_node
     if devices <= per_node and one.machine(row).elastic:
         hardware = hardware.model_copy(update={"per_node": devices, "nodes": 1})

@@ -46,7 +46,7 @@ class SizedDevice:
     @cached_property
     def rented(self) -> Int:
         """Devices that are paid for, by row; 0 where a row cannot run."""
-        return np.nan_to_num(self.plan.columns["gpus_rented"]).astype(np.int64)
+        return np.asarray(np.nan_to_num(self.plan.columns["gpus_rented"]), dtype=np.int64)
 
     @cached_property
     def _machine_of(self) -> Int:
