@@ -10,7 +10,7 @@ Limits on what is certain (devices, an hour's price) hold or do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.intervals import NORMAL, Intervals, scores_below
+from recipe_core.base.intervals import NORMAL, scores_below
 from recipe_core.base.units import chance_text
 from recipe_core.physics.bands import Uncertain, narrowed
 from recipe_core.request.schema import Limits, Objective
 from recipe_core.search.evaluated import EvaluatedCases
-from recipe_core.search.limits import LIMITS, LimitRule
+from recipe_core.search.limits import LIMITS
 from recipe_core.space.refusal import Refusal
 
 Cases = EvaluatedCases[Any, Any, Any]
@@ -40,13 +40,16 @@ DRAWS = 4096
 
 def confidence(cases: Cases, limits: Limits) -> Float:
     """The probability that each case keeps every limit; NaN where it cannot run at all."""
-    kept, scores, signed = _scores(cases, limits)
-    chance = np.where(kept, 1.0, 0.0)
-    if scores:
-        chance = chance * together(
-            np.stack(scores), signed_correlation(signed, cases.physics.correlations())
-        )
-    return np.asarray(np.where(cases.runs, chance, np.nan))
+    if cases.chances is not None:
+        return cases.chances
+    rows = np.flatnonzero(cases.runs)
+    chance = np.full(len(cases), np.nan)
+    kept, scores, signed = _scores(cases, limits, rows)
+    chance[rows] = np.where(kept, 1.0, 0.0)
+    if scores and len(rows):
+        correlation = signed_correlation(signed, cases.physics.correlations())
+        chance[rows] *= together(np.stack(scores), correlation)
+    return chance
 
 
 def confident(cases: Cases, objective: Objective) -> Cases:
@@ -66,53 +69,51 @@ def confident(cases: Cases, objective: Objective) -> Cases:
         )
 
     rule = Refusal("confidence", cases.feasible & (chance < asked), say)
-    return replace(cases, limits=(*cases.limits, rule))
+    return replace(cases, limits=(*cases.limits, rule), chances=chance)
 
 
-def _scores(cases: Cases, limits: Limits) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
-    """Cases that keep the certain limits, and a normal score by case of each uncertain one.
+def _scores(
+    cases: Cases, limits: Limits, rows: Int
+) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
+    """Of some cases those that keep the certain limits, and normal scores of the uncertain ones.
 
     Limits that follow the same figure in the same direction are the tighter of them.
     """
-    kept = np.ones(len(cases), dtype=np.bool_)
+    kept = np.ones(len(rows), dtype=np.bool_)
     by: dict[tuple[str, int], Float] = {}
     for rule in LIMITS.values():
         bound = rule.bound(limits)
         if bound is None:
             continue
-        value = rule.value(cases, limits.percentile)
+        value = rule.value(cases, limits.percentile)[rows]
         known = cases.physics.uncertain(cases.setting, rule.column)
         if known is None:
             kept &= (value >= bound) if rule.at_least else (value <= bound)
             continue
-        score = _score(cases, rule, bound / value, known)
+        score = _score(cases, rows, bound / value, known)
+        if rule.at_least:
+            score = -score
+        score = np.clip(np.where(np.isfinite(value), score, -CERTAIN), -CERTAIN, CERTAIN)
         key = known.metric, -known.sign if rule.at_least else known.sign
         by[key] = np.minimum(by[key], score) if key in by else score
     return kept, list(by.values()), list(by)
 
 
-def _score(cases: Cases, rule: LimitRule, ratio: Float, known: Uncertain) -> Float:
-    """Normal scores of a limit that is ``ratio`` times the estimate."""
-    score = np.full(len(ratio), -np.inf)
-    for rows, factors in _factors(cases, known, np.isfinite(ratio) & cases.runs):
-        below = scores_below(factors, ratio[rows])
-        score[rows] = -below if rule.at_least else below
-    return np.asarray(np.clip(score, -CERTAIN, CERTAIN))
+def _score(cases: Cases, rows: Int, ratio: Float, known: Uncertain) -> Float:
+    """Normal scores of measured values of at most ``ratio`` times the estimates.
 
-
-def _factors(cases: Cases, known: Uncertain, among: Bool) -> Iterator[tuple[Int, Intervals]]:
-    """The intervals of some cases: the same for all, but where own runs narrow some."""
-    rows = np.flatnonzero(among)
+    The intervals are the same for all cases, but where own runs narrow some.
+    """
     left = cases.physics.left(cases.details(rows)[0], known.metric) if len(rows) else None
     if left is None:
-        yield rows, known.factors
-        return
+        return scores_below(known.factors, ratio)
     of_rows = np.round(left[cases.details(rows)[1]], 4)
+    score = np.empty(len(rows))
     for share in np.unique(of_rows).tolist():
-        yield (
-            rows[of_rows == share],
-            {level: narrowed(ends, share) for level, ends in known.factors.items()},
-        )
+        alike = of_rows == share
+        factors = {level: narrowed(ends, share) for level, ends in known.factors.items()}
+        score[alike] = scores_below(factors, ratio[alike])
+    return score
 
 
 def together(scores: Float, correlation: Float) -> Float:
@@ -145,7 +146,7 @@ def _both(first: Float, second: Float, correlation: float) -> Float:
     By its derivative in the correlation (Plackett 1954), integrated over the arc sine of it
     (Drezner and Wesolowsky 1990).
     """
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    nodes, weights = _legendre()
     end = math.asin(max(min(correlation, 1.0), -1.0))
     angle = (nodes + 1) / 2 * end
     a, b = first[:, None], second[:, None]
@@ -153,6 +154,11 @@ def _both(first: Float, second: Float, correlation: float) -> Float:
     density = np.exp(-(a * a - 2 * a * b * np.sin(angle) + b * b) / (2 * cos2))
     added = (density @ weights) * end / 2 / (2 * math.pi)
     return np.asarray(np.clip(_cdf(first) * _cdf(second) + added, 0.0, 1.0))
+
+
+@cache
+def _legendre() -> tuple[Float, Float]:
+    return np.polynomial.legendre.leggauss(NODES)
 
 
 @cache

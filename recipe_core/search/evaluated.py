@@ -60,7 +60,8 @@ class EvaluatedCases(Generic[S, C, E]):
     ``quantities`` are columns over all of ``cases``, NaN where a rule refuses a case before it is
     estimated. Bit k of ``broken`` says that rule ``codes[k]`` refuses a case. ``outside`` are rules
     that an estimate does not know; ``limits`` are rules of the request on top. ``estimates`` are
-    those of the cases ``legal`` where they are few enough to keep.
+    those of the cases ``legal`` where they are few enough to keep. ``chances``: with which
+    probability each keeps the limits, where it is known already.
     """
 
     physics: Physics[S, C, E]
@@ -74,6 +75,7 @@ class EvaluatedCases(Generic[S, C, E]):
     outside: tuple[Refusal, ...] = ()
     limits: tuple[Refusal, ...] = ()
     simulation: Simulation | None = None
+    chances: Float | None = None
 
     def __len__(self) -> int:
         return len(self.broken)

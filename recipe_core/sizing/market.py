@@ -168,9 +168,7 @@ def _worth(offers: Sequence[Offer]) -> list[Offer]:
     return out
 
 
-def _machine(
-    profile: Device, name: Named, offer: Offer | None, market: Market
-) -> Machine | None:
+def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) -> Machine | None:
     """The machines of an offer, or nodes of the device where nobody offers it.
 
     None where a machine is larger than asked for, or takes more devices than may be rented.
