@@ -54,7 +54,7 @@ def order_of(table: Plan, rows: Any) -> list[tuple[str, str]]:
 
 JUDGED = [
     ("usd_per_hour", 60, "$60 an hour", ("serving", "training")),
-    ("usd_per_million_output_tokens", 0.5, "$0.50 per million output tokens", ("serving",)),
+    ("usd_per_million_output_tokens", 4.5, "$4.50 per million output tokens", ("serving",)),
     ("usd", 25000, "$25,000 for the run", ("training",)),
 ]
 

@@ -97,7 +97,7 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in fields.items():
         part, _, last = name.rpartition(".")
-        shared_limit = part == "objective.limits" and last not in _OTHERS_LIMITS[kind]
+        shared_limit = part == "objective.limits" and last not in _OTHERS_LIMITS.get(kind, ())
         kept = name.split(".")[0] in ("model", "hardware") or name == "options.hardware"
         if shared_limit or kept:
             out[name] = value
