@@ -1,0 +1,227 @@
+"""A sizing as plain values: the rows that the command line, the API and pages show."""
+
+from __future__ import annotations
+
+import datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from recipe_core.hardware.offers import Offer
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.search.limits import LIMITS
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.sizing.capacity import LargestLoad, largest_load
+from recipe_core.sizing.rungs import steps_of
+from recipe_core.sizing.size import Sizing, hardware_of
+from recipe_core.sizing.sized import SizedDevice
+from recipe_core.sizing.wins import winning_limits, winning_loads
+
+SCHEMA_VERSION = 1
+Json = dict[str, Any]
+
+
+class Answer:
+    """What a sizing says, each part worked out when it is asked for.
+
+    Args:
+        sizing: every device, sized.
+        today: the day against which the age of prices is counted; by default the current one.
+    """
+
+    def __init__(self, sizing: Sizing, today: datetime.date | None = None) -> None:
+        self.sizing, self.today = sizing, today
+
+    # rows
+
+    def row(self, one: SizedDevice, row: int) -> Json:
+        """One number of devices: what is used, rented and idle, its cost, and how sure it is."""
+        plan = one.plan
+        place, machine = plan.setting(row).cluster, one.machine(row)
+        used, rented = int(plan.columns["gpus"][row]), int(one.rented[row])
+        chance = float(one.confidence[row])
+        return {
+            "device": one.profile.name,
+            "title": one.profile.title,
+            "vendor": one.profile.vendor,
+            "count": used,
+            "units": rented // place.unit,
+            "unit_devices": place.unit,
+            "devices_rented": rented,
+            "idle": rented - used,
+            "per_node": machine.hardware.per_node,
+            "owned": machine.owned,
+            "split": plan.candidate(row),
+            "label": plan.label(row),
+            "engine": plan.candidate(row)["engine"],
+            **self._money(one, row),
+            **self._power(one, row),
+            "confidence": chance if plan.limited else None,
+            "holds": bool(one.holds[row]),
+            "offer": offer_json(place.offer, self.today),
+            "headroom": self.headroom(one, row),
+        }
+
+    def _money(self, one: SizedDevice, row: int) -> Json:
+        """An hour, a month of 730 of them, and a million tokens, in US dollars."""
+        columns = one.plan.columns
+        per_hour = _known(columns["usd_per_hour"][row])
+        out: Json = {
+            "usd_per_hour": per_hour,
+            "usd_per_month": None if per_hour is None else per_hour * HOURS_PER_MONTH,
+        }
+        for name in ("usd_per_million_output_tokens", "usd_per_million_tokens", "usd", "wall_s"):
+            if name in columns:
+                out[name] = _known(columns[name][row])
+        if "usd_per_million_output_tokens" not in out:
+            out["usd_per_million_output_tokens"] = None
+        return out
+
+    def _power(self, one: SizedDevice, row: int) -> Json:
+        """Power of the devices, energy of a token and of a month, and what they do."""
+        columns = one.plan.columns
+        watts = float(columns["watts"][row])
+        names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
+        training = ("step_s", "tokens_per_s")
+        figures = {name: _known(columns[name][row]) for name in names + training if name in columns}
+        return {
+            "watts": watts,
+            "joules_per_token": _known(columns["joules_per_token"][row]),
+            "kwh_per_month": watts * HOURS_PER_MONTH / 1e3,
+            "figures": figures,
+        }
+
+    def headroom(self, one: SizedDevice, row: int) -> Json:
+        """By stated limit: the limit, what is estimated and its 80 % band, and the share left."""
+        plan, limits, out = one.plan, one.plan.request.objective.limits, {}
+        bands = plan.estimate(row).bands or {}
+        for code, rule in LIMITS.items():
+            bound = rule.bound(limits)
+            if bound is None:
+                continue
+            value = float(plan.bound(code)[row])
+            low, high = bands.get(rule.column, (value, value))
+            left = value / bound - 1 if rule.at_least else 1 - value / bound
+            out[rule.name] = {
+                "limit": bound * rule.factor,
+                "value": _known(value * rule.factor),
+                "low": _known(low * rule.factor),
+                "high": _known(high * rule.factor),
+                "share_left": _known(left),
+            }
+        return out
+
+    def ladder(self, one: SizedDevice) -> list[Json]:
+        """Every number of rented devices, rising: the row of each, and the highest confidence."""
+        out = []
+        for row in one.ladder:
+            rung = self.row(one, row)
+            rung["highest_confidence"] = one.highest_confidence(row) if one.plan.limited else None
+            out.append(rung)
+        return out
+
+    # devices
+
+    @cached_property
+    def loads(self) -> dict[str, LargestLoad]:
+        """By device the largest load that its best row carries within the limits."""
+        return {
+            _key(one): largest_load(one.plan, one.best)
+            for one in (*self.sizing.devices, *self.sizing.unpriced)
+            if one.best is not None and isinstance(one.plan, ServingPlan)
+        }
+
+    @cached_property
+    def _winning_limits(self) -> dict[str, dict[str, float]]:
+        devices = self.sizing.devices
+        return dict(zip(map(_key, devices), winning_limits(devices), strict=True))
+
+    @cached_property
+    def _winning_loads(self) -> dict[str, float | None]:
+        ladders = {}
+        for one in self.sizing.devices:
+            load = self.loads.get(_key(one))
+            if load is None or load.value is None or one.best is None:
+                continue
+            steps = steps_of(one, one.best, load.value)
+            ladders[_key(one)] = (
+                np.array([step.capacity for step in steps]),
+                np.array([step.usd_per_hour for step in steps]),
+            )
+        workload = self.sizing.request.workload
+        if workload.kind == "training" or not ladders:
+            return {}
+        field = next(iter(self.loads.values())).field
+        return winning_loads(ladders, float(getattr(workload, field)))
+
+    def device(self, one: SizedDevice) -> Json:
+        """The best row of a device with its ladder, and what would make it win."""
+        assert one.best is not None  # noqa: S101 - only devices on which something holds
+        key = _key(one)
+        load = self.loads.get(key)
+        return {
+            **self.row(one, one.best),
+            "request": hardware_of(one, one.best).to_json()["hardware"],
+            "largest_load": load.to_json() if load else None,
+            "usd_per_device_hour_to_win": self.sizing.price_to_win(one),
+            "wins_at": {
+                "usd_per_device_hour": self.sizing.price_to_win(one),
+                "limits": self._winning_limits.get(key, {}),
+                "load": self._winning_loads.get(key),
+            },
+            "ladder": self.ladder(one),
+        }
+
+    def refusal(self, one: SizedDevice) -> Json:
+        """A device on which nothing holds, with the reason, and the row that is nearest."""
+        near = one.nearest
+        return {
+            "device": one.profile.name,
+            "title": one.profile.title,
+            "reasons": [one.reason()],
+            "nearest": None if near is None else self.row(one, near),
+        }
+
+    def to_json(self) -> Json:
+        """The whole answer, as the contract writes it."""
+        sizing = self.sizing
+        devices = [self.device(one) for one in sizing.devices]
+        barred = [
+            {
+                "device": choice.profile.name,
+                "title": choice.profile.title,
+                "reasons": [choice.why],
+                "nearest": None,
+            }
+            for choice in sizing.barred
+        ]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "best": devices[0] if devices else None,
+            "devices": devices,
+            "unpriced": [self.device(one) for one in sizing.unpriced],
+            "refused": [*map(self.refusal, sizing.refused), *barred],
+        }
+
+
+def offer_json(offer: Offer | None, today: datetime.date | None = None) -> Json | None:
+    """An offer as plain values, with its age and what to doubt."""
+    if offer is None:
+        return None
+    return {
+        **offer.model_dump(mode="json"),
+        "age_days": offer.age_days(today),
+        "marks": list(offer.marks(today)),
+    }
+
+
+def _key(one: SizedDevice) -> str:
+    """A device's name; machines that are owned are another choice of the same device."""
+    owned = any(machine.owned for machine in one.choice.machines)
+    return f"{one.profile.name} (owned)" if owned else one.profile.name
+
+
+def _known(value: Any) -> float | None:
+    number = float(value)
+    return number if np.isfinite(number) else None
