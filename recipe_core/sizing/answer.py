@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from recipe_core.base.labels import split_name
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.sizing.afterwards import availability_of, grow_choices, purchase_of
 from recipe_core.sizing.capacity import LargestLoad, largest_load
+from recipe_core.sizing.growth import Choices
 from recipe_core.sizing.rungs import steps_of
 from recipe_core.sizing.size import Sizing, hardware_of
 from recipe_core.sizing.sized import SizedDevice
@@ -20,6 +24,7 @@ from recipe_core.sizing.wins import winning_limits, winning_loads
 
 SCHEMA_VERSION = 1
 Json = dict[str, Any]
+Bands = Mapping[str, tuple[float, float]]
 
 
 class Answer:
@@ -35,11 +40,16 @@ class Answer:
 
     # rows
 
-    def row(self, one: SizedDevice, row: int) -> Json:
-        """One number of devices: what is used, rented and idle, its cost, and how sure it is."""
+    def rows(self, one: SizedDevice, rows: Sequence[int]) -> list[Json]:
+        """Numbers of devices: what is used, rented and idle, their cost, and how sure they are."""
+        bands = [estimate.bands or {} for estimate in one.plan.estimates(rows)]
+        return [self._row(one, row, of_row) for row, of_row in zip(rows, bands, strict=True)]
+
+    def _row(self, one: SizedDevice, row: int, bands: Bands) -> Json:
         plan = one.plan
         place, machine = plan.setting(row).cluster, one.machine(row)
         used, rented = int(plan.columns["gpus"][row]), int(one.rented[row])
+        split = plan.candidate(row)
         chance = float(one.confidence[row])
         return {
             "device": one.profile.name,
@@ -52,15 +62,15 @@ class Answer:
             "idle": rented - used,
             "per_node": machine.hardware.per_node,
             "owned": machine.owned,
-            "split": plan.candidate(row),
-            "label": plan.label(row),
-            "engine": plan.candidate(row)["engine"],
+            "split": split,
+            "label": split_name(split),
+            "engine": split["engine"],
             **self._money(one, row),
             **self._power(one, row),
             "confidence": chance if plan.limited else None,
             "holds": bool(one.holds[row]),
             "offer": offer_json(place.offer, self.today),
-            "headroom": self.headroom(one, row),
+            "headroom": headroom(one, row, bands),
         }
 
     def _money(self, one: SizedDevice, row: int) -> Json:
@@ -92,34 +102,24 @@ class Answer:
             "figures": figures,
         }
 
-    def headroom(self, one: SizedDevice, row: int) -> Json:
-        """By stated limit: the limit, what is estimated and its 80 % band, and the share left."""
-        plan, limits, out = one.plan, one.plan.request.objective.limits, {}
-        bands = plan.estimate(row).bands or {}
-        for code, rule in LIMITS.items():
-            bound = rule.bound(limits)
-            if bound is None:
-                continue
-            value = float(plan.bound(code)[row])
-            low, high = bands.get(rule.column, (value, value))
-            left = value / bound - 1 if rule.at_least else 1 - value / bound
-            out[rule.name] = {
-                "limit": bound * rule.factor,
-                "value": _known(value * rule.factor),
-                "low": _known(low * rule.factor),
-                "high": _known(high * rule.factor),
-                "share_left": _known(left),
-            }
-        return out
-
     def ladder(self, one: SizedDevice) -> list[Json]:
-        """Every number of rented devices, rising: the row of each, and the highest confidence."""
-        out = []
-        for row in one.ladder:
-            rung = self.row(one, row)
-            rung["highest_confidence"] = one.highest_confidence(row) if one.plan.limited else None
-            out.append(rung)
-        return out
+        """Every number of rented devices, rising: the row of each, and the highest confidence.
+
+        ``dominated``: another one that costs no more, or takes no more devices where prices are
+        unknown, is as sure.
+        """
+        rungs = self.rows(one, one.ladder)
+        surest = -1.0
+        prices = [rung["usd_per_hour"] or rung["devices_rented"] for rung in rungs]
+        order = sorted(range(len(rungs)), key=lambda k: (prices[k], -one.confidence[one.ladder[k]]))
+        for k in order:
+            chance = float(one.confidence[one.ladder[k]])
+            rungs[k]["dominated"] = chance <= surest
+            surest = max(surest, chance)
+        for rung, row in zip(rungs, one.ladder, strict=True):
+            highest = one.highest_confidence(row) if one.plan.limited else None
+            rung["highest_confidence"] = highest
+        return rungs
 
     # devices
 
@@ -161,17 +161,41 @@ class Answer:
         key = _key(one)
         load = self.loads.get(key)
         return {
-            **self.row(one, one.best),
+            **self.rows(one, [one.best])[0],
             "request": hardware_of(one, one.best).to_json()["hardware"],
             "largest_load": load.to_json() if load else None,
             "usd_per_device_hour_to_win": self.sizing.price_to_win(one),
-            "wins_at": {
-                "usd_per_device_hour": self.sizing.price_to_win(one),
-                "limits": self._winning_limits.get(key, {}),
-                "load": self._winning_loads.get(key),
-            },
+            "wins_at": self._wins_at(one),
             "ladder": self.ladder(one),
+            **self._afterwards(one, one.best, load),
         }
+
+    def _wins_at(self, one: SizedDevice) -> Json:
+        """What would make a device win, each moved alone; of the best its price only."""
+        other = one is not self.sizing.best
+        return {
+            "usd_per_device_hour": self.sizing.price_to_win(one),
+            "limits": self._winning_limits.get(_key(one), {}) if other else {},
+            "load": self._winning_loads.get(_key(one)) if other else None,
+        }
+
+    def _afterwards(self, one: SizedDevice, row: int, load: LargestLoad | None) -> Json:
+        """Growth, availability and purchase, as far as the request asks for them."""
+        request = self.sizing.request
+        growths = self.growth.growths if self.growth else {}
+        grown = growths.get(_key(one))
+        parts = {
+            "growth": grown.to_json() if grown else None,
+            "availability": availability_of(request, one, row),
+            "purchase": purchase_of(request, one, row, load),
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @cached_property
+    def growth(self) -> Choices | None:
+        """Every device through the months; None where the request states no growth."""
+        loads = {_key(one): (one, self.loads[_key(one)]) for one in self.sizing.devices}
+        return grow_choices(self.sizing.request, loads)
 
     def refusal(self, one: SizedDevice) -> Json:
         """A device on which nothing holds, with the reason, and the row that is nearest."""
@@ -180,7 +204,7 @@ class Answer:
             "device": one.profile.name,
             "title": one.profile.title,
             "reasons": [one.reason()],
-            "nearest": None if near is None else self.row(one, near),
+            "nearest": None if near is None else self.rows(one, [near])[0],
         }
 
     def to_json(self) -> Json:
@@ -202,7 +226,28 @@ class Answer:
             "devices": devices,
             "unpriced": [self.device(one) for one in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],
+            **({"growth": self.growth.to_json()} if self.growth else {}),
         }
+
+
+def headroom(one: SizedDevice, row: int, bands: Bands) -> Json:
+    """By stated limit: the limit, what is estimated and its 80 % band, and the share left."""
+    limits, out = one.plan.request.objective.limits, {}
+    for code, rule in LIMITS.items():
+        bound = rule.bound(limits)
+        if bound is None:
+            continue
+        value = float(one.bounded[code][row])
+        low, high = bands.get(rule.column, (value, value))
+        left = value / bound - 1 if rule.at_least else 1 - value / bound
+        out[rule.name] = {
+            "limit": bound * rule.factor,
+            "value": _known(value * rule.factor),
+            "low": _known(low * rule.factor),
+            "high": _known(high * rule.factor),
+            "share_left": _known(left),
+        }
+    return out
 
 
 def offer_json(offer: Offer | None, today: datetime.date | None = None) -> Json | None:

@@ -30,7 +30,7 @@ def rented_for(one: SizedDevice, row: int, replicas: int) -> int:
     """Devices that are rented for so many replicas like those of a row."""
     _, devices = replicas_of(one, row)
     per_node = one.machine(row).hardware.per_node
-    unit = one.plan.setting(row).cluster.unit
+    unit: int = one.plan.setting(row).cluster.unit
     nodes = Domains.of(replicas, devices, per_node).nodes
     taken = nodes * per_node if unit >= per_node else replicas * devices
     return -(-taken // unit) * unit

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,9 @@ from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import Choice, choices
 from recipe_core.sizing.sized import SizedDevice, size_device
 from recipe_core.space.corrections import Corrections
+
+SIMULATED_DEVICES = 8
+"""Devices that are simulated where limits are on a percentile: the best by their means."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +130,39 @@ def size(
         InputError: for names that are not known.
     """
     wanted = list(choices(request) if among is None else among)
+    by_means = _by_means(request)
     sized = []
     with progress.task(len(wanted)):
-        for choice in _with_machines(wanted):
+        for choice in (choice for choice in wanted if choice.machines):
             budget.spend()
-            sized.append(size_device(request, choice, folders=folders, corrections=corrections))
+            sized.append(size_device(by_means, choice, folders=folders, corrections=corrections))
             progress.step()
-    return Sizing(request, tuple(sized), tuple(c for c in wanted if not c.machines))
+    barred = tuple(choice for choice in wanted if not choice.machines)
+    found = Sizing(request, tuple(sized), barred)
+    return found if by_means is request else _simulated(found)
 
 
-def _with_machines(wanted: Iterable[Choice]) -> Iterable[Choice]:
-    return (choice for choice in wanted if choice.machines)
+def _by_means(request: SizeRequest) -> SizeRequest:
+    """The request with its limits on means: a percentile of the upper half is never below."""
+    objective = request.objective
+    if objective.limits.percentile is None:
+        return request
+    limits = objective.limits.model_copy(update={"percentile": None})
+    return request.model_copy(update={"objective": objective.model_copy(update={"limits": limits})})
+
+
+def _simulated(found: Sizing) -> Sizing:
+    """With the rungs that are nearest to the limits simulated, of the best devices by their means.
+
+    The others keep no row that holds: what their percentiles are is not known.
+    """
+    ranked = [*found.devices, *found.unpriced]
+    chosen = ranked[:SIMULATED_DEVICES]
+    simulated = {}
+    with progress.task(len(chosen)):
+        for one in chosen:
+            simulated[id(one)] = one.simulated(found.request)
+            progress.step()
+    rest = {id(one): one.unsimulated(found.request) for one in ranked[SIMULATED_DEVICES:]}
+    by = simulated | rest
+    return replace(found, sized=tuple(by.get(id(one), one) for one in found.sized))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,11 +15,15 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
+from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_type
 from recipe_core.search.problem import resolve
 from recipe_core.sizing.market import Choice, Machine
 from recipe_core.space.corrections import Corrections
+
+SIMULATED_AT_ONCE, MOST_SIMULATED = 3, 12
+"""Rungs of a device that are simulated before one is looked for that holds, and in all."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,16 @@ class SizedDevice:
         return np.where(self.allowed, self.plan.confidence(np.arange(len(self.plan))), np.nan)
 
     @cached_property
+    def bounded(self) -> dict[str, Float]:
+        """What each limit bounds, by its code and row."""
+        limits = self.plan.request.objective.limits
+        return {
+            code: self.plan.bound(code)
+            for code, rule in LIMITS.items()
+            if rule.bound(limits) is not None
+        }
+
+    @cached_property
     def nearest(self) -> int | None:
         """Where nothing holds: the row that most likely keeps the limits."""
         rows = np.flatnonzero(self.allowed)
@@ -131,9 +145,36 @@ class SizedDevice:
         alike = self.allowed & (self.rented == self.rented[row])
         return float(np.nanmax(self.confidence[alike]))
 
+    def simulated(self, request: SizeRequest) -> SizedDevice:
+        """The device with its rungs simulated, the best by their means first, until one holds.
+
+        Rows that are not simulated are left out. ``request``: with the percentile of its limits.
+        """
+        rank = np.full(len(self.plan), len(self.plan))
+        rank[self.order] = np.arange(len(self.order))
+        rungs = sorted((row for row in self.ladder if self.holds[row]), key=lambda row: rank[row])
+        asked = replace(self.plan.problem, request=plan_request(request, self.choice))
+        blocks: list[Any] = []
+        out = self
+        for start in range(0, min(len(rungs), MOST_SIMULATED), SIMULATED_AT_ONCE):
+            for row in rungs[start : start + SIMULATED_AT_ONCE]:
+                block, i = self.plan.at(row)
+                blocks += type(self.plan).of(asked, block.setting, block.cases.take([i])).blocks
+            out = SizedDevice(self.choice, type(self.plan)(asked, blocks))
+            if out.best is not None:
+                break
+        return out
+
+    def unsimulated(self, request: SizeRequest) -> SizedDevice:
+        """The device without a row that holds, as no percentile of it is known."""
+        asked = replace(self.plan.problem, request=plan_request(request, self.choice))
+        percentile = request.objective.limits.percentile
+        why = f"p{percentile:g} is not simulated: others rank before it by their means"
+        return SizedDevice(replace(self.choice, why=why), type(self.plan)(asked, []))
+
     def reason(self) -> str:
         """Why nothing holds, as a sentence."""
-        if self.choice.why and not self.choice.machines:
+        if self.choice.why and not len(self.plan):
             return self.choice.why
         if self.nearest is None:
             return self._cannot_run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -101,8 +100,3 @@ def winning_loads(
         name: None if factor is None else float(significant(now * factor, 3).replace(",", ""))
         for name, factor in zip(names, found, strict=True)
     }
-
-
-def to_json(limits: Mapping[str, float], load: float | None, price: float | None) -> dict[str, Any]:
-    """What would make a device win, as plain values."""
-    return {"usd_per_device_hour": price, "limits": dict(limits), "load": load}
