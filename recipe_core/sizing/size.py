@@ -163,6 +163,7 @@ def _simulated(found: Sizing) -> Sizing:
         for one in chosen:
             simulated[id(one)] = one.simulated(found.request)
             progress.step()
-    rest = {id(one): one.unsimulated(found.request) for one in ranked[SIMULATED_DEVICES:]}
+    percentile = found.request.objective.limits.percentile or 0.0
+    rest = {id(one): one.unsimulated(percentile) for one in ranked[SIMULATED_DEVICES:]}
     by = simulated | rest
     return replace(found, sized=tuple(by.get(id(one), one) for one in found.sized))

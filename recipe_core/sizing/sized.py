@@ -28,10 +28,14 @@ SIMULATED_AT_ONCE, MOST_SIMULATED = 3, 12
 
 @dataclass(frozen=True)
 class SizedDevice:
-    """A device with the plan over all of its machines; rows are those of the plan."""
+    """A device with the plan over all of its machines; rows are those of the plan.
+
+    ``unknown``: why nothing is said to hold though it may; empty where it is known.
+    """
 
     choice: Choice
     plan: Plan
+    unknown: str = ""
 
     @property
     def profile(self) -> Device:
@@ -82,7 +86,7 @@ class SizedDevice:
     @cached_property
     def holds(self) -> Bool:
         """Allowed rows that keep the limits, with the confidence that is asked for."""
-        return self.allowed & self.plan.feasible
+        return self.allowed & self.plan.feasible & (not self.unknown)
 
     @cached_property
     def order(self) -> Int:
@@ -165,17 +169,15 @@ class SizedDevice:
                 break
         return out
 
-    def unsimulated(self, request: SizeRequest) -> SizedDevice:
+    def unsimulated(self, percentile: float) -> SizedDevice:
         """The device without a row that holds, as no percentile of it is known."""
-        asked = replace(self.plan.problem, request=plan_request(request, self.choice))
-        percentile = request.objective.limits.percentile
         why = f"p{percentile:g} is not simulated: others rank before it by their means"
-        return SizedDevice(replace(self.choice, why=why), type(self.plan)(asked, []))
+        return replace(self, unknown=why)
 
     def reason(self) -> str:
         """Why nothing holds, as a sentence."""
-        if self.choice.why and not len(self.plan):
-            return self.choice.why
+        if self.unknown:
+            return self.unknown
         if self.nearest is None:
             return self._cannot_run()
         row, most = self.nearest, int(self.rented[self.allowed].max())
