@@ -86,13 +86,26 @@ class Answers:
         Without ``measured`` a body is the request itself.
         """
         if "measured" not in body:
-            return PlanRequest.parse(body), None
+            return self._request(body), None
         if unknown := sorted(set(body) - {"request", "measured"}):
             raise InputError(
                 "is not a known field.", field=unknown[0], hint="Available: request, measured."
             )
-        request = PlanRequest.parse(_part(body, "request"))
-        return request, corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
+        own = corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
+        return self._request(_part(body, "request"), own), own
+
+    def _request(self, values: Any, own: Corrections | None = None) -> PlanRequest:
+        return public.as_request(values, folders=self.folders, corrections=own)
+
+    def size(self, body: Body) -> Json:
+        """Which hardware, how many of it, at what cost, with which confidence."""
+        from recipe_core.sizing.answer import Answer
+
+        own, request = None, body
+        if "measured" in body:
+            own = corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
+            request = _part(body, "request")
+        return _clean(Answer(public.size(request, folders=self.folders, measured=own)).to_json())
 
     def check(self, body: Body) -> Json:
         """Whether a request's split, or a ``command`` on ``hardware``, can run.
@@ -100,7 +113,7 @@ class Answers:
         An ``error`` in the answer means that the command could not be read.
         """
         if "command" not in body:
-            return _clean(public.check(PlanRequest.parse(body), folders=self.folders))
+            return _clean(public.check(self._request(body), folders=self.folders))
         ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
         return _clean(check_command(body["command"], ground, folders=self.folders))
 
@@ -115,7 +128,7 @@ class Answers:
             load_model(recipe_request(recipe).model, folders=self.folders)
             return recipe
         if "request" not in body:
-            return public.build(PlanRequest.parse(body), folders=self.folders)
+            return public.build(self._request(body), folders=self.folders)
         return self._with_additions(body)
 
     def _with_additions(self, body: Body) -> Recipe:
@@ -128,7 +141,7 @@ class Answers:
             str(name): str(value) for name, value in _part(body, "environment", {}).items()
         }
         request = passing_on(
-            PlanRequest.parse(body["request"]), _part(body, "options", {}), variables
+            self._request(_part(body, "request")), _part(body, "options", {}), variables
         )
         additions = Additions(
             parameters=read_parameters(_part(body, "parameters", {})),

@@ -34,6 +34,7 @@ CLIENT_GONE = 499
 Sent = dict[str, Any]
 """A body, which a worker reads; its schema is that of what it should be."""
 RequestBody = Annotated[Sent, SchemaOf(bodies.PlanBody), Body()]
+SizeBody = Annotated[Sent, SchemaOf(bodies.SizeBody), Body()]
 CheckBody = Annotated[Sent, SchemaOf(bodies.CheckBody), Body()]
 RecipeBody = Annotated[Sent, SchemaOf(bodies.RecipeBody), Body()]
 ResolveBody = Annotated[Sent, SchemaOf(bodies.ResolveBody), Body()]
@@ -271,6 +272,10 @@ def _questions(api: APIRouter, asked: _Asked) -> None:
     )
     async def estimate_route(request: Request, body: RequestBody) -> Response:
         return await asked.json(request, "estimate", body)
+
+    @api.post("/size", summary="Which hardware, how many, at what cost, how sure")
+    async def size_route(request: Request, body: SizeBody) -> Response:
+        return await asked.json(request, "size", body)
 
     @api.post(
         "/check",

@@ -14,6 +14,7 @@ from recipe_core.commands.ground import Ground
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import SizeRequest
 
 
 class CommandBody(Ground):
@@ -41,6 +42,10 @@ class WithOwnRuns(BaseModel):
 
 class PlanBody(RootModel[PlanRequest | WithOwnRuns]):
     """A request, or a request with measured runs of your own."""
+
+
+class SizeBody(RootModel[SizeRequest | WithOwnRuns]):
+    """A buyer's request, or one with measured runs of your own."""
 
 
 class WithAdditions(BaseModel):

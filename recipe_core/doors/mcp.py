@@ -51,12 +51,24 @@ Count = Annotated[int, Field(ge=0, le=1000)]
 
 INSTRUCTIONS = """Recipe Builder evaluates every way to split a large language model over NVIDIA or
 AMD devices, for serving and training: memory, latency, throughput and cost of each split, or the
-reason why it cannot run. Call `known` for models, hardware and engines; `plan` for the ranking;
+reason why it cannot run. Call `known` for models, hardware and engines; `size` for which hardware and
+how many; `plan` for the ranking of splits on known hardware;
 `estimate` for one split in full; `check` for an existing command; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
-TOOLS = ("known", "plan", "estimate", "check", "recipe", "build", "resolve", "diff", "convert")
+TOOLS = (
+    "known",
+    "size",
+    "plan",
+    "estimate",
+    "check",
+    "recipe",
+    "build",
+    "resolve",
+    "diff",
+    "convert",
+)
 
 
 KNOWN: dict[str, Callable[[str | None], Json]] = {
@@ -103,6 +115,29 @@ class Tools:
         `schema` without a name is a request's; with one an estimate's, a recipe's or a manifest's.
         """
         return await to_thread.run_sync(KNOWN[what], name)
+
+    async def size(
+        self,
+        request: Annotated[
+            dict[str, Any],
+            Field(
+                description="A PlanRequest whose hardware is `any`, or {any: {devices, vendors, "
+                "providers, regions, commitments, most_devices, owned, …}}; objective.confidence "
+                "is the probability with which its limits must hold."
+            ),
+        ],
+        ladders: bool = False,
+    ) -> Json:
+        """Which hardware, how many of it, at what cost: one row a device, the best first.
+
+        With the offer, the confidence, what would make each win; `ladders` adds every count.
+        """
+        answer = await self._ask("size", request)
+        if not ladders:
+            rows = [*answer["devices"], *answer["unpriced"], *filter(None, [answer["best"]])]
+            for row in rows:
+                row.pop("ladder", None)
+        return answer
 
     async def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
         """Judge and rank every split: the first `top`, the first `refused` with reasons, counts."""

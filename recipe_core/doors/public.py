@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import SizeRequest, asks_for_any
 from recipe_core.search import plans
 from recipe_core.search.plan import Plan, Split
 
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.recipe.own_runs import MeasuredSource
+    from recipe_core.sizing.size import Sizing
     from recipe_core.space.corrections import Corrections
 
 RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 """A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
+SizeSource = SizeRequest | Mapping[str, Any] | str | Path
+"""A buyer's request, in the same ways."""
 
 
 def plan(
@@ -49,8 +53,33 @@ def plan(
             fix.
         RecipeError: when the hardware has no split at all.
     """
-    values = as_request(request)
-    return plans.plan(values, folders=folders, corrections=_learned(measured, folders))
+    own = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=own)
+    return plans.plan(values, folders=folders, corrections=own)
+
+
+def size(
+    request: SizeSource, *, folders: bool = True, measured: MeasuredSource | None = None
+) -> Sizing:
+    """Say which hardware, how many of it and at what cost: every device, engine, count and split.
+
+    Args:
+        request: a `SizeRequest`, its plain values (``hardware: any``), or the path of a file.
+        folders: whether the model may be named by a path on this machine.
+        measured: runs of your own that correct the estimates, as for `plan`.
+
+    Returns:
+        The sizing: ``best``, ``devices`` (best first), ``unpriced``, ``refused``, and ``choice``,
+        the plan's request for the best. ``recipe_core.sizing.answer.Answer`` says it as plain
+        values, with the ladder of counts of each device.
+
+    Raises:
+        InputError: for a request or runs that cannot be read.
+    """
+    from recipe_core.sizing import size as sizing
+
+    asked = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
+    return sizing.size(asked, folders=folders, corrections=_learned(measured, folders))
 
 
 def estimate(
@@ -71,7 +100,8 @@ def estimate(
         InputError: for a request that cannot be read.
         RecipeError: when no split agrees with the candidate.
     """
-    own, values = _learned(measured, folders), as_request(request)
+    own = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=own)
     narrowed, row = plans.plan_candidate(values, folders=folders, corrections=own)
     return narrowed.detailed(row)
 
@@ -98,7 +128,7 @@ def check(
     from recipe_core.search.verdict import check_request
 
     if isinstance(question, Mapping | PlanRequest | Path):
-        return check_request(as_request(question), folders=folders)
+        return check_request(as_request(question, folders=folders), folders=folders)
     return check_command(question, Ground.of(**ground), folders=folders)
 
 
@@ -122,7 +152,7 @@ def build(
     if isinstance(decided, Split):
         decision = decide_split(decided)
         return recipe_of(decision, decided.plan.request, additions, folders=folders)
-    return make_recipe(as_request(decided), additions, folders=folders)
+    return make_recipe(as_request(decided, folders=folders), additions, folders=folders)
 
 
 def write(recipe: Recipe, path: str | Path, *, sign: bytes | None = None) -> Path:
@@ -179,16 +209,33 @@ def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | No
     return corrections_of(measured, folders=folders)
 
 
-def as_request(value: RequestSource) -> PlanRequest:
-    """The request in plain values or in a file; raises InputError naming the first wrong field."""
+def as_request(
+    value: RequestSource, *, folders: bool = True, corrections: Corrections | None = None
+) -> PlanRequest:
+    """The request in plain values or in a file; hardware that is open is chosen by sizing.
+
+    Raises:
+        InputError: naming the first wrong field.
+        NoAnswer: where no hardware keeps the limits.
+    """
     if isinstance(value, PlanRequest):
         return value
+    values = _values(value)
+    if not asks_for_any(values):
+        return PlanRequest.parse(values)
+    from recipe_core.sizing.size import settled
+
+    return settled(values, folders=folders, corrections=corrections)
+
+
+def _values(value: Any) -> Any:
+    """The plain values of a request, or those in a file."""
     if isinstance(value, Mapping):
-        return PlanRequest.parse(value)
+        return value
     if isinstance(value, str | Path):
         from recipe_core.hardware.custom import with_profiles
 
-        return PlanRequest.parse(with_profiles(read_document(Path(value), field="request")))
+        return with_profiles(read_document(Path(value), field="request"))
     raise InputError(
         f"a request is an object or the path of a file, not {type(value).__name__}.",
         field="request",

@@ -96,7 +96,7 @@ def with_profiles(value: Any) -> Any:
         return value
     out = dict(value)
     if isinstance(out.get("hardware"), Mapping):
-        out["hardware"] = _read(out["hardware"])
+        out["hardware"] = _read_open(_read(out["hardware"]))
     options = out.get("options")
     if isinstance(options, Mapping) and isinstance(options.get("hardware"), list | tuple):
         out["options"] = {
@@ -104,6 +104,19 @@ def with_profiles(value: Any) -> Any:
             "hardware": [_read(hardware) for hardware in options["hardware"]],
         }
     return out
+
+
+def _read_open(hardware: Any) -> Any:
+    """Hardware to choose from, with the profiles of its devices and of the machines one has."""
+    market = hardware.get("any")
+    if not isinstance(market, Mapping):
+        return hardware
+    out = dict(market)
+    if isinstance(out.get("devices"), list | tuple):
+        out["devices"] = [read_profile(name) if is_path(name) else name for name in out["devices"]]
+    if isinstance(out.get("owned"), list | tuple):
+        out["owned"] = [_read(owned) for owned in out["owned"]]
+    return {**hardware, "any": out}
 
 
 def _read(hardware: Any) -> Any:

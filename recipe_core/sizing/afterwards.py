@@ -98,13 +98,14 @@ def _spot(one: SizedDevice, row: int) -> Json | None:
 def node_lost(one: SizedDevice, row: int) -> Json | None:
     """The figures of a row under the same load on the replicas that are left without one machine.
 
-    None where none is left, or where the replicas are one deployment.
+    None where the split of those that are left cannot be judged.
     """
     domains = domains_of(one, row)
     replicas, _ = replicas_of(one, row)
-    left = replicas - domains.replicas_per_node
+    left = max(replicas - domains.replicas_per_node, 0)
+    down = {"runs": False, "figures": None, "confidence": 0.0, "holds": False}
     if left < 1:
-        return None
+        return {"replicas": 0, **down}
     asked = one.plan.request_of(row)
     candidate = asked.candidate.model_copy(update={"dp": left}) if asked.candidate else None
     try:
@@ -112,7 +113,7 @@ def node_lost(one: SizedDevice, row: int) -> Json | None:
     except RecipeError:
         return None
     if after is None or not after.runs[0]:
-        return {"replicas": left, "runs": False, "figures": None, "confidence": 0.0, "holds": False}
+        return {"replicas": left, **down}
     names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
     chance = float(after.confidence([0])[0])
     return {

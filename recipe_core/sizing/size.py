@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.size import SizeRequest
+from recipe_core.request.size import SizeRequest, asks_for_any
 from recipe_core.sizing.market import Choice, choices
 from recipe_core.sizing.sized import SizedDevice, size_device
 from recipe_core.space.corrections import Corrections
@@ -109,6 +110,20 @@ def hardware_of(one: SizedDevice, row: int) -> PlanRequest:
         nodes = max(-(-int(one.rented[row]) // per_node), -(-devices // per_node))
         hardware = hardware.model_copy(update={"nodes": nodes})
     return asked.model_copy(update={"hardware": hardware})
+
+
+def settled(
+    value: Any, *, folders: bool = True, corrections: Corrections | None = None
+) -> PlanRequest:
+    """The plan's request in plain values, its hardware chosen by sizing where it is open.
+
+    Raises:
+        InputError: naming the first wrong field.
+        NoAnswer: where no hardware keeps the limits.
+    """
+    if not asks_for_any(value):
+        return PlanRequest.parse(value)
+    return size(SizeRequest.parse(value), folders=folders, corrections=corrections).choice
 
 
 def size(

@@ -121,6 +121,25 @@ def read_request(source: str) -> Any:
     return with_profiles(read_document(Path(source), field="request"))
 
 
+def plan_request(source: str, corrections: Any = None) -> Any:
+    """The plan's request in a file; hardware that is open is sized, and what was chosen is said."""
+    from recipe_core.request.schema import PlanRequest
+    from recipe_core.request.size import asks_for_any
+
+    values = read_request(source)
+    if not asks_for_any(values):
+        return PlanRequest.parse(values)
+    from recipe_core.present.size_text import chosen_text
+    from recipe_core.request.size import SizeRequest
+    from recipe_core.sizing.size import size
+
+    with working("Sizing every device …"):
+        sizing = size(SizeRequest.parse(values), corrections=corrections)
+        request = sizing.choice
+    typer.echo(chosen_text(sizing), err=True)
+    return request
+
+
 def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
     """The profile, and the count if any, of ``mine.yaml`` or ``mine.yaml:8``; empty for a name.
 

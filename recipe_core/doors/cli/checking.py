@@ -14,9 +14,9 @@ from recipe_core.doors.cli.app import (
     app,
     emit,
     own_device,
+    plan_request,
     read_key,
     read_lines,
-    read_request,
     working,
 )
 
@@ -101,10 +101,9 @@ def check(
 
 def _check_request(source: str, as_json: bool) -> NoReturn:
     from recipe_core.present.terminal import check_text
-    from recipe_core.request.schema import PlanRequest
     from recipe_core.search.verdict import check_request
 
-    answer = check_request(PlanRequest.parse(read_request(source)))
+    answer = check_request(plan_request(source))
     emit(answer) if as_json else typer.echo(check_text(answer))
     raise typer.Exit(0 if answer["ok"] else 1)
 

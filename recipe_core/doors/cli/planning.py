@@ -17,6 +17,7 @@ from recipe_core.doors.cli.app import (
     app,
     emit,
     own_runs,
+    plan_request,
     read_lines,
     read_request,
     working,
@@ -45,10 +46,9 @@ def plan_command(
     """Judge and rank every split over the cluster."""
     from recipe_core.doors.public import plan
     from recipe_core.present.terminal import plan_text
-    from recipe_core.request.schema import PlanRequest
 
-    values = PlanRequest.parse(read_request(request))
     corrections = own_runs(measured)
+    values = plan_request(request, corrections)
     with working("Judging every split …"):
         result = plan(values, measured=corrections)
         if everything is not None:
@@ -83,6 +83,38 @@ def _write_rows(plan: Any, path: Path) -> None:
     write_whole(path, buffer.getvalue())
 
 
+@app.command("size")
+def size_command(
+    request: RequestFile,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="How many devices to print (default: all).")
+    ] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option("--ladder", metavar="DEVICE", help="Also print every count of a device."),
+    ] = None,
+    measured: Measured = None,
+    as_json: Json = False,
+) -> None:
+    """Say which hardware, how many, at what cost and how sure: REQUEST with `hardware: any`."""
+    from recipe_core.present.size_text import size_text
+    from recipe_core.request.size import SizeRequest
+    from recipe_core.sizing.answer import Answer
+    from recipe_core.sizing.size import size
+
+    values = SizeRequest.parse(read_request(request))
+    corrections = own_runs(measured)
+    with working("Sizing every device …"):
+        sizing = size(values, corrections=corrections)
+        answer = Answer(sizing)
+        text = None if as_json else size_text(answer, top, ladder)
+    if as_json:
+        emit(answer.to_json())
+    else:
+        typer.echo(text)
+    raise typer.Exit(0 if sizing.best else 1)
+
+
 @app.command()
 def estimate(
     request: RequestFile,
@@ -97,7 +129,6 @@ def estimate(
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.present.terminal import estimate_text
-    from recipe_core.request.schema import PlanRequest
     from recipe_core.search.plans import plan_candidate
 
     if request.endswith(".jsonl"):
@@ -109,8 +140,8 @@ def estimate(
             )
         _estimate_lines(Path(request), own_runs(measured))
         return
-    values = PlanRequest.parse(read_request(request))
     corrections = own_runs(measured)
+    values = plan_request(request, corrections)
     with working("Estimating …"):
         plan, row = plan_candidate(values, corrections=corrections)
         answer = plan.detailed(row).to_json()

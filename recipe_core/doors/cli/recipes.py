@@ -16,8 +16,8 @@ from recipe_core.doors.cli.app import (
     app,
     emit,
     own_device,
+    plan_request,
     read_key,
-    read_request,
     working,
 )
 
@@ -89,9 +89,8 @@ def build(
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
     from recipe_core.recipe.parameters import read_parameters, read_variants
     from recipe_core.recipe.resolve import hardware_named
-    from recipe_core.request.schema import PlanRequest
 
-    values = PlanRequest.parse(read_request(request))
+    values = plan_request(request)
     values = passing_on(values, _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
