@@ -62,6 +62,7 @@ TOOLS = ("known", "plan", "estimate", "check", "recipe", "build", "resolve", "di
 KNOWN: dict[str, Callable[[str | None], Json]] = {
     "models": answers.models,
     "hardware": answers.hardware,
+    "offers": answers.offers_for,
     "engines": answers.engines,
     "schema": answers.schema,
 }
@@ -96,9 +97,13 @@ class Tools:
         self._ask = ask
 
     async def known(
-        self, what: Literal["models", "hardware", "engines", "schema"], name: str | None = None
+        self,
+        what: Literal["models", "hardware", "offers", "engines", "schema"],
+        name: str | None = None,
     ) -> Json:
         """List names, or describe one model, device or engine with its sources.
+
+        `offers` with the name of a device lists its prices, with source, date and what to doubt.
 
         `schema` without a name is a request's; with one an estimate's, a recipe's or a manifest's.
         """

@@ -43,7 +43,8 @@ class HardwareRequest(BaseModel):
     commitment: Commitment | None = None
     """What the price commits you to: ``on-demand`` by the hour, ``spot`` until the provider takes
     the device back, ``reserved`` for a term, used or not. Selects the cheapest such offer (left
-    out: on-demand), or says what your own price is for."""
+    out: on-demand), or says what your own price is for. A cluster of ``options.hardware`` that
+    states no price has that of ``hardware``."""
 
     term_months: Annotated[int, Field(ge=1, le=120)] | None = None
     """Length of a reservation in months, only with ``commitment: reserved``; left out, any."""
@@ -53,6 +54,12 @@ class HardwareRequest(BaseModel):
         if self.term_months is not None and self.commitment != "reserved":
             raise ValueError("term_months needs commitment: reserved")
         return self
+
+    @property
+    def states_price(self) -> bool:
+        """Whether it says anything of its price."""
+        stated = (self.offer, self.usd_per_device_hour, self.commitment)
+        return any(value is not None for value in stated)
 
     @property
     def devices(self) -> int:

@@ -120,7 +120,8 @@ def estimate(
         own = {} if corrections is None else {"own_runs": corrections.to_json()}
         emit({"candidate": plan.candidate(row), **answer, **traced_parts, **own})
     else:
-        typer.echo(estimate_text(plan.candidate(row), answer) + text)
+        price = plan.setting(row).cluster.price_text()
+        typer.echo(estimate_text(plan.candidate(row), answer, price) + text)
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 
