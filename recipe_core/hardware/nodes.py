@@ -65,9 +65,9 @@ class Cluster:
             return "unknown"
         marks = self.offer.marks(today) if self.offer else ()
         # The basis says already which are unverified.
-        old = [mark for mark in marks if mark != "unverified"]
+        old = "".join(f", {mark}" for mark in marks if mark != "unverified")
         basis = f" ({self.price_basis})" if self.price_basis else ""
-        return ", ".join([f"{usd(self.usd_per_device_hour)} per device-hour{basis}", *old])
+        return f"{usd(self.usd_per_device_hour)} per device-hour{old}{basis}"
 
     @property
     def rack_scale(self) -> bool:

@@ -97,9 +97,10 @@ class Offer(_Data):
     @property
     def basis(self) -> str:
         """Name, terms, date, status if it is not published, and note; the same on every day."""
-        status = [] if self.status == "published" else [self.status]
-        text = ", ".join([self.name, self.terms, self.date, *status])
-        return f"{text} ({self.note})" if self.note else text
+        status = None if self.status == "published" else self.status
+        said = "; ".join(filter(None, (status, self.note)))
+        text = f"{self.name}, {self.terms}, {self.date}"
+        return f"{text}: {said}" if said else text
 
     def age_days(self, today: datetime.date | None = None) -> int:
         """Days since the last day of its date."""
