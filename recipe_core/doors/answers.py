@@ -16,7 +16,7 @@ from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.offer_search import offered_devices, select_offers
 from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
 from recipe_core.present import schemas
-from recipe_core.present.views import engine_view, hardware_view, model_view, offer_view
+from recipe_core.present.views import engine_view, hardware_view, model_view, offer_view, price_view
 from recipe_core.recipe import (
     Additions,
     Recipe,
@@ -71,13 +71,15 @@ class Answers:
         """
         request, own = self._with_own_runs(body)
         made = public.plan(request, folders=self.folders, measured=own)
-        return _clean(made.to_json(top, refused))
+        prices = [price_view(cluster) for cluster in made.problem.clusters]
+        return _clean({**made.to_json(top, refused), "prices": prices})
 
     def estimate(self, body: Body) -> Json:
         """One split: the request's candidate, or the best that matches it."""
         request, own = self._with_own_runs(body)
         matching, row = plan_candidate(request, folders=self.folders, corrections=own)
-        added = {} if own is None else {"own_runs": own.to_json()}
+        added: Json = {"price": price_view(matching.setting(row).cluster)}
+        added |= {} if own is None else {"own_runs": own.to_json()}
         answer = matching.detailed(row).to_json()
         return _clean({"candidate": matching.candidate(row), **answer, **added})
 

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from recipe_core.engines.spec import Engine
-from recipe_core.hardware.cluster import dtypes, fabric
+from recipe_core.hardware.cluster import Cluster, dtypes, fabric
 from recipe_core.hardware.offer_tables import offer_sources
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import offers_of
@@ -99,6 +99,20 @@ def offer_view(offer: Offer, today: date | None = None) -> dict[str, Any]:
         "age_days": offer.age_days(today),
         "stale": offer.is_stale(today),
         "marks": list(offer.marks(today)),
+    }
+
+
+def price_view(cluster: Cluster, today: date | None = None) -> dict[str, Any]:
+    """What a device-hour of a cluster costs in dollars, and on a day its age and what to doubt."""
+    offer = cluster.offer
+    return {
+        "device": cluster.device.name,
+        "usd_per_device_hour": cluster.usd_per_device_hour,
+        "basis": cluster.price_basis,
+        "note": cluster.price_note,
+        "offer": offer.name if offer else None,
+        "age_days": offer.age_days(today) if offer else None,
+        "marks": list(offer.marks(today)) if offer else [],
     }
 
 
