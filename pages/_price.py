@@ -18,7 +18,6 @@ from recipe_core.request.schema import describe_field
 
 PRICES = {"offer": "Cloud offer", "stated": "Custom price", "owned": "Own hardware"}
 CHEAPEST = ""
-NO_OFFER = "No on-demand offer is known for this device, so cost is not estimated"
 OWNED = {
     "capex_usd": (
         "Price per device ($)",
@@ -137,9 +136,9 @@ def offer_list() -> None:
     """Offers for the device, cheapest first, by commitment."""
     hardware = common.request().hardware
     offers = offers_of(device(hardware.device))
-    offered = {offer.commitment for offer in offers} | {"on-demand"}
     selected = next((offer for offer in offers if offer.name == hardware.offer), None)
     kind = selected.commitment if selected else hardware.commitment or "on-demand"
+    offered = {offer.commitment for offer in offers} | {"on-demand", kind}
     common.choose(
         st.segmented_control,
         "Commitment",
@@ -158,10 +157,9 @@ def offer_list() -> None:
             offer = prices[name]
             return " · ".join([*said(offer), offer.terms, offer.date, *offer.marks()])
         if cheapest is None:
-            return NO_OFFER
-        return " · ".join(
-            [f"Cheapest {kind}: {said(cheapest)[0]}", *said(cheapest)[1:], *cheapest.marks()]
-        )
+            return f"No {kind} offer is known for this device, so cost is not estimated"
+        price, cheapest_name = said(cheapest)
+        return " · ".join([f"Cheapest {kind}: {price}", cheapest_name, *cheapest.marks()])
 
     def changes(name: str) -> dict[str, object]:
         if name:

@@ -321,7 +321,7 @@ def test_a_spot_price_is_not_above_the_same_machines_on_demand_price():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"device": "mi355x", "commitment": "spot"}, "no offer for mi355x is spot"),
+        ({"device": "mi355x", "commitment": "spot"}, "No offer for mi355x is spot"),
         (
             {"device": "h100-sxm", "commitment": "reserved", "term_months": 7},
             "reserved for 7 months",

@@ -11,8 +11,9 @@ from recipe_core.base.errors import InputError
 from recipe_core.doors.answers import offers_for
 from recipe_core.doors.api import create_api
 from recipe_core.hardware.accelerators import accelerator
-from recipe_core.hardware.offer_import import Terms, import_table
+from recipe_core.hardware.offer_import import import_table
 from recipe_core.hardware.offer_tables import OWN, parse_table, shipped_offers
+from recipe_core.hardware.offer_terms import Terms
 from recipe_core.hardware.offers import Offer
 from tests.command_line import recipe
 
@@ -213,7 +214,10 @@ def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkey
         ),
         (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--accelerator", "H100"], "H100"),
         (["--import", "NONE", "-o", "OUT"], "cannot read"),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--device", "l4"], "--device"),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--accelerator", "H100=h1"], "h1"),
         (["-o", "OUT"], "--import"),
+        (["--status", "quoted"], "--import"),
         (["--device", "h1000"], "device: unknown device 'h1000'"),
         (["--provider", "nobody"], "provider: unknown provider"),
         (["--commitment", "weekly"], "commitment: unknown commitment"),

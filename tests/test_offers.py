@@ -229,8 +229,22 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment():
     assert (first.commitment, spot.commitment, own.commitment) == ("spot", "spot", "on-demand")
     assert spot.offer.commitment == "spot"
     assert unknown.usd_per_device_hour is None
-    assert "no offer for mi355x is spot" in unknown.price_note
+    assert "No offer for mi355x is spot" in unknown.price_note
     assert (stated.usd_per_device_hour, stated.commitment) == (3.0, None)
+
+
+def test_an_unknown_price_of_the_first_makes_no_other_on_demand():
+    mixed = change(
+        DEFAULT,
+        {
+            "hardware": {"device": "mi355x", "commitment": "spot"},
+            "options.hardware": (HardwareRequest(device="h100-sxm"),),
+        },
+    )
+    first, other = resolve(mixed).clusters
+    assert (first.usd_per_device_hour, first.price_text()[:8]) == (None, "unknown.")
+    assert "reclaim" not in first.price_note
+    assert other.commitment == "spot"
 
 
 def test_a_term_goes_with_the_commitment():

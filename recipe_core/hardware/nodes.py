@@ -56,13 +56,14 @@ class Cluster:
     @property
     def price_note(self) -> str | None:
         """What to know of the price, the same on every day; None for nothing."""
-        commitment = PRICE_NOTES.get(self.commitment) if self.commitment else None
-        return " ".join(filter(None, (commitment, self.price.remark))) or None
+        priced = self.usd_per_device_hour is not None
+        of_kind = PRICE_NOTES.get(self.commitment) if self.commitment and priced else None
+        return " ".join(filter(None, (of_kind, self.price.remark))) or None
 
     def price_text(self, today: date | None = None) -> str:
         """The price with its basis, and on a day what to doubt."""
         if self.usd_per_device_hour is None:
-            return "unknown"
+            return f"unknown. {self.price.remark}" if self.price.remark else "unknown"
         marks = self.offer.marks(today) if self.offer else ()
         # The basis says already which are unverified.
         old = "".join(f", {mark}" for mark in marks if mark != "unverified")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any, cast, get_args
 from recipe_core.base.documents import read_text, write_whole
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.hardware.accelerators import accelerator
-from recipe_core.hardware.cluster import device
 from recipe_core.hardware.offer_tables import (
     COLUMNS,
     offer_name,
@@ -22,63 +20,13 @@ from recipe_core.hardware.offer_tables import (
     shipped_offers,
     to_table,
 )
-from recipe_core.hardware.offers import Offer, OfferStatus, current_day, last_day
+from recipe_core.hardware.offer_terms import Terms
+from recipe_core.hardware.offers import Offer, OfferStatus, last_day
 
 MOST_LINES = 1_000_000
 MOST_BYTES = 256 << 20
 FIELD = "import"
 PRICE = "usd_per_device_hour"
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a table does not say of itself.
-
-    ``usd_per_unit``: dollars for one unit of ``currency``. ``accelerators``: devices by the names
-    that the table has for them, before all others.
-    """
-
-    provider: str | None = None
-    currency: str = "USD"
-    usd_per_unit: float | None = None
-    date: str | None = None
-    status: OfferStatus = "quoted"
-    accelerators: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise InputError for a currency without its rate, or a rate that is none."""
-        foreign = self.currency.upper() != "USD"
-        if foreign != (self.usd_per_unit is not None):
-            raise InputError(
-                f"prices in {self.currency} need a rate; those in USD have none.",
-                field="usd_per_unit",
-                hint="For example --currency EUR --usd-per-unit 1.08.",
-            )
-        if not re.fullmatch(r"[A-Za-z]{3}", self.currency):
-            raise InputError(
-                f"{self.currency!r:.40} is not a currency.", field="currency", hint="Such as EUR."
-            )
-        rate = self.usd_per_unit
-        if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise InputError(
-                f"{rate} is not a rate.", field="usd_per_unit", hint="Give dollars for one unit."
-            )
-        for chosen in self.accelerators.values():
-            device(chosen)
-
-    @property
-    def day(self) -> str:
-        """The date of the prices, by default today."""
-        return self.date or current_day().isoformat()
-
-    def usd(self, price: float) -> float:
-        """A price of the table in dollars."""
-        return round(price * (self.usd_per_unit or 1.0), 6)
-
-    def note(self, *said: str) -> str | None:
-        """What an offer says, with the exchange if there was one."""
-        rate = f"{self.currency.upper()} at {self.usd_per_unit:g} USD" if self.usd_per_unit else ""
-        return "; ".join(filter(None, (*said, rate))) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +52,11 @@ class Imported:
 
 
 def imported_table(
-    table: Path, output: Path, accelerators: Sequence[str], status: str, terms: Mapping[str, Any]
+    table: Path,
+    output: Path,
+    accelerators: Sequence[str],
+    status: str | None,
+    terms: Mapping[str, Any],
 ) -> Imported:
     """Read a table and write its offers to ``output``, whole or not at all.
 
@@ -112,7 +64,7 @@ def imported_table(
         table: the CSV of others.
         output: the CSV of offers.
         accelerators: ``NAME=DEVICE`` each.
-        status: of offers that state none.
+        status: of offers that state none; None: quoted.
         terms: the other fields of ``Terms``.
 
     Raises:
@@ -123,6 +75,7 @@ def imported_table(
         if not (name and named):
             message = f"{name or named!r:.80} is not NAME=DEVICE."
             raise InputError(message, field="accelerator", hint="Such as H100=h100-pcie.")
+    status = status or "quoted"
     if status not in get_args(OfferStatus):
         message, hint = unknown("status", status, get_args(OfferStatus))
         raise InputError(message, field="status", hint=hint)

@@ -84,7 +84,11 @@ def price_of(request: HardwareRequest, profile: Device) -> Price:
     else:
         offer = default_offer(request, offers_of(profile))
     if offer is None:
-        return Price(remark=_nobody(request, profile))
+        return Price(
+            commitment=request.commitment,
+            term_months=request.term_months,
+            remark=_nobody(request, profile),
+        )
     return Price(
         offer.usd_per_device_hour,
         offer.basis,
@@ -163,6 +167,6 @@ def _nobody(request: HardwareRequest, profile: Device) -> str | None:
     asked = terms(request.commitment or "on-demand", request.term_months)
     known = ", ".join(dict.fromkeys(offer.terms for offer in offers_of(profile))) or "none"
     return (
-        f"The price is unknown: no offer for {profile.name} is {asked} (known: {known}). "
-        "State your own as usd_per_device_hour."
+        f"No offer for {profile.name} is {asked} (known: {known}), so its price is unknown: state "
+        "your own as usd_per_device_hour."
     )

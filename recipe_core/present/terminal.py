@@ -36,7 +36,10 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     problem = plan.problem
     devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
     parts = [f"{problem.model.name} on {devices}: {len(plan.order)} of {len(plan)} splits can run"]
-    parts += [f"price of {c.device.name}: {c.price_text()}" for c in problem.clusters]
+    for c in problem.clusters:
+        parts.append(f"price of {c.device.name}: {c.price_text()}")
+        if c.price_note and c.usd_per_device_hour is not None:
+            parts.append(f"  {c.price_note}")
     if len(plan.order):
         parts.append(_best(plan, top))
         parts += [*_beaten(plan, top), *_tied(plan)]

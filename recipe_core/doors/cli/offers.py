@@ -50,8 +50,9 @@ def offers(
         str | None, typer.Option(help="Day of imported prices without one; by default today.")
     ] = None,
     status: Annotated[
-        str, typer.Option(help="Of imported prices: published, quoted or unverified.")
-    ] = "quoted",
+        str | None,
+        typer.Option(help="Of imported prices: published, quoted (default) or unverified."),
+    ] = None,
     accelerator: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DEVICE", help="What an imported table calls a device."),
@@ -60,12 +61,13 @@ def offers(
 ) -> None:
     """Prices of device-hours with source and date, cheapest first; --import reads a table."""
     if table is not None:
+        _refuse_filters(device, region, commitment, everything)
         if output is None:
             raise InputError("--import needs a file to write.", field="output", hint="Add -o FILE.")
         terms = {"provider": provider, "currency": currency, "usd_per_unit": usd_per_unit}
         _import(table, output, as_json, accelerator or [], status, {**terms, "date": date})
         return
-    _refuse_import_options(output, currency, usd_per_unit, date, accelerator)
+    _refuse_import_options(output, currency, usd_per_unit, date, status, accelerator)
     from recipe_core.hardware.offer_search import select_offers
     from recipe_core.present.views import offer_view, offers_text
 
@@ -83,9 +85,19 @@ def offers(
 def _refuse_import_options(output: Path | None, currency: str, *others: Any) -> None:
     if output is not None or currency != "USD" or any(others):
         raise InputError(
-            "--output, --currency, --usd-per-unit, --date and --accelerator go with --import.",
+            "--output, --currency, --usd-per-unit, --date, --status and --accelerator go with "
+            "--import.",
             field="import",
             hint="Add --import FILE, or leave them out.",
+        )
+
+
+def _refuse_filters(*filters: Any) -> None:
+    if any(filters):
+        raise InputError(
+            "--device, --region, --commitment and --all are of the list, not of --import.",
+            field="import",
+            hint="Import the whole table; --device and the others filter it when it is read.",
         )
 
 
@@ -94,7 +106,7 @@ def _import(
     output: Path,
     as_json: bool,
     accelerators: list[str],
-    status: str,
+    status: str | None,
     terms: dict[str, Any],
 ) -> None:
     from recipe_core.hardware.offer_import import imported_table
