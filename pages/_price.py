@@ -10,14 +10,14 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import usd
 from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
-from recipe_core.hardware.prices import offers_of
+from recipe_core.hardware.prices import default_offer, offers_of
 from recipe_core.hardware.profile import Commitment
 from recipe_core.request.schema import describe_field
 
 PRICES = {"offer": "Cloud offer", "stated": "Custom price", "owned": "Own hardware"}
 CHEAPEST = ""
-NO_OFFER = "No on-demand offer is known for this device, so cost is not estimated"
 OWNED = {
     "capex_usd": (
         "Price per device ($)",
@@ -136,9 +136,9 @@ def offer_list() -> None:
     """Offers for the device, cheapest first, by commitment."""
     hardware = common.request().hardware
     offers = offers_of(device(hardware.device))
-    offered = {offer.commitment for offer in offers} | {"on-demand"}
     selected = next((offer for offer in offers if offer.name == hardware.offer), None)
     kind = selected.commitment if selected else hardware.commitment or "on-demand"
+    offered = {offer.commitment for offer in offers} | {"on-demand", kind}
     common.choose(
         st.segmented_control,
         "Commitment",
@@ -150,16 +150,16 @@ def offer_list() -> None:
         help=describe_field("hardware.commitment"),
     )
     prices = {offer.name: offer for offer in offers if offer.commitment == kind}
-    cheapest = next(iter(prices.values()), None)
+    cheapest = default_offer(hardware.model_copy(update={"commitment": kind}), offers)
 
     def label(name: str) -> str:
         if name != CHEAPEST:
             offer = prices[name]
-            price = usd(offer.usd_per_device_hour)
-            return f"{price} per hour · {offer.name} · {offer.terms} · {offer.date}"
+            return " · ".join([*said(offer), offer.terms, offer.date, *offer.marks()])
         if cheapest is None:
-            return NO_OFFER
-        return f"Cheapest {kind}: {usd(cheapest.usd_per_device_hour)} per hour · {cheapest.name}"
+            return f"No {kind} offer is known for this device, so cost is not estimated"
+        price, cheapest_name = said(cheapest)
+        return " · ".join([f"Cheapest {kind}: {price}", cheapest_name, *cheapest.marks()])
 
     def changes(name: str) -> dict[str, object]:
         if name:
@@ -176,8 +176,27 @@ def offer_list() -> None:
         format_func=label,
     )
     offer = selected or cheapest
-    if offer is not None and offer.note:
-        st.caption(common.escape(offer.note))
+    if offer is not None:
+        st.caption(common.escape(caption(offer)))
+
+
+def said(offer: Offer) -> tuple[str, str]:
+    """Price and name of an offer."""
+    return f"{usd(offer.usd_per_device_hour)} per hour", offer.name
+
+
+def caption(offer: Offer) -> str:
+    """What is rented, where and since when it is known, its note and what to doubt."""
+    several = f" to {offer.most_per_node}" if offer.most_per_node else ""
+    parts = [
+        f"{offer.provider}: {usd(offer.usd_per_machine_hour)} per hour of a machine with "
+        f"{offer.devices_per_node}{several} devices",
+        offer.region or "region not stated",
+        f"{offer.status} {offer.date}",
+        *(mark for mark in offer.marks() if mark != offer.status),
+        offer.note,
+    ]
+    return " · ".join(filter(None, parts))
 
 
 def stored_commitment(kind: str) -> str | None:

@@ -127,18 +127,13 @@ def known() -> None:
         st.markdown(f"**{common.escape(chip.title)}**")
         st.caption(common.escape(basis.said))
         joined = cluster(request.hardware)
-        price = "unknown"
-        if joined.usd_per_device_hour is not None:
-            price = f"{usd(joined.usd_per_device_hour)} per device-hour"
-        if joined.price_basis:
-            price += f" ({joined.price_basis})"
         rows = {
             "Engines": ", ".join(basis.engines) or "none",
             "Published runs": f"{basis.runs:,} in this package" if basis.runs else "none",
             **({"Known as": device(chip.known_as).title} if chip.known_as else {}),
             "In a node": joined.fabric.title,
             "Between nodes": joined.network.title,
-            "Price": price,
+            "Price": joined.price_text(),
         }
         st.table(
             {name: common.escape(text) for name, text in rows.items()},

@@ -147,6 +147,7 @@ def test_the_surface_is_frozen(client):
         "GET /hardware/{name}",
         "GET /models",
         "GET /models/{name}",
+        "GET /offers",
         "GET /schema",
         "GET /schema/{name}",
         "POST /build",

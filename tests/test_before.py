@@ -43,6 +43,8 @@ REFITTED = 0.5
 """By how much times of serving may differ, which are fitted to measured runs again and again."""
 OF_LOAD = ("kv_needed_bytes", "total_bytes", "max_context_at_load")
 """Figures of memory that follow from how long requests take, and so how many there are."""
+PRICE = ".basis.usd_per_hour"
+"""Of which the commitment stays: price lists are renewed, and with them the cheapest offer."""
 PARTS = ("breakdown_s", "causes_s")
 """Of which even more may have changed: parts of a time go over into one another."""
 
@@ -69,6 +71,10 @@ def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = Fal
     """
     if ".basis." in f".{where}":  # its first words say what a figure rests on, the rest explains
         now, before = now.partition(":")[0], before.partition(":")[0]
+    if f".{where}".endswith(PRICE):
+        now, before = now.split(", ")[1:2], before.split(", ")[1:2]
+    if where.rpartition(".")[2] == "cost" and isinstance(before, dict):
+        now = at_price(now, before)
     if isinstance(before, dict):
         missing = before.keys() - now.keys()
         assert not missing, f"{where}: {sorted(missing)}"
@@ -86,6 +92,14 @@ def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = Fal
     elif ".bands." not in f".{where}" and not (refitted and set(PARTS) & set(where.split("."))):
         far = REFITTED if refitted else SAME
         assert now == pytest.approx(before, rel=far, abs=0), where
+
+
+def at_price(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A cost at the price that held before."""
+    if before["usd_per_hour"] is None:
+        return now
+    scale = before["usd_per_hour"] / now["usd_per_hour"]
+    return {name: v * scale if v and name.startswith("usd") else v for name, v in now.items()}
 
 
 # Links

@@ -400,6 +400,7 @@ def test_the_surface_is_frozen():
         "models",
         "hardware",
         "engines",
+        "offers",
         "plan",
         "estimate",
         "check",
@@ -442,6 +443,10 @@ def test_the_options_are_frozen():
     found = {name: words - {"--json"} for name, words in options.items()}
     assert {name: words for name, words in found.items() if words} == {
         "hardware": {"--detect", "--template"},
+        "offers": {
+            *("--device", "--provider", "--region", "--commitment", "--all", "--import"),
+            *("--output", "--currency", "--usd-per-unit", "--date", "--status", "--accelerator"),
+        },
         "plan": {"--all", "--measured", "--sensitivity", "--top"},
         "estimate": {"--measured", "--trace"},
         "check": ground

@@ -22,7 +22,7 @@ from recipe_core.base.documents import read_document, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.resources import root
 from recipe_core.engines import grammar, options, spec
-from recipe_core.hardware import cluster, prices
+from recipe_core.hardware import cluster, offer_tables
 from recipe_core.launch import serving
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.serving import rules
@@ -174,7 +174,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folders
     shutil.copytree(spec.FOLDER, copies.engines)
     shutil.copytree(options.FOLDER, copies.options)
     copies.launch.mkdir()
-    for reader in (cluster, prices):
+    for reader in (cluster, offer_tables):
         monkeypatch.setattr(reader, "root", lambda name: copies.hardware)
     monkeypatch.setattr(catalog, "FOLDER", copies.models)
     monkeypatch.setattr(spec, "FOLDER", copies.engines)

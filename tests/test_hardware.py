@@ -19,6 +19,7 @@ from recipe_core.hardware.cluster import (
     priors,
     roofline,
 )
+from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.hardware.request import HardwareRequest
@@ -285,16 +286,25 @@ def test_own_roofline_comes_before_the_prior():
     assert roofline(device("rtx-4090"), "gemm", "bf16") == priors().roofline["cuda"]["gemm"]
 
 
+def holding(per_node: int, commitment: str) -> list[Offer]:
+    """Offers of machines with so many H100 that are not unverified, cheapest first."""
+    return [
+        offer
+        for offer in offers_of(device("h100-sxm"))
+        if offer.commitment == commitment
+        and offer.largest >= per_node
+        and offer.status != "unverified"
+    ]
+
+
 def test_the_price_is_stated_named_or_the_cheapest():
     stated = cluster(HardwareRequest(device="h100-sxm", usd_per_device_hour=1.25))
     assert (stated.usd_per_device_hour, stated.price_basis) == (1.25, "stated in the request")
-    on_demand = [
-        offer
-        for offer in offers()
-        if offer.device == "h100-sxm" and offer.commitment == "on-demand"
-    ]
-    assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == min(
-        offer.usd_per_device_hour for offer in on_demand
+    on_demand = holding(8, "on-demand")
+    usual = cluster(HardwareRequest(device="h100-sxm"))
+    assert (usual.offer, usual.usd_per_device_hour) == (
+        on_demand[0],
+        on_demand[0].usd_per_device_hour,
     )
     named = cluster(HardwareRequest(device="h100-sxm", offer=on_demand[-1].name))
     assert named.usd_per_device_hour == on_demand[-1].usd_per_device_hour
@@ -310,14 +320,11 @@ def test_a_commitment_is_the_cheapest_offer_of_its_kind():
         == cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour
     )
     for kind, found in prices.items():
-        mine = [offer for offer in offers_of(device("h100-sxm")) if offer.commitment == kind]
-        assert found.usd_per_device_hour == min(offer.usd_per_device_hour for offer in mine)
-        assert f"{mine[0].name}, {kind}, {mine[0].date}" == found.price_basis
-    assert (
-        prices["spot"].usd_per_device_hour
-        < prices["reserved"].usd_per_device_hour
-        < prices["on-demand"].usd_per_device_hour
-    )
+        cheapest = holding(8, kind)[0]
+        assert found.usd_per_device_hour == cheapest.usd_per_device_hour
+        assert found.price_basis == cheapest.basis
+        assert found.price_basis.startswith(f"{cheapest.name}, {kind}, {cheapest.date}")
+    assert prices["spot"].usd_per_device_hour < prices["on-demand"].usd_per_device_hour
     assert [found.price_note is None for found in prices.values()] == [True, False, False]
     own = cluster(
         HardwareRequest(
@@ -327,28 +334,42 @@ def test_a_commitment_is_the_cheapest_offer_of_its_kind():
     assert own.price_basis == "stated in the request, reserved for 36 months"
 
 
-def test_a_spot_price_is_below_the_same_providers_on_demand_price():
-    found = {offer.name: offer.usd_per_device_hour for offer in offers()}
-    spot = {
-        offer.name: offer.usd_per_device_hour
+def test_a_spot_price_is_not_above_the_same_machines_on_demand_price():
+    machines = {
+        (offer.provider, offer.device, offer.instance, offer.region, offer.commitment): offer
         for offer in offers()
-        if offer.commitment != "on-demand"
+        if offer.status == "published" and offer.devices_per_node == 8
     }
-    assert spot
-    for name, price in spot.items():
-        usual = found.get(name.removesuffix("-spot").removesuffix("-reserved"))
-        assert usual is None or 0.2 * usual < price < usual
+    compared = 0
+    for (*machine, commitment), offer in machines.items():
+        usual = machines.get((*machine, "on-demand"))
+        if commitment == "spot" and usual is not None:
+            compared += 1
+            assert 0.08 * usual.usd_per_device_hour < offer.usd_per_device_hour, offer.name
+            assert offer.usd_per_device_hour <= 1.001 * usual.usd_per_device_hour, offer.name
+    assert compared > 50
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"device": "mi355x", "commitment": "spot"}, "No offer for mi355x is spot"),
+        (
+            {"device": "h100-sxm", "commitment": "reserved", "term_months": 7},
+            "reserved for 7 months",
+        ),
+    ],
+)
+def test_without_an_offer_of_the_commitment_the_price_is_unknown(fields, says):
+    found = cluster(HardwareRequest(**fields))
+    assert (found.usd_per_device_hour, found.price_basis, found.offer) == (None, None, None)
+    assert says in found.price_note
+    assert "usd_per_device_hour" in found.price_note
 
 
 @pytest.mark.parametrize(
     ("fields", "field", "says"),
     [
-        ({"device": "mi355x", "commitment": "spot"}, "hardware.commitment", "usd_per_device_hour"),
-        (
-            {"device": "h100-sxm", "commitment": "reserved", "term_months": 7},
-            "hardware.commitment",
-            "reserved for 7 months",
-        ),
         (
             {"device": "h100-sxm", "offer": "gcp-h100-sxm-spot", "commitment": "reserved"},
             "hardware.commitment",
@@ -356,7 +377,7 @@ def test_a_spot_price_is_below_the_same_providers_on_demand_price():
         ),
     ],
 )
-def test_a_commitment_that_nobody_offers_is_named(fields, field, says):
+def test_an_offer_and_another_commitment_contradict_each_other(fields, field, says):
     with pytest.raises(HardwareError, match=says) as caught:
         cluster(HardwareRequest(**fields))
     assert caught.value.field == field

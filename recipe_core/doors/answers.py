@@ -13,9 +13,10 @@ from recipe_core.commands.judge import check_command
 from recipe_core.doors import public
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.offer_search import offered_devices, select_offers
 from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
 from recipe_core.present import schemas
-from recipe_core.present.views import engine_view, hardware_view, model_view
+from recipe_core.present.views import engine_view, hardware_view, model_view, offer_view, price_view
 from recipe_core.recipe import (
     Additions,
     Recipe,
@@ -70,13 +71,15 @@ class Answers:
         """
         request, own = self._with_own_runs(body)
         made = public.plan(request, folders=self.folders, measured=own)
-        return _clean(made.to_json(top, refused))
+        prices = [price_view(cluster) for cluster in made.problem.clusters]
+        return _clean({**made.to_json(top, refused), "prices": prices})
 
     def estimate(self, body: Body) -> Json:
         """One split: the request's candidate, or the best that matches it."""
         request, own = self._with_own_runs(body)
         matching, row = plan_candidate(request, folders=self.folders, corrections=own)
-        added = {} if own is None else {"own_runs": own.to_json()}
+        added: Json = {"price": price_view(matching.setting(row).cluster)}
+        added |= {} if own is None else {"own_runs": own.to_json()}
         answer = matching.detailed(row).to_json()
         return _clean({"candidate": matching.candidate(row), **answer, **added})
 
@@ -247,6 +250,22 @@ def models(name: str | None = None) -> Json:
 def hardware(name: str | None = None) -> Json:
     """The names of device profiles, or one device with sources and offers."""
     return {"hardware": device_names()} if name is None else _clean(hardware_view(device(name)))
+
+
+def offers(
+    device: str | None = None,
+    provider: str | None = None,
+    region: str | None = None,
+    commitment: str | None = None,
+) -> Json:
+    """Price offers, cheapest first, of a device, a provider, a region or a commitment."""
+    found = select_offers(device, provider, region, commitment)
+    return _clean({"offers": [offer_view(offer) for offer in found]})
+
+
+def offers_for(device: str | None = None) -> Json:
+    """How many price offers each device has, or those for one."""
+    return {"devices": offered_devices()} if device is None else offers(device)
 
 
 def engines(name: str | None = None) -> Json:

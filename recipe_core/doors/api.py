@@ -335,6 +335,15 @@ def _catalog(api: APIRouter) -> None:
     def one_device(name: str) -> dict[str, Any]:
         return answers.hardware(name)
 
+    @api.get("/offers", summary="Prices of device-hours with source, date, age and what to doubt")
+    def offers(
+        device: str | None = None,
+        provider: str | None = None,
+        region: str | None = None,
+        commitment: str | None = None,
+    ) -> dict[str, Any]:
+        return answers.offers(device, provider, region, commitment)
+
     @api.get("/engines", summary="The engines and their versions")
     def engines() -> dict[str, Any]:
         return answers.engines()

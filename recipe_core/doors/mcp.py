@@ -51,9 +51,9 @@ Count = Annotated[int, Field(ge=0, le=1000)]
 
 INSTRUCTIONS = """Recipe Builder evaluates every way to split a large language model over NVIDIA or
 AMD devices, for serving and training: memory, latency, throughput and cost of each split, or the
-reason why it cannot run. Call `known` for models, hardware and engines; `size` for which hardware and
-how many; `plan` for the ranking of splits on known hardware;
-`estimate` for one split in full; `check` for an existing command; `build` for a runnable bundle.
+reason why it cannot run. Call `known` for models, hardware and engines; `size` for which hardware
+and how many; `plan` for the ranking of splits on known hardware; `estimate` for one split in full;
+`check` for an existing command; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
@@ -74,6 +74,7 @@ TOOLS = (
 KNOWN: dict[str, Callable[[str | None], Json]] = {
     "models": answers.models,
     "hardware": answers.hardware,
+    "offers": answers.offers_for,
     "engines": answers.engines,
     "schema": answers.schema,
 }
@@ -108,9 +109,13 @@ class Tools:
         self._ask = ask
 
     async def known(
-        self, what: Literal["models", "hardware", "engines", "schema"], name: str | None = None
+        self,
+        what: Literal["models", "hardware", "offers", "engines", "schema"],
+        name: str | None = None,
     ) -> Json:
         """List names, or describe one model, device or engine with its sources.
+
+        `offers` with the name of a device lists its prices, with source, date and what to doubt.
 
         `schema` without a name is a request's; with one an estimate's, a recipe's or a manifest's.
         """

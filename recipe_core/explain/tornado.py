@@ -120,10 +120,11 @@ def _links(setting: Setting, factor: float) -> Setting:
 
 
 def _price(setting: Setting, factor: float) -> Setting:
-    price = setting.cluster.usd_per_device_hour
-    if price is None:
+    price = setting.cluster.price
+    if price.usd_per_device_hour is None:
         return setting
-    return replace(setting, cluster=replace(setting.cluster, usd_per_device_hour=price * factor))
+    scaled = replace(price, usd_per_device_hour=price.usd_per_device_hour * factor)
+    return replace(setting, cluster=replace(setting.cluster, price=scaled))
 
 
 ASSUMPTIONS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from recipe_core.base.resources import root
 from recipe_core.hardware import custom
 from recipe_core.hardware.checks import check_device
 from recipe_core.hardware.files import data_file, named, read
-from recipe_core.hardware.prices import PRICE_NOTES, price_of
+from recipe_core.hardware.nodes import Cluster as Cluster
+from recipe_core.hardware.prices import price_of
 from recipe_core.hardware.profile import (
-    Commitment,
     Device,
     DtypeFile,
     DtypeSupport,
@@ -230,45 +229,6 @@ def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
     return priors().roofline[profile.runtime][family]
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Devices in nodes, what joins them, and what an hour of one costs (None: unknown).
-
-    ``beyond`` joins the fabric's domains inside a node; None where a domain holds the node.
-    ``commitment``: what the price is for. ``unit``: devices that are rented at once.
-    """
-
-    device: Device
-    per_node: int
-    nodes: int
-    fabric: Fabric
-    network: Fabric
-    usd_per_device_hour: float | None
-    price_basis: str | None
-    commitment: Commitment | None = None
-    beyond: Fabric | None = None
-    asked: HardwareRequest | None = None
-    unit: int = 1
-
-    @property
-    def devices(self) -> int:
-        """All devices."""
-        return self.per_node * self.nodes
-
-    @property
-    def price_note(self) -> str | None:
-        """A caveat of the price, or None."""
-        return PRICE_NOTES.get(self.commitment) if self.commitment else None
-
-    @property
-    def rack_scale(self) -> bool:
-        """Whether the fabric joins devices of several nodes (NVL72).
-
-        Then only its domain bounds a fast group.
-        """
-        return self.fabric.spans_nodes
-
-
 def cluster(request: HardwareRequest) -> Cluster:
     """The cluster a request names.
 
@@ -286,16 +246,13 @@ def cluster(request: HardwareRequest) -> Cluster:
         )
     _check_domain(request, inside, profile)
     several = inside.domain is not None and request.per_node > inside.domain
-    price, basis, commitment = price_of(request, profile)
     return Cluster(
         device=profile,
         per_node=request.per_node,
         nodes=request.nodes,
         fabric=inside,
         network=fabric(request.network or profile.node.network, "hardware.network"),
-        usd_per_device_hour=price,
-        price_basis=basis,
-        commitment=commitment,
+        price=price_of(request, profile),
         asked=request,
         beyond=fabric(inside.beyond) if inside.beyond and several else None,
     )

@@ -1,14 +1,15 @@
-"""Price offers of ``hw_profiles/offers/``, and the one that a request means."""
+"""Price offers, shipped and an operator's own, and the one that a request means."""
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
+from functools import lru_cache
 
 from recipe_core.base.errors import HardwareError, unknown
-from recipe_core.base.resources import root
-from recipe_core.hardware.files import named, read
-from recipe_core.hardware.profile import Commitment, Device, Offer, OfferFile, terms
+from recipe_core.base.units import usd
+from recipe_core.hardware.offer_tables import own_offers, shipped_offers
+from recipe_core.hardware.offers import Offer, terms
+from recipe_core.hardware.profile import Commitment, Device
 from recipe_core.hardware.request import HardwareRequest
 
 PRICE_NOTES: dict[Commitment, str] = {
@@ -18,39 +19,56 @@ PRICE_NOTES: dict[Commitment, str] = {
 }
 
 
-@cache
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an hour of a device costs, in dollars (None: unknown).
+
+    ``basis``: where it is from, with its date, status and note. ``commitment``: what it is for;
+    ``term_months``: of a reservation. ``remark``: what to know of it beside the commitment; the
+    same on every day. ``offer``: None for a price of one's own.
+    """
+
+    usd_per_device_hour: float | None = None
+    basis: str | None = None
+    commitment: Commitment | None = None
+    term_months: int | None = None
+    remark: str | None = None
+    offer: Offer | None = None
+
+
+UNKNOWN = Price()
+"""No price and nothing to say of it."""
+
+
 def offers() -> tuple[Offer, ...]:
-    """All price offers, cheapest first."""
-    return _offers_in(tuple(named(root("hw_profiles") / "offers").values()))
+    """All price offers, cheapest first.
+
+    Raises:
+        InputError: for an operator's own table that cannot be read.
+    """
+    return _sorted(shipped_offers(), own_offers())
 
 
-@cache
-def _offers_in(files: tuple[Path, ...]) -> tuple[Offer, ...]:
-    all_offers = [offer for path in files for offer in read(path, OfferFile).offers]
-    return tuple(sorted(all_offers, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
-
-
-@cache
-def _naming(*devices: str) -> tuple[Path, ...]:
-    """Files whose text names one of the devices: a look is quicker than parsing the others."""
-    files = named(root("hw_profiles") / "offers").values()
-    return tuple(
-        path for path in files if any(name in path.read_text(encoding="utf-8") for name in devices)
-    )
+@lru_cache(maxsize=4)
+def _sorted(*tables: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    every = [offer for table in tables for offer in table]
+    return tuple(sorted(every, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
 
 
 def offers_of(profile: Device) -> list[Offer]:
     """Offers for a device, also those for the shipped one that it is known as, cheapest first."""
     names = {profile.name, profile.known_as or profile.name}
-    return [offer for offer in _offers_in(_naming(*names)) if offer.device in names]
+    return [offer for offer in offers() if offer.device in names]
 
 
-def price_of(
-    request: HardwareRequest, profile: Device
-) -> tuple[float | None, str | None, Commitment | None]:
-    """Price of a device hour, its basis and its commitment.
+def price_of(request: HardwareRequest, profile: Device) -> Price:
+    """The stated price, that of the named offer, or of the cheapest of the commitment.
 
-    The stated price, the named offer, or the cheapest offer of the commitment (on demand).
+    Without a commitment that is on demand. Unknown where nobody is known to offer it; then the
+    remark says so of a commitment that was asked for.
+
+    Raises:
+        HardwareError: for an offer that is unknown or contradicts the rest of the request.
     """
     if request.usd_per_device_hour is not None:
         if request.offer is not None:
@@ -60,13 +78,51 @@ def price_of(
         basis = "stated in the request"
         if request.commitment:
             basis += f", {terms(request.commitment, request.term_months)}"
-        return request.usd_per_device_hour, basis, request.commitment
-    pick = _named_offer if request.offer is not None else _cheapest
-    offer = pick(request, profile)
+        return Price(request.usd_per_device_hour, basis, request.commitment, request.term_months)
+    if request.offer is not None:
+        offer: Offer | None = _named_offer(request, profile)
+    else:
+        offer = default_offer(request, offers_of(profile))
     if offer is None:
-        return None, None, None
-    basis = f"{offer.name}, {offer.terms}, {offer.date}"
-    return offer.usd_per_device_hour, basis, offer.commitment
+        return Price(
+            commitment=request.commitment,
+            term_months=request.term_months,
+            remark=_nobody(request, profile),
+        )
+    return Price(
+        offer.usd_per_device_hour,
+        offer.basis,
+        offer.commitment,
+        offer.term_months,
+        _remark(offer, request.per_node),
+        offer,
+    )
+
+
+def default_offer(request: HardwareRequest, matching: list[Offer]) -> Offer | None:
+    """The cheapest for the cluster, of the commitment and term; None where there is none.
+
+    First of those that are not unverified, then of machines that hold a node. Whole machines count,
+    with devices that the cluster leaves idle.
+    """
+    commitment = request.commitment or "on-demand"
+    fits = [
+        offer
+        for offer in matching
+        if offer.commitment == commitment and request.term_months in (None, offer.term_months)
+    ]
+    return min(
+        fits,
+        key=lambda offer: (
+            offer.status == "unverified",
+            offer.largest < request.per_node,
+            offer.usd_per_device_hour
+            * -(-request.devices // offer.devices_per_node)
+            * offer.devices_per_node,
+            offer.name,
+        ),
+        default=None,
+    )
 
 
 def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
@@ -87,22 +143,33 @@ def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
     return offer
 
 
-def _cheapest(request: HardwareRequest, profile: Device) -> Offer | None:
-    """The cheapest offer; None where no on-demand offer is known.
+def _remark(offer: Offer, per_node: int) -> str | None:
+    """What to know of an offer for nodes of ``per_node`` devices; None for nothing."""
+    out = []
+    if offer.status == "unverified":
+        out.append(f"The price of {offer.name} ({offer.date}) is unverified: check it before use.")
+    if offer.largest < per_node:
+        devices = f"{offer.largest} {'device' if offer.largest == 1 else 'devices'}"
+        out.append(
+            f"{offer.name} is a machine with {devices}, not {per_node}: a larger one may cost more "
+            "per device."
+        )
+    elif offer.devices_per_node > per_node:
+        whole = usd(offer.usd_per_machine_hour)
+        out.append(
+            f"{offer.name} is rented as a machine with {offer.devices_per_node} devices, {whole} "
+            "per hour: idle ones are paid for."
+        )
+    return " ".join(out) or None
 
-    Raises:
-        HardwareError: where none is known for a commitment that was requested.
-    """
-    commitment = request.commitment or "on-demand"
-    matching = offers_of(profile)
-    for offer in matching:
-        if offer.commitment == commitment and request.term_months in (None, offer.term_months):
-            return offer
-    if commitment == "on-demand":
+
+def _nobody(request: HardwareRequest, profile: Device) -> str | None:
+    """That no offer of the commitment is known; None where none was asked for."""
+    if request.commitment in (None, "on-demand"):
         return None
-    known = ", ".join(dict.fromkeys(offer.terms for offer in matching)) or "none"
-    raise HardwareError(
-        f"no offer for {profile.name} is {terms(commitment, request.term_months)}.",
-        field="hardware.commitment",
-        hint=f"Available: {known}. Or set your own price as usd_per_device_hour.",
+    asked = terms(request.commitment or "on-demand", request.term_months)
+    known = ", ".join(dict.fromkeys(offer.terms for offer in offers_of(profile))) or "none"
+    return (
+        f"No offer for {profile.name} is {asked} (known: {known}), so its price is unknown: state "
+        "your own as usd_per_device_hour."
     )

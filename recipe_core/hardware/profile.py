@@ -186,50 +186,6 @@ class Fabric(Sourced):
         return not bounded or self.spans_nodes or self.beyond is not None
 
 
-class Offer(_Data):
-    """A price at which somebody rents a device out.
-
-    ``on-demand``: by the hour, as long as it is wanted; ``spot``: until the provider wants it back;
-    ``reserved``: paid for ``term_months``, used or not (None: the provider does not publish the
-    term).
-    """
-
-    name: Name
-    device: Name
-    usd_per_device_hour: Positive
-    commitment: Commitment
-    term_months: Annotated[int, Field(ge=1, le=120)] | None = None
-    devices_per_node: Annotated[int, Field(ge=1)] = 1
-    instance: str | None = None
-    region: str | None = None
-    date: str
-    source: str
-    note: str | None = None
-
-    @property
-    def terms(self) -> str:
-        """The commitment in words."""
-        return terms(self.commitment, self.term_months)
-
-    @model_validator(mode="after")
-    def _term(self) -> Offer:
-        if self.term_months is not None and self.commitment != "reserved":
-            raise ValueError("only a reserved offer has a term")
-        return self
-
-
-def terms(commitment: Commitment, term_months: int | None = None) -> str:
-    """``on-demand``, ``spot``, ``reserved for 12 months``."""
-    return f"{commitment} for {term_months} months" if term_months else commitment
-
-
-class OfferFile(Sourced):
-    """The offers of one provider, a file of ``hw_profiles/offers/``."""
-
-    provider: str
-    offers: tuple[Offer, ...]
-
-
 class DtypeSupport(_Data):
     """What a weight format means on some architectures, for the silicon and for engines.
 

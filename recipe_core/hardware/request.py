@@ -34,8 +34,9 @@ class HardwareRequest(BaseModel):
     """Link between nodes, by name (``ib-ndr-400``); left out, the one in the device's profile."""
 
     offer: Text | None = None
-    """Price offer to count with, by name; left out, the cheapest that fits ``commitment``. Give
-    either an offer or ``usd_per_device_hour``."""
+    """Price offer to count with, by name; left out, the cheapest that fits ``commitment``, is not
+    unverified and of a machine that holds a node. Give either an offer or
+    ``usd_per_device_hour``."""
 
     usd_per_device_hour: Positive | None = None
     """Your own price of one device, in US dollars per hour; left out, an offer's."""
@@ -43,7 +44,8 @@ class HardwareRequest(BaseModel):
     commitment: Commitment | None = None
     """What the price commits you to: ``on-demand`` by the hour, ``spot`` until the provider takes
     the device back, ``reserved`` for a term, used or not. Selects the cheapest such offer (left
-    out: on-demand), or says what your own price is for."""
+    out: on-demand), or says what your own price is for. A cluster of ``options.hardware`` that
+    states no price has that of ``hardware``."""
 
     term_months: Annotated[int, Field(ge=1, le=120)] | None = None
     """Length of a reservation in months, only with ``commitment: reserved``; left out, any."""
@@ -53,6 +55,12 @@ class HardwareRequest(BaseModel):
         if self.term_months is not None and self.commitment != "reserved":
             raise ValueError("term_months needs commitment: reserved")
         return self
+
+    @property
+    def states_price(self) -> bool:
+        """Whether it says anything of its price."""
+        stated = (self.offer, self.usd_per_device_hour, self.commitment)
+        return any(value is not None for value in stated)
 
     @property
     def devices(self) -> int:

@@ -37,6 +37,10 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     problem = plan.problem
     devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
     parts = [f"{problem.model.name} on {devices}: {len(plan.order)} of {len(plan)} splits can run"]
+    for c in problem.clusters:
+        parts.append(f"price of {c.device.name}: {c.price_text()}")
+        if c.price_note and c.usd_per_device_hour is not None:
+            parts.append(f"  {c.price_note}")
     if len(plan.order):
         parts.append(_best(plan, top))
         parts += [*_beaten(plan, top), *_tied(plan), *_unpriced(plan)]
@@ -164,8 +168,13 @@ def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
 # One estimate
 
 
-def estimate_text(candidate: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-    """The estimate of one split for serving or training, with bands."""
+def estimate_text(
+    candidate: Mapping[str, Any], answer: Mapping[str, Any], price: str | None = None
+) -> str:
+    """The estimate of one split for serving or training, with bands.
+
+    ``price``: what a device-hour costs, in words.
+    """
     head = [split_name(candidate), candidate["engine"], f"{_format(candidate)} weights"]
     if "kv_dtype" in candidate:
         head.append(f"{candidate['kv_dtype']} cache")
@@ -173,7 +182,8 @@ def estimate_text(candidate: Mapping[str, Any], answer: Mapping[str, Any]) -> st
     if not answer["feasible"]:
         return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
     lines += _training_lines(answer) if "training" in answer else _serving_lines(answer)
-    return "\n".join([*lines, *(f"  note: {note}" for note in answer["notes"])])
+    priced = [f"  {'Price':26} {price}"] if price else []
+    return "\n".join([*lines, *priced, *(f"  note: {note}" for note in answer["notes"])])
 
 
 def _serving_lines(answer: Mapping[str, Any]) -> list[str]:

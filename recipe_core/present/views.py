@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
 from typing import Any
 
 from recipe_core.engines.spec import Engine
-from recipe_core.hardware.cluster import dtypes, fabric
+from recipe_core.hardware.cluster import Cluster, dtypes, fabric
+from recipe_core.hardware.offer_tables import offer_sources
+from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import CatalogEntry
@@ -80,8 +84,72 @@ def hardware_view(device: Device) -> dict[str, Any]:
         "usable_memory_bytes": device.usable_memory_bytes,
         "dtype_support": _dtype_support(device),
         "links": {name: fabric(name).model_dump(exclude_none=True) for name in names},
-        "offers": [offer.model_dump(exclude_none=True) for offer in offers_of(device)],
+        "offers": [offer_view(offer) for offer in offers_of(device)],
     }
+
+
+def offer_view(offer: Offer, today: date | None = None) -> dict[str, Any]:
+    """A price offer in dollars, with its source, and on a day its age and what to doubt."""
+    source = offer_sources().get(offer.source)
+    return {
+        **offer.model_dump(),
+        "usd_per_machine_hour": offer.usd_per_machine_hour,
+        "source_title": source.title if source else None,
+        "source_url": source.url if source else None,
+        "age_days": offer.age_days(today),
+        "stale": offer.is_stale(today),
+        "marks": list(offer.marks(today)),
+    }
+
+
+def price_view(cluster: Cluster, today: date | None = None) -> dict[str, Any]:
+    """What a device-hour of a cluster costs in dollars, and on a day its age and what to doubt."""
+    offer = cluster.offer
+    return {
+        "device": cluster.device.name,
+        "usd_per_device_hour": cluster.usd_per_device_hour,
+        "basis": cluster.price_basis,
+        "note": cluster.price_note,
+        "offer": offer.name if offer else None,
+        "age_days": offer.age_days(today) if offer else None,
+        "marks": list(offer.marks(today)) if offer else [],
+    }
+
+
+def offers_text(offers: Sequence[Offer], today: date | None = None) -> list[str]:
+    """Offers as the lines of a table, its headings first."""
+    rows = [_HEADINGS, *(_offer_cells(offer, today) for offer in offers)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if k < PRICE_COLUMNS else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+PRICE_COLUMNS = 3
+"""Columns of numbers in ``offers_text``, which come first."""
+_HEADINGS = (
+    *("$/device-hour", "$/machine-hour", "devices", "device", "commitment", "region", "date"),
+    *("name", "marks"),
+)
+
+
+def _offer_cells(offer: Offer, today: date | None) -> tuple[str, ...]:
+    several = f"–{offer.most_per_node}" if offer.most_per_node else ""
+    return (
+        f"{offer.usd_per_device_hour:.4g}",
+        f"{offer.usd_per_machine_hour:.4g}",
+        f"{offer.devices_per_node}{several}",
+        offer.device,
+        offer.terms,
+        offer.region or "not stated",
+        offer.date,
+        offer.name,
+        ", ".join(offer.marks(today)),
+    )
 
 
 def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:

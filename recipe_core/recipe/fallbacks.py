@@ -20,6 +20,7 @@ from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import Cluster, device, device_names
+from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.prices import offers
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
@@ -197,7 +198,7 @@ def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | N
     places = _named(decision, asked) or [hardware_of(other, decision.gpus) for other in likely]
     if not places:
         return None
-    first, *rest = places
+    first, *rest = (beside(hardware, decision.cluster) for hardware in places)
     engines = asked.options.engines
     if asked.candidate and asked.candidate.engine:
         engines = (asked.candidate.engine,)

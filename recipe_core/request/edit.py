@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
 from recipe_core.request.link import START_LOADS, TRAINING, WHOLE, checked, flat, leaves
@@ -150,11 +151,22 @@ def select_split(request: PlanRequest, key: str) -> dict[str, Any]:
     changes: dict[str, Any] = {"candidate": {**candidate, **(split_of(key) or {})}}
     if place := cluster_of(key):
         clusters = list(request.options.hardware)
-        hardware, clusters[place - 1] = clusters[place - 1], request.hardware
+        # Each keeps the commitment that it was priced under.
+        first = cluster(request.hardware)
+        hardware = beside(clusters[place - 1], first)
+        clusters = [beside(one, first) for one in clusters]
+        clusters[place - 1] = _stated(request.hardware, hardware)
         for name, value in hardware.model_dump().items():
             changes[f"hardware.{name}"] = value
         changes["options.hardware"] = tuple(clusters)
     return changes
+
+
+def _stated(old: HardwareRequest, new: HardwareRequest) -> HardwareRequest:
+    """The old first cluster, on demand in words where the new one commits to something else."""
+    if old.states_price or cluster(new).commitment in (None, "on-demand"):
+        return old
+    return old.model_copy(update={"commitment": "on-demand"})
 
 
 SHARED = ("engine", "precision", "offload")

@@ -141,4 +141,5 @@ def _place(cluster: Cluster) -> list[Any]:
     device = cluster.device
     name = device.digest if is_own(device) else device.name
     links = [cluster.fabric.name, cluster.network.name]
-    return [name, *links, cluster.usd_per_device_hour, cluster.price_basis]
+    price = (cluster.usd_per_device_hour, cluster.price_basis, cluster.price_note)
+    return [name, *links, *price]

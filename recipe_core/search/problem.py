@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import HardwareError, InputError, ModelError
 from recipe_core.hardware.cluster import Cluster, cluster
+from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
@@ -89,8 +90,10 @@ def resolve(
             field="measured",
             hint="Leave them out, or ask for a serving workload.",
         )
-    places = (request.hardware, *request.options.hardware)
-    clusters = tuple(_cluster(request, hardware, k) for k, hardware in enumerate(places))
+    first = _cluster(request, request.hardware, 0)
+    others = [beside(hardware, first) for hardware in request.options.hardware]
+    rest = [_cluster(request, hardware, k) for k, hardware in enumerate(others, 1)]
+    clusters = (first, *rest)
     model, workload = _model(request, folders), request.workload
     if isinstance(workload, TrainingWorkload):
         run = Problem(request, workload, model, clusters)

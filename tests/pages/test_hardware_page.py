@@ -157,6 +157,24 @@ def test_a_link_names_no_path() -> None:
     assert query_of(app) == {"v": "1"}
 
 
+def test_an_offer_says_what_is_rented_and_what_to_doubt() -> None:
+    asked = {"hardware.device": "mi355x", "hardware.offer": "tensorwave-mi355x"}
+    app = opened("hardware.py", **asked)
+    assert "per hour of a machine with 8 devices" in words(app)
+    assert "unverified: check it before use" in words(app)
+    labels = app.selectbox(key="_price").options
+    assert any("tensorwave-mi355x" in label and "unverified" in label for label in labels)
+    old = opened("hardware.py", **{"hardware.device": "mi325x"})
+    assert "days old" in old.table[0].value.to_string()
+
+
+def test_a_commitment_that_nobody_offers_leaves_the_price_unknown() -> None:
+    app = opened("hardware.py", **{"hardware.device": "mi355x", "hardware.commitment": "spot"})
+    assert "its price is unknown" in words(app)
+    assert app.get_by_key("_commitment").value == "spot"
+    assert "unknown" in app.table[0].value.to_string()
+
+
 def test_a_commitment_brings_its_cheapest_offer() -> None:
     app = opened("hardware.py")
     app.get_by_key("_commitment").set_value("spot").run()

@@ -85,8 +85,9 @@ def hardware(
     from recipe_core.base.units import gib
     from recipe_core.hardware.cluster import device, device_names
     from recipe_core.hardware.custom import is_path, read_profile
+    from recipe_core.hardware.prices import offers_of
     from recipe_core.hardware.upload import template
-    from recipe_core.present.views import hardware_view
+    from recipe_core.present.views import hardware_view, offers_text
 
     def profile(entry: str) -> Device:
         return device(read_profile(entry) if is_path(entry) else entry)
@@ -107,7 +108,17 @@ def hardware(
         bandwidth = f"{d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s"
         return f"{entry:16} {d.vendor:7} {memory}  {bandwidth}  {d.title}"
 
-    _listing(name, as_json, device_names(), lambda entry: hardware_view(profile(entry)), line)
+    def show(entry: str) -> dict[str, Any]:
+        view = hardware_view(profile(entry))
+        if not as_json:  # as a table below
+            del view["offers"]
+        return view
+
+    _listing(name, as_json, device_names(), show, line)
+    if name is not None and not as_json:
+        typer.echo("offers:")
+        for row in offers_text(offers_of(profile(name))):
+            typer.echo(f"  {row}")
 
 
 def _detect(name: str | None, as_json: bool) -> None:

@@ -149,7 +149,9 @@ def serve(
     Options not given are read from RECIPE_BUILDER_TOKEN, RECIPE_BUILDER_HOSTS and so on.
     """
     from recipe_core.doors.serve import serve as run
+    from recipe_core.hardware.offer_tables import own_offers
 
+    own_offers()  # a table that cannot be read is better known now than at the first request
     stated = {
         "token": token,
         "no_auth": no_auth,

@@ -46,6 +46,7 @@ def plan_command(
     """Judge and rank every split over the cluster."""
     from recipe_core.doors.public import plan
     from recipe_core.present.terminal import plan_text
+    from recipe_core.present.views import price_view
 
     corrections = own_runs(measured)
     values = plan_request(request, corrections)
@@ -56,6 +57,7 @@ def plan_command(
         sensitivity = result.sensitivity() if flips else None
     if as_json:
         answer = result.to_json(top)
+        answer["prices"] = [price_view(cluster) for cluster in result.problem.clusters]
         if sensitivity is not None:
             answer["sensitivity"] = [flip.to_json() for flip in sensitivity]
         emit(answer)
@@ -129,6 +131,7 @@ def estimate(
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.present.terminal import estimate_text
+    from recipe_core.present.views import price_view
     from recipe_core.search.plans import plan_candidate
 
     if request.endswith(".jsonl"):
@@ -148,10 +151,12 @@ def estimate(
     with working("Tracing the model …"):
         traced_parts, text = _trace(plan, row) if traced else ({}, "")
     if as_json:
-        own = {} if corrections is None else {"own_runs": corrections.to_json()}
-        emit({"candidate": plan.candidate(row), **answer, **traced_parts, **own})
+        added = {} if corrections is None else {"own_runs": corrections.to_json()}
+        added["price"] = price_view(plan.setting(row).cluster)
+        emit({"candidate": plan.candidate(row), **answer, **traced_parts, **added})
     else:
-        typer.echo(estimate_text(plan.candidate(row), answer) + text)
+        price = plan.setting(row).cluster.price_text()
+        typer.echo(estimate_text(plan.candidate(row), answer, price) + text)
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 

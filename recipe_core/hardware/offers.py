@@ -1,0 +1,130 @@
+"""A price offer: what somebody asks for a device, since when it is known, and what to doubt."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from recipe_core.base.provenance import Positive, _Data
+from recipe_core.hardware.profile import Commitment, Line, Name
+
+STALE_DAYS = 90
+"""Days after which the age of a price is said with it."""
+OfferStatus = Literal["published", "quoted", "unverified"]
+
+
+def current_day() -> datetime.date:
+    """The day against which the age of a price is counted."""
+    return datetime.date.today()
+
+
+@lru_cache(maxsize=4096)
+def last_day(text: str) -> datetime.date:
+    """The last day of a date: of ``2026-10-03``, ``2025-06``, ``2025`` or ``2026-09 or before``.
+
+    Raises:
+        ValueError: for any other text.
+    """
+    parts = text.removesuffix(" or before").split("-")
+    widths = [len(part) for part in parts]
+    if widths not in ([4], [4, 2], [4, 2, 2]) or not all(map(_digits, parts)):
+        raise ValueError("a date is 2026-10-03, 2026-10, 2026 or one of these with ' or before'")
+    year, *rest = map(int, parts)
+    month = rest[0] if rest else 12
+    if not 1 <= month <= 12 or year < 2000:
+        raise ValueError("there is no such month")
+    return datetime.date(year, month, rest[1] if rest[1:] else calendar.monthrange(year, month)[1])
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _dated(text: str) -> str:
+    last_day(text)
+    return text
+
+
+class Offer(_Data):
+    """A price at which somebody rents a device out.
+
+    ``on-demand``: by the hour, as long as it is wanted; ``spot``: until the provider wants it back;
+    ``reserved``: paid for ``term_months``, used or not (None: the provider does not publish the
+    term).
+
+    What is rented is a machine of ``devices_per_node``; where a provider rents machines of several
+    sizes at one price per device, that is the smallest and ``most_per_node`` the largest.
+
+    ``status``: ``published`` in a price list or table that ``source`` names; ``quoted`` to whoever
+    keeps the table; ``unverified``: without a document, replaced by a later list, or of a part of
+    the machine only.
+    """
+
+    provider: Line
+    name: Name
+    device: Name
+    usd_per_device_hour: Positive
+    commitment: Commitment
+    term_months: Annotated[int, Field(ge=1, le=120)] | None = None
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] = 1
+    most_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    instance: Line | None = None
+    region: Line | None = None
+    date: Annotated[str, AfterValidator(_dated)]
+    source: Line
+    status: OfferStatus = "published"
+    note: Line | None = None
+
+    @property
+    def terms(self) -> str:
+        """The commitment in words."""
+        return terms(self.commitment, self.term_months)
+
+    @property
+    def largest(self) -> int:
+        """Devices of the largest machine at this price."""
+        return self.most_per_node or self.devices_per_node
+
+    @property
+    def usd_per_machine_hour(self) -> float:
+        """Dollars an hour of the smallest machine at this price."""
+        return self.usd_per_device_hour * self.devices_per_node
+
+    @property
+    def basis(self) -> str:
+        """Name, terms, date, status if it is not published, and note; the same on every day."""
+        status = None if self.status == "published" else self.status
+        said = "; ".join(filter(None, (status, self.note)))
+        text = f"{self.name}, {self.terms}, {self.date}"
+        return f"{text}: {said}" if said else text
+
+    def age_days(self, today: datetime.date | None = None) -> int:
+        """Days since the last day of its date."""
+        return max(((today or current_day()) - last_day(self.date)).days, 0)
+
+    def is_stale(self, today: datetime.date | None = None) -> bool:
+        """Whether it is older than ``STALE_DAYS``."""
+        return self.age_days(today) > STALE_DAYS
+
+    def marks(self, today: datetime.date | None = None) -> tuple[str, ...]:
+        """What to doubt, in short words: ``unverified``, ``142 days old``."""
+        unverified = ("unverified",) if self.status == "unverified" else ()
+        old = (f"{self.age_days(today)} days old",) if self.is_stale(today) else ()
+        return unverified + old
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Offer:
+        if self.term_months is not None and self.commitment != "reserved":
+            raise ValueError("only a reserved offer has a term")
+        if self.most_per_node is not None and self.most_per_node < self.devices_per_node:
+            raise ValueError("most_per_node is less than devices_per_node")
+        return self
+
+
+def terms(commitment: Commitment, term_months: int | None = None) -> str:
+    """``on-demand``, ``spot``, ``reserved for 12 months``."""
+    return f"{commitment} for {term_months} months" if term_months else commitment
