@@ -194,7 +194,8 @@ class Answer:
     @cached_property
     def growth(self) -> Choices | None:
         """Every device through the months; None where the request states no growth."""
-        loads = {_key(one): (one, self.loads[_key(one)]) for one in self.sizing.devices}
+        found = {_key(one): one for one in self.sizing.devices}
+        loads = {key: (found[key], load) for key, load in self.loads.items() if key in found}
         return grow_choices(self.sizing.request, loads)
 
     def refusal(self, one: SizedDevice) -> Json:
