@@ -276,7 +276,9 @@ def every_case(
     for shared in settings(problem):
         budget.spend()
         splits = every_split(problem, shared, candidate)
-        legal = _statically_legal(shared, splits)
+        several = paired or variants != [{}]
+        # alone each split is judged once, when it is evaluated
+        legal = _statically_legal(shared, splits) if several else np.ones(len(splits), np.bool_)
         total += len(splits) + int(legal.sum()) * (len(variants) - 1)
         if paired:
             sizes = splits.devices[_poolable(splits, legal)]

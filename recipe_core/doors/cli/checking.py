@@ -177,11 +177,19 @@ def validate(
         bool,
         typer.Option("--bands", help="How often runs are inside their 50, 80 and 95 % intervals."),
     ] = False,
+    sizes: Annotated[
+        bool,
+        typer.Option("--sizes", help="How often measured sizes are inside proposed ranges."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The errors of estimates against measured runs: published ones, or your own table."""
-    if bands and by is not None:
-        raise InputError("--by COLUMN and --bands are two questions.", hint="Ask one at a time.")
+    stated = {"--by COLUMN": by is not None, "--bands": bands, "--sizes": sizes}
+    questions = [name for name, one in stated.items() if one]
+    if len(questions) > 1:
+        raise InputError(f"{' and '.join(questions)} are two questions.", hint="Ask one at a time.")
+    if sizes and training:
+        raise InputError("sizes are of serving runs.", field="sizes", hint="Leave --training out.")
     if training:
         _validate_training(table, by, bands=bands, as_json=as_json)
         return
@@ -193,6 +201,8 @@ def validate(
         comparison = compare(runs)
     if bands:
         _show_coverage(comparison.figures, as_json)
+    elif sizes:
+        _show_sizes(comparison.figures, as_json)
     elif as_json:
         emit(validation_view(comparison, by))
     else:
@@ -206,6 +216,15 @@ def _show_coverage(figures: DataFrame, as_json: bool) -> None:
         emit(coverage_view(figures))
     else:
         typer.echo(coverage_text(figures))
+
+
+def _show_sizes(figures: DataFrame, as_json: bool) -> None:
+    from recipe_core.calibration.sizes import sizes_text, sizes_view
+
+    if as_json:
+        emit(sizes_view(figures))
+    else:
+        typer.echo(sizes_text(figures))
 
 
 def _validate_training(table: Path | None, by: str | None, *, bands: bool, as_json: bool) -> None:

@@ -1,0 +1,170 @@
+"""Whether sizes that were measured lie in the ranges that estimates propose.
+
+Runs of one source, model, device, engine, formats and lengths that differ in the number of devices
+under one load, or in the load of one split, are the rungs of a ladder. For limits between their
+measured figures the smallest count (the largest load) that kept the limit is known. Estimates
+propose a range: from the first rung that keeps it with a probability of 10 % to the first that
+keeps it with 90 % and all rungs before which that might have been the one. It covers what was
+measured in eight of ten cases if the intervals are right.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.intervals import probability_below
+
+SURE = 0.9
+"""Probability at the far end of a proposed range; the near end has one less it."""
+LADDERS = {"count": "devices", "load": "load"}
+"""What differs between the rungs of a ladder, and the column of it."""
+SHARED = (
+    "source",
+    "model",
+    "device",
+    "engine",
+    "version",
+    "mode",
+    "scenario",
+    "input_tokens",
+    "output_tokens",
+    "weight_dtype",
+    "kv_dtype",
+)
+SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
+MORE = ("output_tokens_per_s", "total_tokens_per_s")
+"""Figures of which a limit is the least."""
+
+
+def sizes(figures: pd.DataFrame) -> pd.DataFrame:
+    """Every case: a ladder, a limit on a figure, and where the measured size lies in the range.
+
+    Args:
+        figures: of a ``Comparison``: a row per measured figure with its intervals.
+
+    Returns:
+        ``ladder`` (count, load), ``figure``, ``source``, ``device``, ``model``, ``vendor``,
+        ``rungs``, ``limit``, ``measured`` (place of the rung), ``first`` and ``last`` (of the
+        range; ``rungs`` where it reaches beyond), ``inside``.
+    """
+    rows = figures.assign(
+        devices=figures.tp * figures.pp * figures.dp,
+        **{name: figures[name].fillna("") for name in ("scenario", "version", "exclude")},
+    )
+    rows = rows[rows.exclude == ""]
+    found = [case for ladder in LADDERS for case in _ladders(rows, ladder)]
+    return pd.DataFrame(found)
+
+
+def _ladders(rows: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
+    column = LADDERS[ladder]
+    shared = [*SHARED, "figure", *(("load",) if ladder == "count" else SPLIT)]
+    for _, group in rows.groupby(shared, dropna=False):
+        # of several splits or repeats of one rung the best that was measured, as one would choose
+        better = group.figure.isin(MORE).all()
+        best = group.sort_values("measured", ascending=not better).drop_duplicates(column)
+        rungs = best.sort_values(column, ascending=ladder == "count")
+        if len(rungs) > 1 and group.figure.iloc[0] not in (MORE if ladder == "load" else ()):
+            yield from _cases(rungs, ladder)
+
+
+def _cases(rungs: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
+    """A limit between each two measured figures that differ; rungs rise in what they can keep."""
+    measured = rungs.measured.to_numpy(dtype=float)
+    at_least = rungs.figure.iloc[0] in MORE
+    values = np.unique(measured)
+    for low, high in itertools.pairwise(values):
+        limit = float(np.sqrt(low * high))
+        kept = measured >= limit if at_least else measured <= limit
+        chance = _chances(rungs, limit, at_least=at_least)
+        first = _first(chance >= 1 - SURE)
+        last = _first(chance >= SURE)
+        place = _first(kept)
+        yield {
+            "ladder": ladder,
+            **{
+                name: rungs[name].iloc[0]
+                for name in ("figure", "source", "device", "model", "vendor", "engine")
+            },
+            "rungs": len(rungs),
+            "limit": limit,
+            "measured": place,
+            "first": first,
+            "last": last,
+            "inside": first <= place <= last,
+        }
+
+
+def _first(kept: Any) -> int:
+    """The place of the first rung that is kept; beyond the last where none is."""
+    return int(np.argmax(kept)) if kept.any() else len(kept)
+
+
+def _chances(rungs: pd.DataFrame, limit: float, *, at_least: bool) -> Float:
+    """The probability of each rung to keep the limit."""
+    out = []
+    for row in rungs.itertuples():
+        intervals: Any = {
+            "50": (row.low_50, row.high_50),
+            "80": (row.low, row.high),
+            "95": (row.low_95, row.high_95),
+        }
+        below = probability_below(intervals, limit)
+        out.append(1 - below if at_least else below)
+    return np.array(out)
+
+
+def sizes_view(figures: pd.DataFrame) -> dict[str, Any]:
+    """Shares of cases inside their range, in all and by ladder, figure and vendor."""
+    cases = sizes(figures)
+    if not len(cases):
+        return {"cases": 0, "inside": None, "groups": []}
+    groups = []
+    for names in (["ladder"], ["ladder", "figure"], ["ladder", "vendor"]):
+        for key, part in cases.groupby(names):
+            groups.append(
+                {
+                    **dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True)),
+                    **_counted(part),
+                }
+            )
+    return {**_counted(cases), "groups": groups}
+
+
+def _counted(cases: pd.DataFrame) -> dict[str, Any]:
+    cells = cases.groupby(["source", "device", "model"]).inside.mean()
+    width = (cases["last"].clip(upper=cases.rungs - 1) - cases["first"] + 1).clip(lower=0)
+    return {
+        "cases": len(cases),
+        "cells": len(cells),
+        "inside": float(cases.inside.mean()),
+        "inside_by_cell": float(cells.mean()),
+        "range_rungs": float(width.mean()),
+        "rungs": float(cases.rungs.mean()),
+    }
+
+
+def sizes_text(figures: pd.DataFrame) -> str:
+    """The same as lines of text."""
+    view = sizes_view(figures)
+    if not view["cases"]:
+        return "No runs differ in their number of devices, or in their load, alone."
+
+    def line(label: str, part: dict[str, Any]) -> str:
+        return (
+            f"{label}: {part['inside']:.0%} of {part['cases']:,} cases inside "
+            f"({part['inside_by_cell']:.0%} of cells alike, {part['cells']} cells); a range spans "
+            f"{part['range_rungs']:.1f} of {part['rungs']:.1f} rungs"
+        )
+
+    names = ("ladder", "figure", "vendor")
+    lines = [line("all", view)]
+    for part in view["groups"]:
+        lines.append(line(", ".join(str(part[name]) for name in names if name in part), part))
+    return "\n".join(lines)

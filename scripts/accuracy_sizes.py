@@ -1,0 +1,20 @@
+"""How often sizes that were measured lie in the ranges that estimates propose, on all runs.
+
+    python scripts/accuracy_sizes.py TRUTH_DIR
+
+``recipe validate --sizes`` says the same of the runs that are shipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import publish_runs
+
+from recipe_core.calibration.sizes import sizes_text
+from recipe_core.calibration.validate import compare
+
+if __name__ == "__main__":
+    measured = publish_runs.as_runs(publish_runs.runs(Path(sys.argv[1])))
+    print(sizes_text(compare([run for run in measured if not run.exclude]).figures))
