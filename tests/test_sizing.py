@@ -190,14 +190,20 @@ def test_the_price_at_which_a_device_wins_makes_it_win():
     assert found["best"]["device"] == second["device"]
 
 
-def test_the_limit_at_which_a_device_wins_makes_it_win():
+@pytest.mark.parametrize("objective", [{}, {"confidence": 0.8}])
+def test_the_limit_at_which_a_device_wins_makes_it_win(objective):
     names = ["l40s", "h100-sxm", "b200-sxm", "mi300x"]
-    answer = answered(limits={"tpot_ms": 40}, devices=names)
-    moved = [row for row in answer["devices"][1:] if row["wins_at"]["limits"]]
+    limits = {"tpot_ms": 40, "ttft_ms": 1500}
+    answer = answered(limits=limits, objective=objective, devices=names)
+    moved = [(row, *limit) for row in answer["devices"][1:] for limit in _limits_of(row)]
     assert moved
-    for row in moved:
-        found = answered(limits=row["wins_at"]["limits"], devices=names)
-        assert found["best"]["device"] == row["device"]
+    for row, name, value in moved:
+        found = answered(limits=limits | {name: value}, objective=objective, devices=names)
+        assert found["best"]["device"] == row["device"], (row["device"], name, value)
+
+
+def _limits_of(row):
+    return row["wins_at"]["limits"].items()
 
 
 def test_notes_age_and_status_of_prices_stand_in_every_row():

@@ -164,7 +164,8 @@ def sizes_text(figures: pd.DataFrame) -> str:
         )
 
     names = ("ladder", "figure", "vendor")
-    lines = [line("all", view)]
-    for part in view["groups"]:
-        lines.append(line(", ".join(str(part[name]) for name in names if name in part), part))
-    return "\n".join(lines)
+    lines = [
+        line(", ".join(str(part[name]) for name in names if name in part), part)
+        for part in view["groups"]
+    ]
+    return "\n".join([line("all", view), *lines])

@@ -23,6 +23,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     parts = [verdict(answer)]
     if rows:
         parts.append(_table(rows))
+    parts += _cheapest_month(answer)
     parts += _unpriced(answer)
     parts += _ladder(answer, ladder)
     parts += _refused(answer)
@@ -67,7 +68,7 @@ def money(row: Row) -> str:
     """``$47.20 an hour, $34,456 a month``; that the price is unknown where it is."""
     if row["usd_per_hour"] is None:
         return "price unknown"
-    return f"{usd(row['usd_per_hour'])} an hour, ${row['usd_per_month']:,.0f} a month"
+    return f"${row['usd_per_hour']:,.2f} an hour, ${row['usd_per_month']:,.0f} a month"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -95,6 +96,23 @@ def _table(rows: Sequence[Row]) -> str:
         left=left,
         width=width,
     )
+
+
+def _cheapest_month(answer: Answer) -> Iterator[str]:
+    """Which device costs least a month, where that is not the best by the cost of a token."""
+    sizing = answer.sizing
+    best = sizing.best
+    if best is None or set(sizing.request.objective.goals) != {"cost"}:
+        return
+    least = min(sizing.devices, key=lambda one: float(one.plan.columns["usd_per_hour"][one.best]))
+    if least.best is None or best.best is None:
+        return
+    row, other = (answer.rows(one, [one.best])[0] for one in (least, best) if one.best is not None)
+    if row["usd_per_month"] < other["usd_per_month"]:
+        yield (
+            f"{row['device']} costs least a month, ${row['usd_per_month']:,.0f}: cost counts per "
+            f"token, and a closed loop sends more to {other['device']}, which answers faster"
+        )
 
 
 def _rented(row: Row) -> str:
@@ -132,7 +150,7 @@ def _unpriced(answer: Answer) -> Iterator[str]:
         row = answer.rows(one, [one.best])[0]
         price = answer.sizing.price_to_win(one)
         wins = f"; it would win below {usd(price)} per device-hour" if price else ""
-        yield f"{row['title']}: {one.choice.why}; {counted(row)} would do{wins}"
+        yield f"{row['device']}: {one.choice.why}; {row['count']} would do{wins}"
 
 
 def _ladder(answer: Answer, name: str | None) -> Iterator[str]:

@@ -64,39 +64,84 @@ def confident(cases: Cases, objective: Objective) -> Cases:
 
     def say(i: int) -> str:
         return (
-            f"holds the limits with a probability of {chance_text(float(chance[i]))}; "
-            f"{chance_text(asked)} is asked for"
+            f"holds the limits with a probability of {below_text(float(chance[i]), asked)}; "
+            f"{asked:.0%} is asked for"
         )
 
     rule = Refusal("confidence", cases.feasible & (chance < asked), say)
     return replace(cases, limits=(*cases.limits, rule), chances=chance)
 
 
+def below_text(chance: float, asked: float) -> str:
+    """A probability below another, with as many digits as tell them apart."""
+    text = chance_text(chance)
+    return f"{chance:.1%}" if text == f"{asked:.0%}" else text
+
+
+def moved_confidence(
+    cases: Cases, limits: Limits, rows: Int, name: str, factors: Float
+) -> tuple[Float, Bool]:
+    """As ``confidence``, of some cases, with one limit times each of ``factors``.
+
+    Args:
+        cases: of one setting.
+        limits: as stated.
+        rows: of the cases; each must run.
+        name: the field of the limit that is moved.
+        factors: what it is multiplied by.
+
+    Returns:
+        Probabilities, and whether the estimates keep the limits: rows × factors.
+    """
+    kept, held, by = _scored(cases, limits, rows, {name: factors})
+    chance = np.where(kept, 1.0, 0.0)
+    if by and len(rows):
+        correlation = signed_correlation(list(by), cases.physics.correlations())
+        flat = np.stack([np.broadcast_to(score, kept.shape).ravel() for score in by.values()])
+        chance = chance * together(flat, correlation).reshape(kept.shape)
+    return chance, held
+
+
 def _scores(
     cases: Cases, limits: Limits, rows: Int
 ) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
-    """Of some cases those that keep the certain limits, and normal scores of the uncertain ones.
+    """Of some cases those that keep the certain limits, and normal scores of the uncertain ones."""
+    kept, _, by = _scored(cases, limits, rows, {})
+    return kept[:, 0], [score[:, 0] for score in by.values()], list(by)
 
-    Limits that follow the same figure in the same direction are the tighter of them.
+
+def _scored(
+    cases: Cases, limits: Limits, rows: Int, moved: Mapping[str, Float]
+) -> tuple[Bool, Bool, dict[tuple[str, int], Float]]:
+    """Whether cases keep the certain limits, and all by their estimates; scores of the others.
+
+    Cases × factors of the limits that are ``moved``. Limits that follow the same figure in the same
+    direction are the tighter of them.
     """
-    kept = np.ones(len(rows), dtype=np.bool_)
+    factors = max((len(values) for values in moved.values()), default=1)
+    kept = np.ones((len(rows), factors), dtype=np.bool_)
+    held = kept.copy()
     by: dict[tuple[str, int], Float] = {}
     for rule in LIMITS.values():
         bound = rule.bound(limits)
         if bound is None:
             continue
-        value = rule.value(cases, limits.percentile)[rows]
+        value = rule.value(cases, limits.percentile)[rows][:, None]
+        bounds = bound * moved.get(rule.name, np.ones(1))[None, :]
+        inside = (value >= bounds) if rule.at_least else (value <= bounds)
+        held &= inside
         known = cases.physics.uncertain(cases.setting, rule.column)
         if known is None:
-            kept &= (value >= bound) if rule.at_least else (value <= bound)
+            kept &= inside
             continue
-        score = _score(cases, rows, bound / value, known)
+        ratio = bounds / value
+        score = np.stack([_score(cases, rows, column, known) for column in ratio.T], axis=1)
         if rule.at_least:
             score = -score
         score = np.clip(np.where(np.isfinite(value), score, -CERTAIN), -CERTAIN, CERTAIN)
         key = known.metric, -known.sign if rule.at_least else known.sign
         by[key] = np.minimum(by[key], score) if key in by else score
-    return kept, list(by.values()), list(by)
+    return kept, held, by
 
 
 def _score(cases: Cases, rows: Int, ratio: Float, known: Uncertain) -> Float:

@@ -15,6 +15,7 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
+from recipe_core.search.confidence import below_text
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_type
@@ -144,6 +145,24 @@ class SizedDevice:
         first = np.r_[True, np.diff(self.rented[ranked]) > 0]
         return [int(row) for row in ranked[first]]
 
+    @cached_property
+    def candidates(self) -> Int:
+        """Of each number of rented devices the split with the best score and the likeliest one.
+
+        And those between them that neither a likelier one nor one with a better score beats.
+        """
+        rows = np.flatnonzero(self.allowed & np.isfinite(self.plan.score))
+        chance = np.nan_to_num(self.confidence[rows])
+        order = rows[np.lexsort((-chance, self.plan.score[rows], self.rented[rows]))]
+        kept, likeliest, rented = [], -1.0, -1
+        for row in order.tolist():
+            if self.rented[row] != rented:
+                likeliest, rented = -1.0, int(self.rented[row])
+            if self.confidence[row] > likeliest:
+                kept.append(row)
+                likeliest = float(self.confidence[row])
+        return np.array(kept, dtype=np.int64)
+
     def highest_confidence(self, row: int) -> float:
         """The highest probability, over all splits on as many rented devices as a row's."""
         alike = self.allowed & (self.rented == self.rented[row])
@@ -181,10 +200,16 @@ class SizedDevice:
         if self.nearest is None:
             return self._cannot_run()
         row, most = self.nearest, int(self.rented[self.allowed].max())
+        asked, chance = self.plan.request.objective.confidence, float(self.confidence[row])
+        if asked is not None and self.plan.codes(row) == {"confidence"}:
+            return (
+                f"with up to {most} devices the limits hold with {below_text(chance, asked)} at "
+                f"best; {asked:.0%} is asked for"
+            )
         broken = "; ".join(self.plan.reasons(row))
-        chance = chance_text(float(self.confidence[row]))
         return (
-            f"up to {most} devices the most likely split keeps the limits with {chance}: {broken}"
+            f"with up to {most} devices the limits hold with {chance_text(chance)} at best: "
+            f"{broken}"
         )
 
     def _cannot_run(self) -> str:
@@ -196,7 +221,8 @@ class SizedDevice:
             return "every split that runs takes more devices than are asked for"
         lacking = np.nan_to_num(self.plan.columns["shortfall_bytes"][rows], nan=np.inf)
         problems = np.sum([broken[rows] for broken in self.plan.rules().values()], axis=0)
-        row = int(rows[np.lexsort((lacking, problems))[0]])
+        fewest = -self.plan.degree("gpus")[rows]
+        row = int(rows[np.lexsort((fewest, np.maximum(lacking, 0), problems))[0]])
         return "; ".join(self.plan.reasons(row))
 
 

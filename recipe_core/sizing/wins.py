@@ -8,6 +8,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import significant
+from recipe_core.search.confidence import moved_confidence
 from recipe_core.search.limits import LIMITS
 from recipe_core.sizing.sized import SizedDevice
 
@@ -27,43 +28,40 @@ def winning_limits(devices: Sequence[SizedDevice]) -> list[dict[str, float]]:
     if not devices:
         return out
     limits = devices[0].plan.request.objective.limits
-    for code, rule in LIMITS.items():
+    factors = np.geomspace(1 / FARTHEST, FARTHEST, STEPS)
+    for rule in LIMITS.values():
         bound = rule.bound(limits)
         if bound is None or rule.column == "gpus":
             continue
-        factors = np.geomspace(1 / FARTHEST, FARTHEST, STEPS)
-        scores = np.stack([_scores(one, code, bound, factors) for one in devices])
-        for k, values in enumerate(_winning(scores, factors)):
-            if values is not None:
-                stated = float(getattr(limits, rule.name)) * values
+        scores = np.stack([_scores(one, rule.name, factors) for one in devices])
+        for k, factor in enumerate(_winning(scores, factors)):
+            if factor is not None and factor != 1.0:
+                stated = float(getattr(limits, rule.name)) * factor
                 out[k][rule.name] = float(significant(stated, 3).replace(",", ""))
     return out
 
 
-def _scores(one: SizedDevice, code: str, bound: float, factors: Float) -> Float:
-    """The best score of a device by the value of one limit; infinite where nothing holds."""
-    rule, plan = LIMITS[code], one.plan
-    others = np.zeros(len(plan), dtype=np.bool_)
-    for name, broken in plan.rules().items():
-        if name in LIMITS and name != code:
-            others |= broken
-    rows = np.flatnonzero(one.allowed & ~others)
-    figure = (plan.bound(code) * _margins(one, code))[rows]
-    score = plan.score[rows]
-    known = np.isfinite(figure) & np.isfinite(score)
-    figure, score = figure[known], score[known]
-    sign = -1.0 if rule.at_least else 1.0
-    order = np.argsort(sign * figure)
-    best = np.minimum.accumulate(score[order]) if len(order) else np.zeros(0)
-    place = np.searchsorted(sign * figure[order], sign * bound * factors, side="right")
-    return np.where(place > 0, np.r_[np.inf, best][place], np.inf)
+def _scores(one: SizedDevice, name: str, factors: Float) -> Float:
+    """The best score of a device by the factor of one limit; infinite where nothing holds.
 
-
-def _margins(one: SizedDevice, code: str) -> Float:
-    """How many times its figure a limit must be to hold, by row: the same within a setting."""
-    sizes = [len(block) for block in one.plan.blocks]
-    first = np.cumsum([0, *sizes])[:-1].tolist()
-    return np.repeat([one.plan.margin(code, row) for row in first], sizes)
+    Of each number of rented devices the best split and the likeliest.
+    """
+    plan, best = one.plan, np.full(len(factors), np.inf)
+    objective = plan.request.objective
+    rows = one.candidates
+    ends = np.cumsum([len(block) for block in plan.blocks])
+    numbers = np.searchsorted(ends, rows, side="right")
+    for k in np.unique(numbers).tolist():
+        inside = rows[numbers == k]
+        block = plan.blocks[k]
+        chance, held = moved_confidence(
+            block, objective.limits, inside - ends[k] + len(block), name, factors
+        )
+        if objective.confidence is not None:
+            held = held & (chance >= objective.confidence)
+        score = np.where(held, plan.score[inside][:, None], np.inf)
+        best = np.minimum(best, score.min(axis=0))
+    return best
 
 
 def _winning(scores: Float, factors: Float) -> list[float | None]:
