@@ -158,5 +158,6 @@ def test_the_surface_is_frozen(client):
         "POST /plan",
         "POST /recipe",
         "POST /resolve",
+        "POST /size",
     ]
     assert "NaN" not in json.dumps(document)

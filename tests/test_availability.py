@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError
-from recipe_core.base.resources import PACKAGE, root
+from recipe_core.base.resources import PACKAGE
+from recipe_core.hardware.prices import offers
 from recipe_core.sizing import failures as shipped
 from recipe_core.sizing.availability import (
     Domains,
@@ -286,8 +286,7 @@ def test_counts_of_traces_agree_with_the_share_they_held():
 
 
 def test_providers_are_named_as_in_offers():
-    files = (root("hw_profiles") / "offers").glob("*.yaml")
-    named = {DataFile(path, "hardware").read()["provider"] for path in files}
+    named = {offer.provider for offer in offers()}
     file = failures()
     used = {trace.provider for trace in file.spot} | set(file.reclaim_notice_s)
     used |= {each.provider for each in file.agreements}

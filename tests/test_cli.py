@@ -402,6 +402,7 @@ def test_the_surface_is_frozen():
         "engines",
         "offers",
         "plan",
+        "size",
         "estimate",
         "check",
         "validate",
@@ -448,6 +449,7 @@ def test_the_options_are_frozen():
             *("--output", "--currency", "--usd-per-unit", "--date", "--status", "--accelerator"),
         },
         "plan": {"--all", "--measured", "--sensitivity", "--top"},
+        "size": {"--ladder", "--measured", "--top"},
         "estimate": {"--measured", "--trace"},
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},

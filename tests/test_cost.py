@@ -70,14 +70,18 @@ def test_twice_the_price_costs_twice_as_much():
     )
 
 
-def test_a_named_offer_is_taken_and_said():
+@pytest.mark.parametrize(("machine", "paid"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_a_named_offer_is_taken_and_said(machine, paid):
+    """Of a machine that is rented whole, devices that the split leaves idle are paid for too."""
     named = next(
         offer
         for offer in offers()
-        if offer.device == "h100-sxm" and offer.name.startswith("lambda")
+        if (offer.device, offer.provider) == ("h100-sxm", "Lambda")
+        and (offer.devices_per_node, offer.commitment) == (machine, "on-demand")
     )
     found = estimate_of(candidate=ONE | {"tp": 2}, hardware={"offer": named.name})
-    assert found["cost"]["usd_per_hour"] == pytest.approx(2 * named.usd_per_device_hour)
+    assert found["cost"]["devices_rented"] == paid
+    assert found["cost"]["usd_per_hour"] == pytest.approx(paid * named.usd_per_device_hour)
     assert named.name in found["basis"]["usd_per_hour"]
     assert named.date in found["basis"]["usd_per_hour"]
     with pytest.raises(HardwareError, match="not both"):

@@ -48,11 +48,16 @@ def plain(kind: str) -> Plan:
     return plan(request(kind))
 
 
-def training_with(field: str, value: Any) -> Plan:
-    """The plan of a run with a field changed; a limit on a whole run needs its tokens."""
-    named = value if isinstance(value, dict) else field.split(".")
+def training_with(field: str, value: Any, **limits: float) -> Plan:
+    """The plan of a run with a field changed; a limit on a whole run needs its tokens.
+
+    ``limits``: beside the field, which means nothing without.
+    """
+    named = [*limits, *(value if isinstance(value, dict) else field.split("."))]
     whole = any(name in named for name in RUN_LIMITS)
     values = _with(TRAINING, "workload.tokens", 2e9) if whole else TRAINING
+    for name, limit in limits.items():
+        values = _with(values, f"objective.limits.{name}", limit)
     return plan(PlanRequest.parse(_with(values, field, value)))
 
 
@@ -67,9 +72,10 @@ def _with(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 HONOURED: dict[str, Any] = {
     "objective.optimize": "gpus",
     "objective.weights": {"throughput": 1.0, "gpus": 2.0},
+    "objective.confidence": 0.95,
     "objective.limits.usd_per_hour": 10.0,
     "objective.limits.wall_hours": 20.0,
-    "objective.limits.usd": 1000.0,
+    "objective.limits.usd": 150.0,
     "objective.limits.joules_per_token": 0.1,
     "objective.limits.watts": 2000.0,
     "objective.limits.gpus": 4,
@@ -117,9 +123,24 @@ def test_every_field_is_honoured_or_refused() -> None:
 
 @pytest.mark.parametrize(("field", "value"), HONOURED.items(), ids=list(HONOURED))
 def test_what_training_honours_changes_its_plan(field: str, value: Any) -> None:
-    changed = training_with(field, value)
+    beside = {"usd": 450.0} if field == "objective.confidence" else {}
+    changed = training_with(field, value, **beside)
     assert len(changed.order)
-    assert summed_up(changed) != summed_up(plain("training"))
+    before = training_with("objective.limits", beside) if beside else plain("training")
+    assert summed_up(changed) != summed_up(before)
+
+
+@kinds
+def test_a_confidence_is_honoured_by_both_kinds(kind: str) -> None:
+    limits = {"serving": {"tpot_ms": 12.0}, "training": {"wall_hours": 30.0}}[kind]
+    values = _with(REQUESTS[kind], "objective.limits", limits)
+    if kind == "training":
+        values = _with(values, "workload.tokens", 2e9)
+    likely = plan(PlanRequest.parse(values))
+    sure = plan(PlanRequest.parse(_with(values, "objective.confidence", 0.95)))
+    assert 0 < len(sure.order) < len(likely.order)
+    assert (sure.confidence(sure.order) >= 0.95).all()
+    assert set(sure.order) == {row for row in likely.order if likely.confidence([row])[0] >= 0.95}
 
 
 @pytest.mark.parametrize(("field", "value"), REFUSED.items(), ids=list(REFUSED))
@@ -275,6 +296,7 @@ def test_json_of_both_kinds_has_the_same_names() -> None:
         "estimate",
         "pareto",
         "beats_best",
+        "confidence",
     }
     assert set(training["counts"]) == {"candidates", "feasible", "refused", "tied_with_best"}
 

@@ -20,7 +20,9 @@ from recipe_core.search.slos import limit_steps
 from tests.conftest import request_values
 
 PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
-GB300 = {"device": "gb300", "per_node": 4}
+GH200 = {"device": "gh200-144gb", "per_node": 4}
+"""Nobody is known to offer it."""
+TITLE = "GH200 Grace Hopper 144 GB"
 RUN = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
 SERVICE = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
 WORKLOADS: dict[str, dict[str, Any]] = {"serving": SERVICE, "training": RUN}
@@ -72,23 +74,23 @@ def test_every_limit_on_money_is_tried_here() -> None:
 def test_a_limit_on_money_refuses_what_has_no_price(
     kind: str, name: str, limit: float, said: str
 ) -> None:
-    alone = plan(asked(kind, [GB300], limits={name: limit}))
+    alone = plan(asked(kind, [GH200], limits={name: limit}))
     assert alone.best is None
     code = next(code for code, rule in LIMITS.items() if rule.name == name)
     row = alone.nearest_row()
     assert row is not None
     assert alone.codes(row) == {code}
     reason = (
-        f"no price of gb300 is known, so the limit of {said} cannot be judged; "
+        f"no price of gh200-144gb is known, so the limit of {said} cannot be judged; "
         "state hardware.usd_per_device_hour"
     )
     assert alone.reasons(row) == [reason]
     assert alone.beyond_limits() == []
     assert fixes(alone, row) == []
     assert reason in plan_text(alone, 3)
-    known = plan(asked(kind, [GB300 | {"usd_per_device_hour": 0.001}], limits={name: limit}))
+    known = plan(asked(kind, [GH200 | {"usd_per_device_hour": 0.001}], limits={name: limit}))
     assert len(known.order) == int(alone.runs.sum())
-    beside = plan(asked(kind, ["h100-sxm", GB300], limits={name: limit}))
+    beside = plan(asked(kind, ["h100-sxm", GH200], limits={name: limit}))
     assert {device for device, _ in order_of(beside, beside.order)} == {"h100-sxm"}
     free = plan(asked(kind, ["h100-sxm"], limits={name: limit}))
     assert order_of(beside, beside.order) == order_of(free, free.order)
@@ -99,7 +101,11 @@ def test_a_limit_on_money_refuses_what_has_no_price(
 def test_one_stated_split_without_a_price_is_refused_in_words() -> None:
     split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
     values = request_values(
-        "Qwen/Qwen3-32B", "gb300", 4, candidate=split, objective={"limits": {"usd_per_hour": 60}}
+        "Qwen/Qwen3-32B",
+        "gh200-144gb",
+        4,
+        candidate=split,
+        objective={"limits": {"usd_per_hour": 60}},
     )
     (answer,) = estimate_batch([values])
     assert not answer["feasible"]
@@ -110,8 +116,8 @@ def test_one_stated_split_without_a_price_is_refused_in_words() -> None:
 
 
 @cache
-def mixed(kind: str, places: tuple[str, ...]) -> Plan:
-    return plan(asked(kind, [GB300 if name == "gb300" else name for name in places]))
+def mixed(kind: str, *places: str) -> Plan:
+    return plan(asked(kind, [GH200 if name == GH200["device"] else name for name in places]))
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
@@ -123,20 +129,20 @@ def mixed(kind: str, places: tuple[str, ...]) -> Plan:
 def test_a_device_without_a_price_changes_the_order_of_no_others(
     kind: str, places: list[str], at: int
 ) -> None:
-    added = [*places[:at], "gb300", *places[at:]]
-    without, table = mixed(kind, tuple(places)), mixed(kind, tuple(added))
+    added = [*places[:at], "gh200-144gb", *places[at:]]
+    without, table = mixed(kind, *places), mixed(kind, *added)
     number = len(without.order)
     assert order_of(table, table.order[:number]) == order_of(without, without.order)
     last = order_of(table, table.order[number:])
-    alone = mixed(kind, ("gb300",))
+    alone = mixed(kind, "gh200-144gb")
     assert last == order_of(alone, alone.order)
     assert table.tied == without.tied
 
 
-def test_cost_orders_h100_beside_gb300() -> None:
+def test_cost_orders_h100_beside_a_device_without_a_price() -> None:
     """One unknown price used to turn the goal into the fewest devices, for all splits."""
     objective = {"optimize": "cost", "limits": {"tpot_ms": 40}}
-    table = plan(asked("serving", ["h100-sxm", GB300], **objective))
+    table = plan(asked("serving", ["h100-sxm", GH200], **objective))
     cost = table.columns[COST["serving"]][table.order]
     priced = np.isfinite(cost)
     assert priced.any()
@@ -150,39 +156,55 @@ def test_cost_orders_h100_beside_gb300() -> None:
 
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_costs_are_not_compared_with_unknown_ones(kind: str) -> None:
-    table = mixed(kind, ("h100-sxm", "gb300"))
+    table = mixed(kind, "h100-sxm", "gh200-144gb")
     best = int(table.order[0])
-    lacking = [row for row in map(int, table.order) if "gb300" in table.label(row)]
-    priced = [row for row in map(int, table.order[1:]) if "gb300" not in table.label(row)]
+    lacking = [row for row in map(int, table.order) if "gh200-144gb" in table.label(row)]
+    priced = [row for row in map(int, table.order[1:]) if "gh200-144gb" not in table.label(row)]
     assert set(table.beats(lacking, best)) == {None}
     assert None not in table.beats(priced, best)
     assert None not in table.beats(lacking, lacking[0])
     assert table.against_best(lacking[0]) == ""
     values = table.to_json(len(table))
-    assert values["unpriced"] == ["gb300"]
+    assert values["unpriced"] == ["gh200-144gb"]
     chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
-    assert chances["gb300"] is None
+    assert chances["gh200-144gb"] is None
     assert values["counts"]["tied_with_best"] == table.tied < len(priced) + 1
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_a_plan_says_which_price_is_unknown(kind: str) -> None:
-    table = mixed(kind, ("h100-sxm", "gb300"))
-    assert table.price_note == "No price of GB300 is known: its splits come last."
+    table = mixed(kind, "h100-sxm", "gh200-144gb")
+    assert table.price_note == f"No price of {TITLE} is known: its splits come last."
     assert f"{table.price_note} State usd_per_device_hour" in plan_text(table, 3)
-    alone = mixed(kind, ("gb300",))
-    assert alone.price_note == ("No price of GB300 is known: splits rank by output per device.")
-    fast = plan(asked(kind, ["h100-sxm", GB300], optimize="throughput"))
+    alone = mixed(kind, "gh200-144gb")
+    assert alone.price_note == (f"No price of {TITLE} is known: splits rank by output per device.")
+    fast = plan(asked(kind, ["h100-sxm", GH200], optimize="throughput"))
     assert fast.price_note is None
-    assert fast.to_json(1)["unpriced"] == ["gb300"]
+    assert fast.to_json(1)["unpriced"] == ["gh200-144gb"]
     assert None not in fast.beats(fast.order, int(fast.order[0]))
-    assert mixed(kind, ("h100-sxm",)).to_json(1)["unpriced"] == []
+    assert mixed(kind, "h100-sxm").to_json(1)["unpriced"] == []
 
 
 @pytest.mark.parametrize("weights", [{"cost": 1.0, "throughput": 1.0}, {"cost": 3.0, "gpus": 1.0}])
 def test_weights_with_cost_put_unknown_prices_last(weights: dict[str, float]) -> None:
-    table = plan(asked("training", ["h100-sxm", GB300], weights=weights))
+    table = plan(asked("training", ["h100-sxm", GH200], weights=weights))
     without = plan(asked("training", ["h100-sxm"], weights=weights))
     number = len(without.order)
     assert order_of(table, table.order[:number]) == order_of(without, without.order)
-    assert {device for device, _ in order_of(table, table.order[number:])} == {"gb300"}
+    assert {device for device, _ in order_of(table, table.order[number:])} == {"gh200-144gb"}
+
+
+def test_gb300_has_a_price_now() -> None:
+    """H100 + GB300 by cost: both are priced, so every row is compared, and limits are judged."""
+    places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
+    table = plan(asked("serving", places))
+    assert table.price_note is None
+    assert table.to_json(1)["unpriced"] == []
+    cost = table.columns[COST["serving"]][table.order]
+    assert np.isfinite(cost).all()
+    assert (cost >= np.maximum.accumulate(cost) * 0.999).all()
+    assert None not in table.beats(table.order[1:], int(table.order[0]))
+    free = {device for device, _ in order_of(table, table.order)}
+    assert free == {"h100-sxm", "gb300"}
+    limited = plan(asked("serving", places, limits={"usd_per_hour": 1e4}))
+    assert len(limited.order) == len(table.order)

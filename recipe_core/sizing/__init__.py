@@ -1,5 +1,6 @@
-"""What a size means in money and time: failures and spares, buying or renting, growth.
+"""Which hardware, how many of it and at what cost: every device sized, and what follows from it.
 
-Plain numbers in, frozen results out; it knows nothing of plans, and shipped figures are read from
-``failures.yaml``. May import base and hardware.
+What a size means in money and time (failures and spares, buying or renting, growth) is worked out
+in plain numbers; shipped figures are read from ``failures.yaml``. May import base, hardware,
+engines, request, space and search.
 """

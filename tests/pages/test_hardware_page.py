@@ -49,8 +49,9 @@ def test_a_run_is_planned_on_a_cluster_beside_too() -> None:
 
 def test_the_price_of_a_cluster_beside_is_stated_and_taken_back() -> None:
     app = opened("hardware.py", **{"objective.optimize": "cost"})
-    app.selectbox(key="_add").select("gb300").run()
-    note = "No price of GB300 is known: its splits come last. State a price on the hardware page."
+    app.selectbox(key="_add").select("mi250x").run()
+    note = "No price of Instinct MI250X is known: its splits come last. "
+    note += "State a price on the hardware page."
     assert note in words(app)
     app.number_input(key="_other_0_price").set_value(6.5).run()
     assert '"usd_per_device_hour":6.5' in query_of(app)["options.hardware"]

@@ -39,7 +39,7 @@ def test_a_run_is_bounded_in_time_and_cost() -> None:
         steps = app.select_slider(key=key).options
         assert steps[-1] == "no limit"
         assert any("split" in option for option in steps)
-        tight = 1.0 if field == "wall_hours" else 200.0
+        tight = {"wall_hours": 1.0, "usd": 60.0}[field]
         app = opened("objective.py", **run, **{f"objective.limits.{field}": str(tight)})
         assert everything not in [shown.value for shown in app.success]
         app.select_slider(key=key).set_value("no limit").run()
