@@ -55,7 +55,13 @@ def verdict() -> None:
         else f"**{len(plan.order):,} of {len(plan):,} splits fit.**"
     )
     best = f"Best: **{common.escape(plan.label(row))}**, {common.escape(plan.phrase(row))}."
-    st.success(f"{fitting} {best}", icon=":material/check_circle:")
+    sure = plan.confidence_text(row)
+    tossed = bool(sure) and plan.is_coin_toss(row)
+    said = f" {common.escape(sure)}." if sure else ""
+    (st.warning if tossed else st.success)(
+        f"{fitting} {best}{said}",
+        icon=":material/casino:" if tossed else ":material/check_circle:",
+    )
     if plan.price_note:
         st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
 

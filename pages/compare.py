@@ -168,7 +168,7 @@ def ranked_table(plan: Plan) -> None:
         selection_mode="multi-row",
         hide_index=True,
         height="content" if len(frame) < 11 else 390,
-        column_order=["split", *columns(plan), "front"],
+        column_order=["split", *(["sure"] if plan.limited else []), *columns(plan), "front"],
         column_config=widgets.column_config(plan),
         alt=f"The {len(frame)} best splits that fit, best first",
     )

@@ -16,12 +16,16 @@ SHOWN_ROWS = 300
 
 
 def splits_frame(plan: Plan, rows: Sequence[int]) -> pd.DataFrame:
-    """Rows of a plan: key, name, and every measure in its unit to three significant digits."""
+    """Rows of a plan: key, name, and every measure in its unit to three significant digits.
+
+    With limits also ``sure``: the probability that they hold, in percent.
+    """
     index = np.asarray(rows, dtype=int)
     measures = {name: rounded(plan.values(name, index)) for name in plan.measures}
     names = {"key": [plan.key(row) for row in rows], "split": [plan.label(row) for row in rows]}
     front = np.where(plan.front(*plan.axes)[index], "◆", "")
-    return pd.DataFrame({**names, **measures, "front": front})
+    sure = {"sure": np.round(plan.confidence(index) * 100)} if plan.limited else {}
+    return pd.DataFrame({**names, **sure, **measures, "front": front})
 
 
 def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:

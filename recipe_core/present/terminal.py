@@ -43,7 +43,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
             parts.append(f"  {c.price_note}")
     if len(plan.order):
         parts.append(_best(plan, top))
-        parts += [*_beaten(plan, top), *_tied(plan), *_unpriced(plan)]
+        parts += [*_sure(plan), *_beaten(plan, top), *_tied(plan), *_unpriced(plan)]
     else:
         parts += _nearest(plan)
     if flips is not None:
@@ -62,6 +62,12 @@ def _beaten(plan: Plan, top: int) -> list[str]:
     if not beaten:
         return []
     return [f"probability that 1 measures better (by {_goals(plan)}) than {', '.join(beaten)}"]
+
+
+def _sure(plan: Plan) -> list[str]:
+    """With which probability the first split keeps the limits."""
+    sure = plan.confidence_text(int(plan.order[0]))
+    return [f"the first {sure[0].lower()}{sure[1:]}"] if sure else []
 
 
 def _goals(plan: Plan) -> str:
@@ -116,6 +122,8 @@ def _best(plan: Plan, top: int) -> str:
         numbers["load"] = lambda row: significant(plan.columns["load"][row])
     for name in plan.tabled:
         numbers[plan.measures[name].head] = partial(plan.text, name)
+    if plan.limited:
+        numbers["Sure"] = lambda row: chance_text(float(plan.confidence([row])[0]))
     rows = []
     for rank, row in enumerate(map(int, plan.order[:top]), 1):
         cells = [write(row) for write in (*texts.values(), *numbers.values())]

@@ -535,13 +535,17 @@ class PlanRows(ABC):
         score = NORMAL.inv_cdf(1 - asked if LIMITS[code].at_least else asked)
         return float(factor_at(known.factors, score))
 
+    def is_coin_toss(self, row: int) -> bool:
+        """Whether a row that runs keeps the limits about as often as not."""
+        return COIN[0] <= float(self.confidence([row])[0]) <= COIN[1]
+
     def confidence_text(self, row: int) -> str:
         """With what probability a row keeps the limits, as a sentence; empty without limits."""
         if not self.limited or not self.runs[row]:
             return ""
         chance = float(self.confidence([row])[0])
         plural = "s" if len(self._stated_limits) > 1 else ""
-        coin = ": as good as a coin toss" if COIN[0] <= chance <= COIN[1] else ""
+        coin = ": as good as a coin toss" if self.is_coin_toss(row) else ""
         return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 
     @cached_property

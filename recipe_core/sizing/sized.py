@@ -221,7 +221,9 @@ class SizedDevice:
             return "every split that runs takes more devices than are asked for"
         lacking = np.nan_to_num(self.plan.columns["shortfall_bytes"][rows], nan=np.inf)
         problems = np.sum([broken[rows] for broken in self.plan.rules().values()], axis=0)
-        fewest = -self.plan.degree("gpus")[rows]
+        # of those that only serve too little the one that serves most
+        served = self.plan.columns.get("output_tokens_per_s", self.plan.columns["gpus"])[rows]
+        fewest = -np.nan_to_num(np.asarray(served, dtype=float))
         row = int(rows[np.lexsort((fewest, np.maximum(lacking, 0), problems))[0]])
         return "; ".join(self.plan.reasons(row))
 
