@@ -134,4 +134,7 @@ def column_config(plan: Plan) -> dict[str, object]:
     # names of training splits are long
     width = 330 if common.training() else None
     split = st.column_config.TextColumn("Split", pinned=True, width=width)
-    return {**config, "key": None, "split": split, "front": front}
+    sure = st.column_config.NumberColumn(
+        "Sure (%)", help="Probability that all limits hold, if the split were measured"
+    )
+    return {**config, "key": None, "split": split, "sure": sure, "front": front}

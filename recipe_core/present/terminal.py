@@ -67,7 +67,7 @@ def _beaten(plan: Plan, top: int) -> list[str]:
 def _sure(plan: Plan) -> list[str]:
     """With which probability the first split keeps the limits."""
     sure = plan.confidence_text(int(plan.order[0]))
-    return [f"the first {sure[0].lower()}{sure[1:]}"] if sure else []
+    return [f"1 {sure[0].lower()}{sure[1:]}"] if sure else []
 
 
 def _goals(plan: Plan) -> str:
