@@ -139,8 +139,8 @@ def _offer(row: Row) -> str:
     offer = row["offer"]
     if offer is None:
         return "your machines" if row["owned"] else "your price"
-    marks = f" [{', '.join(offer['marks'])}]" if offer["marks"] else ""
-    return f"{offer['name']} {usd(offer['usd_per_device_hour'])}, {offer['date']}{marks}"
+    when = ", ".join(offer["marks"]) if offer["marks"] else offer["date"]
+    return f"{offer['name']} {usd(offer['usd_per_device_hour'])}, {when}"
 
 
 def _unpriced(answer: Answer) -> Iterator[str]:
