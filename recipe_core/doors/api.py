@@ -354,7 +354,7 @@ def _catalog(api: APIRouter) -> None:
 
     @api.get(
         "/schema/{name}",
-        summary="JSON Schema of a request, an estimate, a recipe or a bundle's manifest",
+        summary="JSON Schema of a request, a size, an estimate, a recipe or a manifest",
     )
     def one_schema(name: str) -> dict[str, Any]:
         return answers.schema(name)

@@ -291,7 +291,7 @@ def create_mcp(*, folders: bool, pool: Pool | None = None) -> MCPServer[Any]:
 
 def _resources(server: MCPServer[Any], ask: Asked) -> None:
     async def schema(name: str) -> str:
-        """The JSON Schema of a request, an estimate, a recipe or a bundle's manifest."""
+        """The JSON Schema of a request, a size, an estimate, a recipe or a manifest."""
         return to_json(answers.schema(name))
 
     async def bundle(asked: str) -> bytes:

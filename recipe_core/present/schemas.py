@@ -14,10 +14,12 @@ from recipe_core.bundle.manifest import Manifest
 from recipe_core.physics.results import Estimate
 from recipe_core.recipe import Recipe
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import SizeRequest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[str, Any] = {
     "request": PlanRequest,
+    "size": SizeRequest,
     "recipe": Recipe,
     "manifest": Manifest,
     "estimate": Estimate,
