@@ -271,6 +271,21 @@ def test_the_largest_load_holds_and_the_next_does_not(name, workload):
         assert estimate.feasible == holds
 
 
+def test_a_largest_load_at_a_percentile_is_below_that_of_the_means():
+    workload = {"mode": "open", "input_tokens": 512, "output_tokens": 64, "request_rate": 2.0}
+    values = {"limits": {"ttft_ms": 300, "tpot_ms": 30}, "workload": workload, "devices": ["l4"]}
+    means = answered(LLAMA_8B, **values)["best"]["largest_load"]["value"]
+    values["limits"] = values["limits"] | {"percentile": 95}
+    found = answered(LLAMA_8B, **values)["best"]
+    load = found["largest_load"]["value"]
+    assert 2.0 <= load < means
+    for factor, holds in ((1.0, True), (1.25, False)):
+        request = asked(LLAMA_8B, limits=values["limits"]) | {"hardware": found["request"]}
+        moved = workload | {"request_rate": load * factor}
+        estimate = rb.estimate({**request, "workload": moved, "candidate": found["split"]})
+        assert estimate.feasible == holds
+
+
 def test_loads_that_hold_are_one_range():
     """Scanned load by load on many devices: times do not fall as the load rises."""
     for name, tp in itertools.product(("h100-sxm", "l40s", "mi300x", "b200-sxm"), (1, 2)):
@@ -493,3 +508,18 @@ def test_bad_requests_name_the_field_and_the_fix():
         rb.Request.parse(asked() | {"hardware": "any"})
     with pytest.raises(NoAnswer, match="no hardware keeps the limits"):
         rb.plan(asked(devices=["l4"], limits={"tpot_ms": 0.5}))
+
+
+def test_the_band_of_a_limit_is_that_of_the_estimate():
+    limits = {"tpot_ms": 40, "usd_per_million_output_tokens": 9}
+    best = answered(limits=limits, devices=["mi300x"])["best"]
+    values = asked(limits=limits) | {"hardware": best["request"], "candidate": best["split"]}
+    estimate = rb.estimate(values)
+    for name, column, factor in (
+        ("tpot_ms", "tpot_s", 1e3),
+        ("usd_per_million_output_tokens", "usd_per_million_output_tokens", 1.0),
+    ):
+        low, high = estimate.bands[column]
+        found = best["headroom"][name]
+        assert (found["low"], found["high"]) == pytest.approx((low * factor, high * factor))
+        assert found["share_left"] == pytest.approx(1 - found["value"] / found["limit"])

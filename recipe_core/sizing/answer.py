@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,6 @@ from recipe_core.sizing.wins import winning_limits, winning_loads
 
 SCHEMA_VERSION = 1
 Json = dict[str, Any]
-Bands = Mapping[str, tuple[float, float]]
 
 
 class Answer:
@@ -42,10 +41,9 @@ class Answer:
 
     def rows(self, one: SizedDevice, rows: Sequence[int]) -> list[Json]:
         """Numbers of devices: what is used, rented and idle, their cost, and how sure they are."""
-        bands = [estimate.bands or {} for estimate in one.plan.estimates(rows)]
-        return [self._row(one, row, of_row) for row, of_row in zip(rows, bands, strict=True)]
+        return [self._row(one, row) for row in rows]
 
-    def _row(self, one: SizedDevice, row: int, bands: Bands) -> Json:
+    def _row(self, one: SizedDevice, row: int) -> Json:
         plan = one.plan
         place, machine = plan.setting(row).cluster, one.machine(row)
         used, rented = int(plan.columns["gpus"][row]), int(one.rented[row])
@@ -70,7 +68,7 @@ class Answer:
             "confidence": chance if plan.limited else None,
             "holds": bool(one.holds[row]),
             "offer": offer_json(place.offer, self.today),
-            "headroom": headroom(one, row, bands),
+            "headroom": headroom(one, row),
         }
 
     def _money(self, one: SizedDevice, row: int) -> Json:
@@ -231,7 +229,7 @@ class Answer:
         }
 
 
-def headroom(one: SizedDevice, row: int, bands: Bands) -> Json:
+def headroom(one: SizedDevice, row: int) -> Json:
     """By stated limit: the limit, what is estimated and its 80 % band, and the share left."""
     limits, out = one.plan.request.objective.limits, {}
     for code, rule in LIMITS.items():
@@ -239,7 +237,7 @@ def headroom(one: SizedDevice, row: int, bands: Bands) -> Json:
         if bound is None:
             continue
         value = float(one.bounded[code][row])
-        low, high = bands.get(rule.column, (value, value))
+        low, high = (value * factor for factor in one.band_factors(rule.column, row))
         left = value / bound - 1 if rule.at_least else 1 - value / bound
         out[rule.name] = {
             "limit": bound * rule.factor,

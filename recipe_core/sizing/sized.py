@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.intervals import BAND, Ends
 from recipe_core.base.units import chance_text
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
+from recipe_core.physics.bands import narrowed
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.search.confidence import below_text
@@ -118,6 +120,18 @@ class SizedDevice:
             for code, rule in LIMITS.items()
             if rule.bound(limits) is not None
         }
+
+    def band_factors(self, column: str, row: int) -> Ends:
+        """The ends of the 80 % band of a column, as factors of a row's estimate."""
+        block, i = self.plan.at(row)
+        known = block.physics.uncertain(block.setting, column)
+        if known is None:
+            return 1.0, 1.0
+        if self.plan.problem.corrections is None:
+            return known.factors[BAND]
+        estimates, place = block.detail(i)
+        left = block.physics.left(estimates, known.metric)
+        return narrowed(known.factors[BAND], 1.0 if left is None else float(left[place]))
 
     @cached_property
     def nearest(self) -> int | None:
