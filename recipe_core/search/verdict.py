@@ -12,8 +12,9 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
     """Whether the request's split (or any, when it states none) can run, and a better one.
 
     Returns:
-        ``{"ok", "reasons", "candidate", "estimate", "better", "changes"}``; ``better`` is None
-        where the checked split is the best of the whole plan.
+        ``{"ok", "reasons", "candidate", "estimate", "confidence", "better", "changes"}``;
+        ``confidence`` is the probability that it keeps the limits (None without limits, or where
+        it cannot run), ``better`` is None where the checked split is the best of the whole plan.
 
     Raises:
         InputError: for a request that cannot be planned.
@@ -24,11 +25,13 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
     better = None
     if whole.best is not None and whole.best.candidate != candidate:
         better = {"candidate": whole.best.candidate, "estimate": whole.best.estimate.to_json()}
+    sure = float(checked.confidence([row])[0]) if checked.limited and checked.runs[row] else None
     return {
         "ok": estimate.feasible,
         "reasons": estimate.reasons,
         "candidate": candidate,
         "estimate": estimate.to_json(),
+        "confidence": sure,
         "better": better,
         "changes": [change.to_json() for change in whole.changes()],
     }
