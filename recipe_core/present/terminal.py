@@ -248,7 +248,8 @@ def check_text(answer: dict[str, Any]) -> str:
     """A verdict with its reasons, a better split, and changes that make it run."""
     verdict = "yes: it can run" if answer["ok"] else "no: it cannot run"
     if answer.get("confidence") is not None:
-        verdict += f"; it keeps the limits with a probability of {chance_text(answer['confidence'])}"
+        sure = chance_text(answer["confidence"])
+        verdict += f"; it keeps the limits with a probability of {sure}"
     lines = [verdict, estimate_text(answer["candidate"], answer["estimate"])]
     if answer.get("unread"):
         lines.append(f"not checked: {' '.join(answer['unread'])}")

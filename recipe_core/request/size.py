@@ -64,8 +64,8 @@ class Market(_Part):
     """Providers whose offers count, by a part of their name."""
 
     regions: Names = ()
-    """Regions whose offers count, by how their names begin (``us``, ``eu-west``); offers without a
-    region count too."""
+    """Regions whose offers count, by how their names begin or a word in them (``us``,
+    ``eu-west``); offers without a region count too."""
 
     commitments: Annotated[tuple[Commitment, ...], Field(min_length=1)] = ("on-demand",)
     """What a price may commit to: ``on-demand``, ``spot``, ``reserved``; the cheapest counts."""

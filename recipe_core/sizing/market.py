@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +140,9 @@ def _wanted(offer: Offer, market: Market) -> bool:
     region = (offer.region or "").casefold()
     anywhere = region in ("", "any", "global")
     if market.regions and not anywhere:
-        return any(region.startswith(name.casefold()) for name in market.regions)
+        words = set(re.split(r"[^a-z0-9]+", region))
+        names = [name.casefold() for name in market.regions]
+        return any(region.startswith(name) or name in words for name in names)
     return market.unverified or offer.status != "unverified"
 
 
