@@ -58,7 +58,8 @@ DEFAULT = PlanRequest.parse(
 TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=256)
 """The run that a link means which says ``workload.kind=training`` and nothing more about it."""
 
-_BESIDE = ("v", "pins")
+_BESIDE = ("v", "pins", "any")
+"""Parameters that are no field of a request: version, pinned splits, the market to choose from."""
 PRIVATE = ("options.engine_options", "options.environment")
 """Fields that no link carries: what people pass on to an engine may hold paths and addresses."""
 WHOLE = ("model", "hardware.device", *PRIVATE)

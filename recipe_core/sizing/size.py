@@ -145,19 +145,19 @@ def size(
         InputError: for names that are not known.
     """
     wanted = list(choices(request) if among is None else among)
-    by_means = _by_means(request)
+    means = by_means(request)
     sized = []
     with progress.task(len(wanted)):
         for choice in (choice for choice in wanted if choice.machines):
             budget.spend()
-            sized.append(size_device(by_means, choice, folders=folders, corrections=corrections))
+            sized.append(size_device(means, choice, folders=folders, corrections=corrections))
             progress.step()
     barred = tuple(choice for choice in wanted if not choice.machines)
     found = Sizing(request, tuple(sized), barred)
-    return found if by_means is request else _simulated(found)
+    return found if means is request else simulated(found)
 
 
-def _by_means(request: SizeRequest) -> SizeRequest:
+def by_means(request: SizeRequest) -> SizeRequest:
     """The request with its limits on means: a percentile of the upper half is never below."""
     objective = request.objective
     if objective.limits.percentile is None:
@@ -166,7 +166,7 @@ def _by_means(request: SizeRequest) -> SizeRequest:
     return request.model_copy(update={"objective": objective.model_copy(update={"limits": limits})})
 
 
-def _simulated(found: Sizing) -> Sizing:
+def simulated(found: Sizing) -> Sizing:
     """With the rungs that are nearest to the limits simulated, of the best devices by their means.
 
     The others keep no row that holds: what their percentiles are is not known.

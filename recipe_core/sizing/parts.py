@@ -1,0 +1,85 @@
+"""A sizing in parts, so that the first devices are shown while others are still being sized.
+
+A process keeps the parts of the latest request: with the next part, or with another question about
+growth, failures or purchases, nothing is sized twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, reduce
+from typing import Any
+
+from recipe_core.request.size import SizeRequest
+from recipe_core.sizing.answer import SCHEMA_VERSION, Answer
+from recipe_core.sizing.market import choices
+from recipe_core.sizing.size import Sizing, by_means, simulated, size
+from recipe_core.sizing.sized import SizedDevice
+
+PART = 6
+"""Devices of a part: about half a second."""
+AFTERWARDS = ("growth", "availability", "purchase")
+"""Fields of a request on which no device's size depends."""
+Json = dict[str, Any]
+
+
+def answer_in_parts(
+    asked: Mapping[str, Any], parts: int, *, digest: str = "", folders: bool = True
+) -> Json:
+    """The answer over the first ``parts`` parts of the devices, with how many devices those are.
+
+    Short of the last part devices have a row, but neither a ladder nor what would make them win.
+    With it, the answer is that of ``size`` over all devices.
+
+    Args:
+        asked: a SizeRequest as plain values.
+        parts: how many; more than there are count as all.
+        digest: of the model's files, where these may change.
+        folders: whether the model may be named by a path on this machine.
+
+    Raises:
+        RecipeError: as ``size``.
+    """
+    request = SizeRequest.parse(asked)
+    means = by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
+    wanted = list(choices(request))
+    some = [wanted[n : n + PART] for n in range(0, len(wanted), PART)] or [[]]
+    sized = _latest(json.dumps(means.model_dump(mode="json"), sort_keys=True), digest, folders)
+    for n, part in enumerate(some[:parts]):
+        if n not in sized:
+            sized[n] = size(means, folders=folders, among=part)
+    found = reduce(Sizing.merged, [sized[n] for n in range(len(some[:parts]))])
+    found = replace(found, request=request)
+    count = {"sized": sum(map(len, some[:parts])), "of": len(wanted)}
+    if parts < len(some):
+        return {**_rows(found), **count}
+    if request.objective.limits.percentile is not None:
+        found = simulated(found)
+    return {**Answer(found).to_json(), **count}
+
+
+@lru_cache(maxsize=1)
+def _latest(text: str, digest: str, folders: bool) -> dict[int, Sizing]:  # noqa: ARG001 - the key
+    """The parts of a request that this process has sized, by number; the caller adds to them."""
+    return {}
+
+
+def _rows(found: Sizing) -> Json:
+    """The best row of each device so far."""
+    answer = Answer(found)
+
+    def best(devices: Sequence[SizedDevice]) -> list[Json]:
+        return [
+            row for one in devices if one.best is not None for row in answer.rows(one, [one.best])
+        ]
+
+    devices = best(found.devices)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "best": devices[0] if devices else None,
+        "devices": devices,
+        "unpriced": best(found.unpriced),
+        "refused": [],
+    }

@@ -1,0 +1,150 @@
+"""A sizing in parts, the market of a link, and a row that becomes the wizard's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.request import open_hardware
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import Market
+from recipe_core.request.split_key import key_of
+from recipe_core.search.plans import plan
+from recipe_core.sizing.answer import Answer
+from recipe_core.sizing.parts import answer_in_parts
+from recipe_core.sizing.size import size
+
+DEVICES = ("h100-sxm", "mi300x", "b200-sxm", "l40s", "a10g", "gh200-144gb", "h200-sxm", "l4")
+LIMITS = {"objective.limits.tpot_ms": 40.0, "model": "meta-llama/Llama-3.1-70B-Instruct"}
+
+
+def asked(**market: Any) -> Any:
+    narrowed = open_hardware.changed_market(Market(), {"devices": DEVICES, **market})
+    return open_hardware.size_request(wizard(), narrowed)
+
+
+def wizard(**changes: Any) -> PlanRequest:
+    return change(DEFAULT, LIMITS | changes)
+
+
+def in_parts(request: Any, parts: int) -> dict[str, Any]:
+    return answer_in_parts(request.model_dump(mode="json", exclude_none=True), parts)
+
+
+@pytest.mark.parametrize("percentile", [None, 95.0])
+def test_the_last_part_is_the_whole_answer(percentile: float | None) -> None:
+    request = open_hardware.size_request(
+        wizard(**{"objective.limits.percentile": percentile}), asked().market
+    )
+    whole = Answer(size(request)).to_json()
+    assert in_parts(request, 9) == {**whole, "sized": 8, "of": 8}
+    assert in_parts(request, 2)["best"] == whole["best"]
+
+
+def test_a_part_has_a_row_for_each_of_its_devices() -> None:
+    part = in_parts(asked(), 1)
+    assert (part["sized"], part["of"]) == (6, 8)
+    assert {row["device"] for row in part["devices"]} <= set(DEVICES[:6])
+    assert all(row["usd_per_month"] > 0 for row in part["devices"])
+    prices = [row["usd_per_million_output_tokens"] for row in part["devices"]]
+    assert prices == sorted(prices)
+
+
+def test_what_happens_afterwards_sizes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts(asked(), 2)
+    monkeypatch.setattr("recipe_core.sizing.parts.size", None)
+    grown = open_hardware.size_request(wizard(), asked().market, growth={"per_month": 0.05})
+    assert in_parts(grown, 2)["growth"]["cheapest"]
+
+
+@pytest.mark.parametrize("device", ["b200-sxm", "mi300x", "gh200-144gb", "h200-sxm"])
+def test_a_row_becomes_the_wizards_own(device: str) -> None:
+    request = asked()
+    answer = in_parts(request, 2)
+    rows = {row["device"]: row for row in answer["devices"] + answer["unpriced"]}
+    row = rows[device]
+    taken = change(wizard(), open_hardware.take(wizard(), request, row))
+    assert taken.candidate is not None
+    planned = plan(taken)
+    place = planned.find(key_of(taken.candidate.model_dump()))
+    assert place is not None
+    assert planned.feasible[place]
+    assert taken.hardware.devices == row["devices_rented"]
+    assert planned.columns["tpot_s"][place] == pytest.approx(row["figures"]["tpot_s"])
+    if row["usd_per_hour"]:
+        assert planned.columns["usd_per_hour"][place] == pytest.approx(row["usd_per_hour"])
+
+
+def test_a_training_run_becomes_the_wizards_own() -> None:
+    run = change(DEFAULT, {"workload.kind": "training", "objective.limits.wall_hours": 100.0})
+    request = open_hardware.size_request(run, Market(devices=("h100-sxm", "mi300x")))
+    row = in_parts(request, 1)["best"]
+    taken = change(run, open_hardware.take(run, request, row))
+    planned = plan(taken)
+    assert taken.candidate is not None
+    place = planned.find(key_of(taken.candidate.model_dump()))
+    assert place is not None
+    assert planned.feasible[place]
+
+
+def test_a_market_travels_in_a_link() -> None:
+    market = open_hardware.changed_market(
+        Market(),
+        {
+            "vendors": ["amd"],
+            "commitments": ["spot", "reserved"],
+            "unverified": False,
+            "owned": [{"device": "h100-sxm", "count": 8}],
+            "usd_per_month": 20_000.0,
+        },
+    )
+    query = open_hardware.market_query(market)
+    assert open_hardware.market_of(query) == (market, [])
+    assert set(json.loads(query["any"])) == {
+        "vendors",
+        "commitments",
+        "unverified",
+        "owned",
+        "usd_per_month",
+    }
+    assert open_hardware.market_query(Market()) == {}
+    assert from_query({"v": "1", **query}) == (DEFAULT, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "any"),
+        ("[1]", "any: is not an object"),
+        ('{"vendor":["amd"],"most_devices":8}', "any.vendor"),
+        ('{"devices":["h100-smx"],"most_devices":8}', "Did you mean 'h100-sxm'"),
+        ('{"commitments":[],"most_devices":8}', "any.commitments"),
+        ('{"owned":[{"device":"h100-sxm","count":0}],"most_devices":8}', "any.owned"),
+    ],
+)
+def test_a_bad_part_of_a_market_is_named_and_left_out(text: str, said: str) -> None:
+    market, ignored = open_hardware.market_of({"any": text})
+    assert said in ignored[0]
+    assert len(ignored) == 1
+    assert market == Market(most_devices=8 if "most_devices" in text else 64)
+
+
+def test_a_field_of_a_market_falls_back_to_its_default() -> None:
+    market = open_hardware.changed_market(Market(most_devices=8), {"most_devices": None})
+    assert market == Market()
+    with pytest.raises(RecipeError, match="most_devices"):
+        open_hardware.changed_market(Market(), {"most_devices": 0})
+
+
+def test_the_wizards_goal_gives_way_to_cost_and_its_clusters_are_left_out() -> None:
+    own = wizard(**{"options.hardware": [{"device": "mi300x"}], "objective.optimize": "throughput"})
+    request = open_hardware.size_request(own, Market())
+    assert request.objective.optimize == "cost"
+    assert request.objective.confidence == 0.9
+    assert not request.options.hardware
+    assert open_hardware.size_request(own, Market(), "gpus").objective.optimize == "gpus"
