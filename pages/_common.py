@@ -30,7 +30,9 @@ from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
+from recipe_core.request.open_hardware import changed_market, market_of, market_query
 from recipe_core.request.schema import PlanRequest, describe_field
+from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search.changes import Change
 from recipe_core.search.plan import Plan
@@ -81,9 +83,15 @@ def pins() -> list[str]:
     return keys
 
 
+def market() -> Market:
+    """The hardware to choose from, where it is not decided yet."""
+    current: Market = st.session_state["market"]
+    return current
+
+
 def link() -> dict[str, str]:
     """The query of a link to what is on the screen."""
-    return link_query(request(), pins())
+    return {**link_query(request(), pins()), **market_query(market())}
 
 
 def read_url() -> None:
@@ -94,7 +102,8 @@ def read_url() -> None:
         return  # ours, a click in the navigation, or an edit the address does not show yet
     state["request"], ignored = from_query(query)
     state["pins"], bad_pins = read_pins(query.get("pins", ""), MAX_PINS)
-    state["ignored"] = [*ignored, *bad_pins]
+    state["market"], bad_market = market_of(query)
+    state["ignored"] = [*ignored, *bad_pins, *bad_market]
 
 
 def write_url() -> None:
@@ -109,6 +118,15 @@ def apply(changes: Mapping[str, Any]) -> None:
     st.session_state["edited"] = True
     try:
         st.session_state["request"] = change(request(), changes)
+    except RecipeError as error:
+        st.session_state["refused"] = str(error)
+
+
+def narrow(changes: Mapping[str, Any]) -> None:
+    """Change the market to choose from; an edit that makes it invalid is refused."""
+    st.session_state["edited"] = True
+    try:
+        st.session_state["market"] = changed_market(market(), changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
 
@@ -208,7 +226,7 @@ def follow_edit() -> None:
 
 def start_over() -> None:
     """Back to the request of an empty link."""
-    st.session_state.update({"request": DEFAULT, "pins": [], "edited": True})
+    st.session_state.update({"request": DEFAULT, "pins": [], "market": Market(), "edited": True})
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -223,12 +241,19 @@ def model() -> ModelSpec:
     return load_model(request().model, folders=folders_allowed())
 
 
-def calculated(task: str, function: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
+def calculated(
+    task: str,
+    function: Callable[..., Value],
+    *arguments: Any,
+    simulated_what: str = "splits",
+    **options: Any,
+) -> Value:
     """The value of a function of the core, calculated by the server's workers.
 
     Meanwhile the page says what is being done, and how far it is while requests are simulated for
     percentiles, with a way to do without. The button, any other edit, or to leave the page ends
     the work: there Streamlit stops a script, as soon as it draws something.
+    ``simulated_what``: what is counted meanwhile; empty where steps are no simulations.
 
     Raises:
         RecipeError: as the function, and where the server has too much to do.
@@ -241,7 +266,9 @@ def calculated(task: str, function: Callable[..., Value], *arguments: Any, **opt
         looked = time.monotonic()
 
         def show(done: int, steps: int) -> None:
-            text = f"Simulating requests: {done} of {steps} splits"
+            if not simulated_what:
+                return
+            text = f"Simulating requests: {done} of {steps} {simulated_what}"
             if not bars:
                 bars.append(simulated.progress(0.0))
                 simulated.button(

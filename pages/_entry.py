@@ -28,7 +28,10 @@ STEPS = {
     "compare.py": st.Page("compare.py", title="Compare", icon=":material/scatter_plot:"),
     "recipe.py": st.Page("recipe.py", title="Recipe", icon=":material/inventory_2:"),
 }
-BESIDE = {"check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:")}
+BESIDE = {
+    "size.py": st.Page("size.py", title="Size", icon=":material/shopping_cart:"),
+    "check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:"),
+}
 """Pages outside the wizard's steps."""
 
 page = st.navigation([*STEPS.values(), *BESIDE.values()], position="top")

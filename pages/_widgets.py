@@ -106,6 +106,16 @@ def nothing_fits(plan: Plan) -> None:
             )
 
 
+def hardware_unknown() -> None:
+    """A link to the page that chooses the hardware."""
+    st.page_link(
+        "size.py",
+        label="I don't know the hardware yet",
+        icon=":material/shopping_cart:",
+        query_params=common.link(),
+    )
+
+
 def code(text: str) -> None:
     """Text to copy, in one colour: syntax colours are too pale for some readers."""
     st.code(text, language=None, wrap_lines=True)

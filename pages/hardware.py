@@ -319,6 +319,7 @@ def facts(chip: Device) -> None:
 widgets.head("Where will it run?")
 left, right = st.columns([3, 2], gap="large")
 with left:
+    widgets.hardware_unknown()
     devices()
     counts()
     price.draw()

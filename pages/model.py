@@ -184,6 +184,7 @@ common.edit(
     required=True,
 )
 search()
+widgets.hardware_unknown()
 try:
     spec = common.model()
 except RecipeError:

@@ -1,31 +1,18 @@
 import _common as common
 import _widgets as widgets
+import _workload as asking
 import streamlit as st
 
 from recipe_core.base.units import significant
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
-from recipe_core.request.describe import steps_of
-from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
-from recipe_core.request.schema import LOADS, describe_field
+from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.schema import describe_field
 from recipe_core.search import slos
 from recipe_core.search.measures import Measure
 from recipe_core.search.plan import Plan
 
-MODES = {
-    "closed": "Closed loop",
-    "open": "Open loop",
-    "static": "Static batch",
-    "offline": "Offline queue",
-}
-MODES_MEAN = {
-    "closed": "A fixed number of requests stays in flight: each answer triggers the next request.",
-    "open": "Requests arrive at a given rate, whether or not earlier ones are done.",
-    "static": "One batch of fixed lengths from start to end, as in benchmarks.",
-    "offline": "All requests are queued at once; only total time matters.",
-}
-METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
 OPTIMIZERS = {
     "adamw": "AdamW",
     "adamw-8bit": "AdamW, 8-bit",
@@ -45,75 +32,6 @@ request = common.request()
 workload = request.workload
 chip = device(request.hardware.device)
 training = common.training()
-
-
-def preset() -> None:
-    """Typical lengths and loads by name."""
-    known = presets(request)
-    common.choose(
-        st.pills,
-        "Start from",
-        "_preset",
-        preset_of(request),
-        lambda name: preset_changes(request, name),
-        options=list(known),
-        format_func=lambda name: known[name].title,
-        help="Fills in typical figures; change any of them. "
-        + " ".join(f"{preset.title}: {preset.help}" for preset in known.values()),
-        wrap=True,
-    )
-
-
-def whole(label: str, field: str, step: int) -> None:
-    """A field that counts something."""
-    common.edit(
-        st.number_input,
-        label,
-        f"workload.{field}",
-        min_value=1,
-        max_value=1 << 30,
-        step=step,
-    )
-
-
-def optional(label: str, field: str, step: float, empty: str, minimum: float) -> None:
-    """A number that may be left out; ``empty`` is its placeholder."""
-    common.edit(
-        st.number_input,
-        label,
-        f"workload.{field}",
-        read=lambda value: None if value is None else float(value),
-        optional=True,
-        min_value=minimum,
-        step=step,
-        format="%.3g",
-        placeholder=empty,
-    )
-
-
-def serving_load() -> None:
-    """How requests arrive, how many and how long they are."""
-    common.edit(
-        st.segmented_control,
-        "Traffic",
-        "workload.mode",
-        options=list(MODES),
-        format_func=MODES.get,
-        required=True,
-    )
-    st.caption(MODES_MEAN[workload.mode])
-    load, prompt, answer = st.columns(3)
-    with load:
-        if workload.mode == "open":
-            rate = {"read": float, "min_value": 0.001, "step": 0.5, "format": "%.3f"}
-            common.edit(st.number_input, "Requests per second", "workload.request_rate", **rate)
-        else:
-            names = {"closed": "Requests in flight", "static": "Batch size", "offline": "Requests"}
-            whole(names[workload.mode], LOADS[workload.mode], 1)
-    with prompt:
-        whole("Input tokens", "input_tokens", 256)
-    with answer:
-        whole("Output tokens", "output_tokens", 64)
 
 
 def serving_details() -> None:
@@ -157,28 +75,6 @@ def serving_details() -> None:
         )
 
 
-def training_run() -> None:
-    """What is trained, on how much, in which steps."""
-    common.edit(
-        st.segmented_control,
-        "Method",
-        "workload.method",
-        options=list(METHODS),
-        format_func=METHODS.get,
-        required=True,
-    )
-    # budgets have eleven digits and more
-    length, batch, tokens = st.columns([2, 2, 3])
-    with length:
-        whole("Sequence length", "sequence_length", 1024)
-    with batch:
-        whole("Global batch", "global_batch", 8)
-    with tokens:
-        optional("Token budget", "tokens", 1e9, "one step only", minimum=1.0)
-    if workload.tokens:
-        st.caption(steps_of(workload))
-
-
 def training_details() -> None:
     """Framework, optimizer, attention and adapters."""
     with st.grid(4, min_column_width=140):
@@ -200,8 +96,8 @@ def training_details() -> None:
         )
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
         if workload.method in ("lora", "qlora"):
-            whole("Adapter rank", "lora_rank", 8)
-            optional("Adapter alpha", "lora_alpha", 8.0, "twice the rank", minimum=0.01)
+            asking.whole("Adapter rank", "lora_rank", 8)
+            asking.optional("Adapter alpha", "lora_alpha", 8.0, "twice the rank", minimum=0.01)
     common.edit(
         st.toggle,
         "Chunked loss",
@@ -337,12 +233,12 @@ widgets.head("What matters?")
 left, right = st.columns(2, gap="large")
 with left:
     st.header("Workload", anchor=False)
-    preset()
+    asking.preset()
     if training:
-        training_run()
+        asking.training_run()
         training_details()
     else:
-        serving_load()
+        asking.serving_load()
         serving_details()
         st.header("Search space", anchor=False)
         engines()

@@ -34,6 +34,10 @@ SIDE_BY_SIDE = (
     "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x"
     "&options.hardware=%5B%7B%22device%22%3A%22h200-sxm%22%7D%5D"
 )
+SIZE = (
+    "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
+    "&objective.limits.ttft_ms=2000"
+)
 SHOTS = {
     "model": ("", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
@@ -43,6 +47,8 @@ SHOTS = {
     "compare-clusters": ("compare", SIDE_BY_SIDE, "Load"),
     "recipe": ("recipe", LLAMA, None),
     "training": ("compare", TRAIN, "Pipeline"),
+    "size": ("size", SIZE, None),
+    "size-confidence": ("size", SIZE, "Confidence"),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
     "nothing-fits": (
         "compare",
@@ -51,8 +57,8 @@ SHOTS = {
     ),
 }
 """Path, query, and the view or example that is opened."""
-DARK = ("model", "hardware", "objective", "compare", "recipe", "training", "check")
-NARROW = ("model", "objective", "compare", "check")
+DARK = ("model", "hardware", "objective", "compare", "recipe", "training", "size", "check")
+NARROW = ("model", "objective", "compare", "size", "check")
 WIDE_PX, NARROW_PX = 1440, 390
 
 

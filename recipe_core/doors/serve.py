@@ -32,6 +32,8 @@ PAGES = (
     "model.uploaded",
     "model.variants",
     "present.report",
+    "present.size_later",
+    "present.size_tables",
     "present.snippets",
     "present.views",
     "recipe.other_engines",
@@ -39,6 +41,7 @@ PAGES = (
     "search.plans",
     "search.changes",
     "search.slos",
+    "sizing.parts",
     "targets.form",
     "targets.start_command",
 )

@@ -12,15 +12,30 @@ from recipe_core.present.charts.front import tradeoff
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.model import parts_bars
+from recipe_core.present.charts.size import (
+    axes_of,
+    confidence_curves,
+    cost_against,
+    cost_bars,
+    limit_of,
+)
+from recipe_core.present.charts.size_later import growth_costs, owned_or_rented
 from recipe_core.present.charts.style import palette
 from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
 
 __all__ = [
+    "axes_of",
     "causes_bars",
     "closer_look",
+    "confidence_curves",
+    "cost_against",
+    "cost_bars",
+    "growth_costs",
     "heatmap",
+    "limit_of",
     "load_curves",
     "memory_bars",
+    "owned_or_rented",
     "palette",
     "parallel",
     "parts_bars",

@@ -1,0 +1,55 @@
+"""The answer of the size page: devices sized part by part by the server's workers, and cached."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import _common as common
+from cachetools import LRUCache
+
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.hardware.offers import current_day
+from recipe_core.request.size import SizeRequest
+from recipe_core.sizing.parts import answer_in_parts
+
+Json = Mapping[str, Any]
+Key = tuple[str, str, bool, str]
+_answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
+_lock = threading.Lock()
+
+
+def answers(asked: SizeRequest) -> Iterator[Json]:
+    """Answers over more and more devices, the whole one last; at once where it is known.
+
+    Sessions share them, so read only.
+
+    Raises:
+        RecipeError: where there is nothing to size.
+    """
+    value = asked.model_dump(mode="json", exclude_none=True)
+    # marks of old prices depend on the day
+    key = (json.dumps(value), common.model().digest, folders_allowed(), str(current_day()))
+    with _lock:
+        found = _answers.get(key)
+    parts = 0
+    while found is None:
+        parts += 1
+        part = common.calculated(
+            "Sizing every device",
+            answer_in_parts,
+            value,
+            parts,
+            digest=key[1],
+            folders=key[2],
+            simulated_what="devices" if asked.objective.limits.percentile else "",
+        )
+        if part["sized"] < part["of"]:
+            yield part
+            continue
+        found = part
+        with _lock:
+            _answers[key] = found
+    yield found

@@ -1,0 +1,199 @@
+"""The form of the size page: model and traffic, limits, and what to choose from."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import _common as common
+import _size_filters as filters
+import _workload as asking
+import streamlit as st
+
+from recipe_core.hardware.profile import Commitment, Vendor
+from recipe_core.model.catalog import catalog_ids
+from recipe_core.request.open_hardware import CONFIDENCE
+from recipe_core.request.presets import aims
+from recipe_core.request.size import Market
+
+WORK = {"serving": "Serve", "training": "Train"}
+VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
+GOALS = ("cost", "gpus", "energy")
+"""What sizing may count, cost first; the wizard's objective may count more."""
+TIMES = {
+    "ttft_ms": ("First token (ms)", 100.0),
+    "tpot_ms": ("Per token (ms)", 5.0),
+    "request_latency_ms": ("Whole answer (ms)", 1000.0),
+}
+RUN = {"wall_hours": ("Finish within (h)", 24.0), "usd": ("Cost of the run ($)", 1000.0)}
+PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
+INLINE = "config in the link"
+
+
+def draw() -> None:
+    """Three columns; on a narrow screen one after the other."""
+    left, middle, right = st.columns(3, gap="large")
+    with left:
+        st.header("What runs", anchor=False)
+        workload()
+    with middle:
+        st.header("What it must hold", anchor=False)
+        limits()
+    with right:
+        st.header("What to choose from", anchor=False)
+        market()
+    narrowed = common.market() != Market()
+    title = "More filters and own machines" + (" · narrowed" if narrowed else "")
+    key, icon = "size-more", ":material/filter_alt:"
+    with st.expander(title, icon=icon, key=key, on_change="rerun") as more:
+        if more.open:
+            filters.draw()
+
+
+# --- what runs -------------------------------------------------------------------------------
+
+
+def workload() -> None:
+    """Model, and traffic or a training run."""
+    common.edit(
+        st.segmented_control,
+        "Serve or train",
+        "workload.kind",
+        options=list(WORK),
+        format_func=WORK.get,
+        required=True,
+        label_visibility="collapsed",
+    )
+    model = common.request().model
+    shown = model if isinstance(model, str) else INLINE
+    known = catalog_ids()
+    common.edit(
+        st.selectbox,
+        "Model",
+        "model",
+        read=lambda _: shown,
+        write=lambda option: model if option == INLINE else option.strip(),
+        options=known if shown in known else [shown, *known],
+        accept_new_options=True,
+    )
+    if common.training():
+        asking.training_run()
+        return
+    asking.preset()
+    asking.serving_load()
+
+
+# --- what it must hold -----------------------------------------------------------------------
+
+
+def limits() -> None:
+    """Limits, how sure they must hold, and what counts."""
+    training = common.training()
+    asked = RUN if training else TIMES
+    with st.grid(2, min_column_width=150):  # three beside each other cut their numbers off
+        for name, (label, step) in asked.items():
+            limit(name, label, step)
+    if not training:
+        common.edit(
+            st.segmented_control,
+            "Time limits apply to",
+            "objective.limits.percentile",
+            options=list(PERCENTILES),
+            format_func=lambda value: PERCENTILES.get(value, f"p{value:g}"),
+            optional=True,
+        )
+    common.edit(
+        st.slider,
+        "Confidence",
+        "objective.confidence",
+        read=lambda share: percent(share or CONFIDENCE),
+        write=lambda value: value / 100.0,
+        min_value=50,
+        max_value=99,
+        step=1,
+        format="%d%%",
+    )
+    goals()
+
+
+def percent(share: float) -> int:
+    """A share in whole percent."""
+    return round(100.0 * share)
+
+
+def limit(name: str, label: str, step: float) -> None:
+    """A limit that may be left out."""
+    common.edit(
+        st.number_input,
+        label,
+        f"objective.limits.{name}",
+        optional=True,
+        min_value=0.0,
+        step=step,
+        format="%.6g",
+        placeholder="no limit",
+        write=lambda value: value or None,
+    )
+
+
+def goal() -> str:
+    """What counts: cost, unless the reader chose otherwise on this page."""
+    return str(st.session_state.get("size-goal", GOALS[0]))
+
+
+def goals() -> None:
+    """What the best hardware has least of."""
+    known = aims(common.request())
+
+    def commit() -> None:
+        if chosen := st.session_state["_size_goal"]:
+            st.session_state["size-goal"] = chosen
+
+    st.session_state["_size_goal"] = goal()
+    st.pills(
+        "Best is the least",
+        GOALS,
+        key="_size_goal",
+        format_func=lambda name: {"gpus": "Devices"}.get(name, known[name].title),
+        on_change=commit,
+        required=True,
+        help="The other pages keep their objective until you take hardware from this one.",
+    )
+
+
+# --- what to choose from ---------------------------------------------------------------------
+
+
+def market() -> None:
+    """Vendors, commitments and budget; the rest folded."""
+    filters.choice(
+        st.pills,
+        "Vendors",
+        "vendors",
+        read=list,
+        options=list(get_args(Vendor)),
+        format_func=VENDORS.get,
+        selection_mode="multi",
+    )
+    filters.choice(
+        st.pills,
+        "Commitment",
+        "commitments",
+        read=list,
+        options=list(get_args(Commitment)),
+        selection_mode="multi",
+    )
+    budget, most = st.columns(2)
+    with budget:
+        filters.choice(
+            st.number_input,
+            "Budget ($ a month)",
+            "usd_per_month",
+            min_value=1.0,
+            step=1000.0,
+            format="%.6g",
+            placeholder="no limit",
+        )
+    with most:
+        filters.choice(
+            st.number_input, "Most devices", "most_devices", min_value=1, max_value=65536, step=8
+        )

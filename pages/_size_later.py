@@ -1,0 +1,192 @@
+"""Folded parts of the size page: growth, availability, buying or renting.
+
+An open one adds its part to the request; its figures last as long as the browser's page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import _common as common
+import streamlit as st
+
+from recipe_core.base.described import description_of
+from recipe_core.present import charts, size_later
+from recipe_core.present import size_view as view
+from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
+
+Json = Mapping[str, Any]
+MODELS = {
+    "growth": GrowthRequest,
+    "availability": AvailabilityRequest,
+    "purchase": PurchaseRequest,
+}
+START: Mapping[str, Mapping[str, Any]] = {
+    "growth": {"per_month": 0.05},
+    "availability": {},
+    "purchase": {},
+}
+"""What a part asks when it is opened."""
+FIELDS: Mapping[str, Mapping[str, tuple[str, float, float]]] = {
+    "growth": {
+        "per_month": ("Growth a month (%)", 1.0, 100.0),
+        "months": ("Months to look ahead", 12, 1),
+    },
+    "availability": {
+        "target": ("Enough replicas up (% of time)", 0.1, 100.0),
+        "node_mtbf_hours": ("Hours between failures of a machine", 1000.0, 1.0),
+        "repair_hours": ("Hours until it serves again", 1.0, 1.0),
+    },
+    "purchase": {
+        "usd_per_device": ("Price of a device ($)", 1000.0, 1.0),
+        "years": ("Written off over (years)", 1.0, 1.0),
+        "usd_per_kwh": ("Electricity ($/kWh)", 0.01, 1.0),
+        "pue": ("PUE", 0.1, 1.0),
+        "upkeep": ("Upkeep a year (% of price)", 1.0, 100.0),
+        "use": ("Hours in use (%)", 5.0, 100.0),
+        "months": ("Should pay within (months)", 12, 1),
+    },
+}
+"""Fields that a page asks for: label, step, and units of the page in one of the field's."""
+TITLES = {
+    "growth": ("Growth", ":material/trending_up:"),
+    "availability": ("Availability", ":material/health_and_safety:"),
+    "purchase": ("Buy or rent", ":material/savings:"),
+}
+EMPTY = {
+    "node_mtbf_hours": "as in published fleets",
+    "repair_hours": "as rented machines",
+    "usd_per_device": "unknown",
+}
+
+
+def names() -> list[str]:
+    """Parts that the workload has: a training run does not grow, and restarts."""
+    return ["purchase"] if common.training() else list(MODELS)
+
+
+def stated(part: str) -> dict[str, Any]:
+    """What a part asks."""
+    return {**START[part], **st.session_state.get(f"size-{part}", {})}
+
+
+def asked() -> dict[str, Any]:
+    """Parts of the request whose expander is open."""
+    return {name: stated(name) for name in names() if st.session_state.get(f"size-open-{name}")}
+
+
+def draw(answer: Json) -> None:
+    """The three parts, each with its figures and what the answer says to it."""
+    say: dict[str, Callable[[Json, Json], None]] = {
+        "growth": growth,
+        "availability": availability,
+        "purchase": purchase,
+    }
+    for part in names():
+        title, icon = TITLES[part]
+        key = f"size-open-{part}"
+        with st.expander(title, icon=icon, key=key, on_change="rerun") as opened:
+            if opened.open:
+                figures(part)
+                if answer["devices"]:
+                    say[part](answer, looked_at(answer))
+
+
+def looked_at(answer: Json) -> Json:
+    """The row of the device that the reader selected, else the best."""
+    rows = {view.key(row): row for row in answer["devices"]}
+    found: Json = rows.get(st.session_state.get("size-device"), answer["devices"][0])
+    return found
+
+
+def figures(part: str) -> None:
+    """The fields of a part."""
+    with st.grid(4, min_column_width=150):
+        for field, (label, step, factor) in FIELDS[part].items():
+            figure(part, field, label, step, factor)
+
+
+def figure(part: str, field: str, label: str, step: float, factor: float) -> None:
+    """One number of a part; a wrong one is refused."""
+    key, default = f"_size_{part}_{field}", MODELS[part].model_fields[field].default
+    value = stated(part).get(field, default)
+    whole = isinstance(step, int)
+    st.session_state[key] = scaled(value, factor, whole=whole)
+
+    def commit() -> None:
+        entered = st.session_state[key]
+        values = {name: each for name, each in stated(part).items() if name != field}
+        if entered is not None:
+            values[field] = int(entered) if whole else entered / factor
+        try:
+            MODELS[part].model_validate(values)
+        except ValueError as error:
+            problem = error.errors()[0]["msg"] if hasattr(error, "errors") else error
+            st.session_state["refused"] = f"{label}: {problem}"
+            return
+        st.session_state[f"size-{part}"] = values
+
+    st.number_input(
+        label,
+        key=key,
+        value=None,
+        step=step,
+        format="%d" if whole else "%.6g",
+        on_change=commit,
+        placeholder=EMPTY.get(field, "default"),
+        help=description_of(MODELS[part], field),
+    )
+
+
+def scaled(value: Any, factor: float, *, whole: bool) -> Any:
+    """A field's value in units of the page; rounded where only the factor made it long."""
+    if value is None or whole:
+        return value
+    return round(float(value) * factor, 9)
+
+
+def growth(answer: Json, row: Json) -> None:
+    """How long sizes last, and what the months cost."""
+    if not answer.get("growth"):
+        st.info("No device has a largest load to grow to.", icon=":material/info:")
+        return
+    said = [
+        *size_later.growth_sentences(row),
+        size_later.cheapest_sentence(answer["growth"], answer["devices"]),
+    ]
+    st.markdown(common.escape(" ".join(said)))
+    st.plotly_chart(
+        charts.growth_costs(answer, view.key(row), dark=common.dark()),
+        key="size-growth-chart",
+        alt="Cost of each month by device while the load grows",
+    )
+    st.caption("A mark is the month in which a device needs the next unit.")
+
+
+def availability(_: Json, row: Json) -> None:
+    """Spare replicas of the device that is looked at."""
+    rows = size_later.availability_rows(row)
+    st.markdown(f"**{common.escape(view.short(row))}**")
+    st.table(
+        {name: common.escape(text) for name, text in rows.items()},
+        border="horizontal",
+        alt="Replicas, spares, and what a lost machine does",
+    )
+
+
+def purchase(_: Json, row: Json) -> None:
+    """Buying the device that is looked at against renting it."""
+    said = size_later.purchase_sentences(row)
+    if not said:
+        st.info("These machines are yours already.", icon=":material/info:")
+        return
+    st.markdown(common.escape(" ".join(said)))
+    if "rented" in row["purchase"]:
+        st.plotly_chart(
+            charts.owned_or_rented(row["purchase"], dark=common.dark()),
+            key="size-purchase-chart",
+            alt="What owning and renting have cost until the end of each month",
+        )
+    else:
+        st.caption("State the price of a device, and the curves of both are drawn.")

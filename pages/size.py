@@ -1,0 +1,32 @@
+import _common as common
+import _size_answer as sizing
+import _size_form as form
+import _size_later as later
+import _size_result as result
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.request.describe import model_name, workload_name
+from recipe_core.request.open_hardware import size_request
+
+if page := st.session_state.pop("size-goto", None):
+    st.switch_page(page, query_params=common.link())
+
+request = common.request()
+st.title("Which hardware, and how much?", anchor=False)
+st.caption(common.escape(f"{model_name(request)} · {workload_name(request.workload)}"))
+form.draw()
+status = st.container()
+place = st.empty()
+try:
+    asked = size_request(request, common.market(), form.goal(), **later.asked())
+    with status:
+        for answer in sizing.answers(asked):
+            if "sized" in answer and answer["sized"] < answer["of"]:
+                with place.container():
+                    result.partial(answer)
+    with place.container():
+        result.whole(answer, asked)
+        later.draw(answer)
+except RecipeError as error:
+    place.error(common.escape(error), icon=":material/error:")

@@ -1,0 +1,194 @@
+"""Figures and texts of a sizing's answer."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from recipe_core.present import charts, size_later, size_tables, size_view
+from recipe_core.present.charts.size import frontier
+from recipe_core.request.size import SizeRequest
+from recipe_core.sizing.answer import Answer
+from recipe_core.sizing.size import size
+
+Json = dict[str, Any]
+DEVICES = ("h100-sxm", "mi300x", "b200-sxm", "gh200-144gb", "a100-sxm-80gb", "gb200", "l40s")
+AFTERWARDS = {
+    "growth": {"per_month": 0.05},
+    "availability": {},
+    "purchase": {"usd_per_device": 30_000.0, "load_by_hour": [1.0] * 12 + [2.0] * 12},
+}
+
+
+@cache
+def answer(tpot_ms: float = 40.0) -> Json:
+    value = {
+        "model": "meta-llama/Llama-3.1-70B-Instruct",
+        "hardware": {"any": {"devices": DEVICES}},
+        "workload": {"concurrency": 64},
+        "objective": {"limits": {"tpot_ms": tpot_ms}, "confidence": 0.9},
+        **AFTERWARDS,
+    }
+    return Answer(size(SizeRequest.parse(value))).to_json()
+
+
+@cache
+def training() -> Json:
+    value = {
+        "model": "meta-llama/Llama-3.1-70B-Instruct",
+        "hardware": {"any": {"devices": ("h100-sxm", "mi300x")}},
+        "workload": {
+            "kind": "training",
+            "sequence_length": 4096,
+            "global_batch": 256,
+            "tokens": 1e10,
+        },
+        "objective": {"limits": {"wall_hours": 336.0}, "confidence": 0.9},
+    }
+    return Answer(size(SizeRequest.parse(value))).to_json()
+
+
+@pytest.mark.parametrize("of", [answer, training])
+def test_a_bar_is_the_cost_of_a_month_in_work_and_idle(of: Any) -> None:
+    rows = sorted(of()["devices"], key=lambda row: row["usd_per_month"])
+    bars = charts.cost_bars(of(), size_view.key(rows[0])).data
+    for n, row in enumerate(rows):
+        assert sum(bar.x[n] for bar in bars) == pytest.approx(row["usd_per_month"])
+        assert size_view.short(row) in bars[0].y[n]
+        assert size_view.money(row, "month") in bars[-1].text[n]
+    assert bars[0].y[0].startswith("<b>")
+
+
+def test_idle_devices_are_hatched() -> None:
+    with_idle = answer()["best"] | {"idle": 1, "devices_rented": 4}
+    bars = charts.cost_bars({"devices": [with_idle]}).data
+    assert [bar.name for bar in bars] == ["Devices at work", "Idle devices"]
+    assert bars[1].x[0] == pytest.approx(with_idle["usd_per_month"] / 4)
+    assert bars[1].marker.pattern.shape
+    assert "idle" in bars[1].text[0]
+
+
+def test_a_frontier_is_what_nothing_beats() -> None:
+    points = [(1.0, 9.0, {}), (2.0, 5.0, {}), (3.0, 6.0, {}), (4.0, 1.0, {})]
+    assert [x for x, _, _ in frontier(points)] == [1.0, 2.0, 4.0]
+    assert [x for x, _, _ in frontier(points, higher=True)] == [4.0]
+
+
+@pytest.mark.parametrize("axis", charts.axes_of(answer()))
+def test_cost_falls_along_the_frontier_of_all_devices(axis: str) -> None:
+    figure = charts.cost_against(answer(), axis, limit=40.0)
+    front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
+    costs = front.y if axis != "interactivity" else front.y[::-1]
+    assert list(costs) == sorted(costs, reverse=True)
+    assert figure.layout.shapes[0].x0 == (25.0 if axis == "interactivity" else 40.0)
+    open_marks = [trace for trace in figure.data if trace.name.endswith("over a limit")]
+    filled = [trace for trace in figure.data if trace.mode == "lines+markers"]
+    assert len(open_marks) == len(filled) == len(answer()["devices"])
+
+
+def test_a_training_run_is_drawn_against_its_time() -> None:
+    assert charts.axes_of(training()) == ["wall_s"]
+    figure = charts.cost_against(training(), "wall_s", limit=336.0)
+    assert figure.layout.yaxis.title.text == "$ for the run"
+    best = training()["best"]
+    assert best["wall_s"] / 3600 in [x for trace in figure.data for x in trace.x]
+
+
+def test_confidence_leaves_out_counts_that_cost_more_for_nothing() -> None:
+    figure = charts.confidence_curves(answer(), "mi300x", confidence=0.9)
+    assert figure.layout.shapes[0].y0 == 90.0
+    curves = {trace.name: trace for trace in figure.data}
+    rows = [*answer()["devices"], *answer()["unpriced"]]
+    assert set(curves) == {size_view.short(row) for row in rows}
+    for row in rows:
+        curve = curves[size_view.short(row)]
+        kept = [rung for rung in row["ladder"] if not rung["dominated"]]
+        assert list(curve.x) == [rung["devices_rented"] for rung in kept]
+    widest = max(figure.data, key=lambda trace: trace.line.width)
+    assert widest.name == "Instinct MI300X 192 GB"
+
+
+def test_devices_with_a_name_differ_in_colour_symbol_and_dash() -> None:
+    for dark in (False, True):
+        figure = charts.confidence_curves(answer(), dark=dark)
+        named = [trace for trace in figure.data if trace.showlegend]
+        for look in ("color", "dash"):
+            assert len({trace.line[look] for trace in named}) == len(named)
+        assert len({trace.marker.symbol for trace in named}) == len(named)
+
+
+def test_growth_marks_the_month_of_the_next_unit() -> None:
+    figure = charts.growth_costs(answer(), "mi300x")
+    best = answer()["devices"]
+    for row in best:
+        marks = [
+            trace.x[0]
+            for trace in figure.data
+            if trace.mode == "markers" and trace.name.startswith(size_view.short(row))
+        ]
+        month = row["growth"]["next_unit_month"]
+        assert marks == ([] if month is None else [month])
+        said = " ".join(size_later.growth_sentences(row))
+        if month is not None:
+            assert f"Month {month} needs" in said
+    assert "Cheapest over all months" in size_later.cheapest_sentence(answer()["growth"], best)
+
+
+def test_owning_and_renting_meet_where_the_curves_do() -> None:
+    bought = answer()["best"]["purchase"]
+    figure = charts.owned_or_rented(bought)
+    rented, up_front, written_off = figure.data
+    month = bought["break_even_month"]
+    assert figure.layout.shapes[0].x0 == month
+    assert up_front.y[month] <= rented.y[month]
+    assert up_front.y[month - 1] > rented.y[month - 1]
+    assert written_off.y[0] == 0
+    said = " ".join(size_later.purchase_sentences(answer()["best"]))
+    assert f"has paid after {month} months" in said
+    assert "By the hours of a day" in said
+
+
+def test_a_price_to_doubt_is_marked_in_every_text() -> None:
+    row = next(row for row in answer()["devices"] if size_view.is_doubtful(row))
+    sure = {**row, "offer": {**row["offer"], "marks": []}}
+    for text in (size_view.sentence, size_view.price_text, size_view.money):
+        assert size_view.DOUBT in text(row)
+        assert size_view.DOUBT not in text(sure)
+    assert size_view.DOUBT in size_tables.offer_rows(row)["Price"]
+    assert size_view.DOUBT in size_later.availability_rows(row)["Cost with spares"]
+    assert all(size_view.DOUBT in text for text in size_later.purchase_sentences(row)[:2])
+
+
+def test_a_verdict_says_what_is_lacking() -> None:
+    tight = answer(1.0)
+    good, said = size_view.verdict(tight)
+    assert not good
+    assert tight["refused"][0]["title"] in said
+    assert size_view.verdict({"devices": [], "refused": []}) == (
+        False,
+        "There is no device to choose from. Widen the choice.",
+    )
+
+
+def test_what_would_make_a_device_win_is_said() -> None:
+    best, second = answer()["devices"][:2]
+    assert "stays the cheapest up to" in size_view.wins_sentence(best, best=True)
+    assert "below $" in size_view.wins_sentence(second, best=False)
+    wins = {**second, "wins_at": {"limits": {"tpot_ms": 25.0}, "load": 32.0}}
+    said = size_view.wins_sentence(wins, best=False)
+    assert "time per output token limited to 25.0 ms" in said
+    assert "with 32 requests in flight" in said
+
+
+def test_tables_hold_every_row() -> None:
+    for found in (answer(), training()):
+        frame = size_tables.devices_frame(found)
+        assert len(frame) == len(found["devices"])
+        assert {"month", "confidence", "price", "wins"} <= set(frame)
+        row = found["best"]
+        assert len(size_tables.ladder_frame(row)) == len(row["ladder"])
+        assert len(size_tables.headroom_rows(row)) == 1
+    assert "run" in size_tables.devices_frame(training())
+    assert len(size_tables.refused_rows(answer())) == len(answer()["refused"])
