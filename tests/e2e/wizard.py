@@ -17,7 +17,8 @@ QUESTIONS = {
     "recipe": "Use this split",
 }
 NO_PLAYWRIGHT = "playwright is not installed: the browser tests did not run"
-PAGES = QUESTIONS | {"check": "Does my command work?"}
+SIZE = "Which hardware, and how much?"
+PAGES = QUESTIONS | {"size": SIZE, "check": "Does my command work?"}
 
 
 STILL = """
