@@ -150,7 +150,7 @@ def goals() -> None:
 
     st.session_state["_size_goal"] = goal()
     st.pills(
-        "Best is the least",
+        "Minimise",
         GOALS,
         key="_size_goal",
         format_func=lambda name: {"gpus": "Devices"}.get(name, known[name].title),

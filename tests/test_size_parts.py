@@ -82,8 +82,8 @@ def test_a_row_becomes_the_wizards_own(device: str) -> None:
 
 def test_a_training_run_becomes_the_wizards_own() -> None:
     run = change(DEFAULT, {"workload.kind": "training", "objective.limits.wall_hours": 100.0})
-    request = open_hardware.size_request(run, Market(devices=("h100-sxm", "mi300x")))
-    row = in_parts(request, 1)["best"]
+    request = open_hardware.size_request(run, Market(devices=("h100-sxm", "mi300x", "l4")))
+    row = in_parts(request, 9)["best"]
     taken = change(run, open_hardware.take(run, request, row))
     planned = plan(taken)
     assert taken.candidate is not None

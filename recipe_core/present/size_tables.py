@@ -58,7 +58,7 @@ def offer_rows(row: Row) -> dict[str, str]:
         "Date and status": ", ".join([offer["date"], offer["status"]]),
     }
     if offer["marks"]:
-        out["To doubt"] = f"{view.DOUBT} {', '.join(offer['marks'])}: ask for a quote"
+        out["Caution"] = f"{view.DOUBT} {', '.join(offer['marks'])}: ask for a quote"
     if offer["note"]:
         out["Note"] = offer["note"]
     return out

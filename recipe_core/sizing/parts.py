@@ -18,8 +18,8 @@ from recipe_core.sizing.market import choices
 from recipe_core.sizing.size import Sizing, by_means, simulated, size
 from recipe_core.sizing.sized import SizedDevice
 
-PART = 6
-"""Devices of a part: about half a second."""
+PART, TRAINING_PART = 6, 2
+"""Devices of a part: about half a second, of training a second."""
 AFTERWARDS = ("growth", "availability", "purchase")
 """Fields of a request on which no device's size depends."""
 Json = dict[str, Any]
@@ -45,7 +45,8 @@ def answer_in_parts(
     request = SizeRequest.parse(asked)
     means = by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
     wanted = list(choices(request))
-    some = [wanted[n : n + PART] for n in range(0, len(wanted), PART)] or [[]]
+    part_size = TRAINING_PART if request.is_training else PART
+    some = [wanted[n : n + part_size] for n in range(0, len(wanted), part_size)] or [[]]
     sized = _latest(json.dumps(means.model_dump(mode="json"), sort_keys=True), digest, folders)
     for n, part in enumerate(some[:parts]):
         if n not in sized:

@@ -87,7 +87,7 @@ def cost_bars(answer: Row, chosen: str = "", *, dark: bool = False) -> go.Figure
         showlegend=any(idle),
         **{**FRAME, **({} if any(idle) else {"margin": {**FRAME["margin"], "t": 10}})},
     )
-    figure.update_xaxes(title="$ a month", range=[0, widest * 1.35], zeroline=False)
+    figure.update_xaxes(title="$ a month", range=[0, widest * 1.45], zeroline=False)
     figure.update_yaxes(autorange="reversed", type="category", title=None)
     return figure
 
