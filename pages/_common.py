@@ -85,7 +85,7 @@ def pins() -> list[str]:
 
 def market() -> Market:
     """The hardware to choose from, where it is not decided yet."""
-    current: Market = st.session_state["market"]
+    current: Market = st.session_state.get("market", Market())
     return current
 
 

@@ -37,6 +37,7 @@ PAGES = (
     "present.snippets",
     "present.views",
     "recipe.other_engines",
+    "request.open_hardware",
     "recipe.parameters",
     "search.plans",
     "search.changes",

@@ -2,5 +2,5 @@
 
 What a size means in money and time (failures and spares, buying or renting, growth) is worked out
 in plain numbers; shipped figures are read from ``failures.yaml``. May import base, hardware,
-engines, request, space and search.
+engines, request, space, physics and search.
 """

@@ -35,7 +35,8 @@ def test_a_limit_that_refuses_all_can_be_loosened_by_a_click() -> None:
     app = opened("compare.py", **{"objective.limits.tpot_ms": "0.5"})
     assert "exceeds the limit" in app.error[0].value
     app.button(key="change-0").click().run()
-    assert app.success
+    # the limit is now what is estimated, which holds about as often as not
+    assert "coin toss" in app.warning[0].value
 
 
 def test_two_limits_that_refuse_all_are_loosened_together() -> None:
