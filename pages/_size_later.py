@@ -45,6 +45,8 @@ FIELDS: Mapping[str, Mapping[str, tuple[str, float, float]]] = {
         "pue": ("PUE", 0.1, 1.0),
         "upkeep": ("Upkeep a year (% of price)", 1.0, 100.0),
         "use": ("Hours in use (%)", 5.0, 100.0),
+        "busy_hours": ("Busy hours a day", 1, 1),
+        "quiet_share": ("Load in other hours (% of busy)", 5.0, 100.0),
         "months": ("Should pay within (months)", 12, 1),
     },
 }

@@ -487,6 +487,9 @@ def test_growth_availability_and_purchase_come_where_they_are_asked_for():
     assert held["node_lost"]["replicas"] < held["needed"]
     assert best["purchase"]["highest_usd_per_device"] > 0
     assert best["purchase"]["mixture"]["owned_units"] >= 0
+    values["purchase"] = {"usd_per_device": 25_000, "busy_hours": 12, "quiet_share": 1 / 3}
+    again = Answer(size(SizeRequest.parse(values))).to_json()["best"]["purchase"]["mixture"]
+    assert again["usd_per_month"] == pytest.approx(best["purchase"]["mixture"]["usd_per_month"])
     plain = Answer(size(SizeRequest.parse(asked(LLAMA_8B, devices=["l40s"])))).to_json()
     assert not {"growth", "availability", "purchase"} & set(plain["best"])
 

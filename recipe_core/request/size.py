@@ -158,13 +158,28 @@ class PurchaseRequest(_Part):
         tuple[Annotated[float, Field(ge=0, le=1e9)], ...], Field(max_length=24)
     ] = ()
     """Load in each of the 24 hours of a day, relative to each other, the busiest being the
-    workload's: for a mixture of owned base and rented peak. Left out, the load is even."""
+    workload's: for a mixture of owned base and rented peak. Left out, ``busy_hours`` say it."""
+
+    busy_hours: Annotated[int, Field(ge=1, le=24)] = 24
+    """Hours of a day with the workload's load; 24: the load is even."""
+
+    quiet_share: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Load of the other hours, as a share of the workload's."""
 
     @model_validator(mode="after")
     def _a_day(self) -> Self:
         if self.load_by_hour and (len(self.load_by_hour) != 24 or not any(self.load_by_hour)):
             raise ValueError("load_by_hour needs 24 values, one of them above 0")
+        if self.load_by_hour and self.busy_hours < 24:
+            raise ValueError("load_by_hour says what busy_hours would; leave one of them out")
         return self
+
+    @property
+    def day(self) -> tuple[float, ...]:
+        """Load by hour, relative to each other; empty where it is even."""
+        if self.load_by_hour or self.busy_hours == 24:
+            return self.load_by_hour
+        return (1.0,) * self.busy_hours + (self.quiet_share,) * (24 - self.busy_hours)
 
 
 def _is_open(hardware: Any) -> str:

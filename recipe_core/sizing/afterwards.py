@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.request.schema import LOADS, ServingWorkload
@@ -155,7 +153,7 @@ def _mixture(
     asked, workload = request.purchase, request.workload
     price = one.plan.setting(row).cluster.usd_per_device_hour
     known = load is not None and load.value is not None
-    if asked is None or not asked.load_by_hour or not known or price is None:
+    if asked is None or not asked.day or not known or price is None:
         return None
     if not isinstance(workload, ServingWorkload) or load is None or load.value is None:
         return None
@@ -164,7 +162,7 @@ def _mixture(
     idle = own.model_copy(update={"use": 1.0}).idle_usd_per_hour * unit.units
     working = idle + own.power_usd_per_hour * unit.units
     found = mixture(
-        np.asarray(asked.load_by_hour).tolist(),
+        asked.day,
         unit.capacity,
         working,
         price * unit.units,
