@@ -8,6 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.cluster import cluster, device, device_names, fabric
+from recipe_core.hardware.custom import FIELD
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import offers_of
@@ -57,8 +58,12 @@ def choices(request: SizeRequest) -> Iterator[Choice]:
         return
     market = request.market
     listed = market.devices or tuple(device_names())
+    seen: list[Device] = []
     for k, name in enumerate(listed):
         profile = _profile(name, f"hardware.any.devices.{k}")
+        if profile in seen:
+            continue
+        seen.append(profile)
         if not market.devices and not _usual(profile, market):
             continue
         if (market.vendors and profile.vendor not in market.vendors) or (
@@ -75,7 +80,8 @@ def _profile(name: Named, field: str) -> Device:
     try:
         return device(name)
     except HardwareError as error:
-        raise HardwareError(error.message, field=field, hint=error.hint) from None
+        inside = (error.field or "").removeprefix(FIELD)
+        raise HardwareError(error.message, field=f"{field}{inside}", hint=error.hint) from None
 
 
 def _usual(profile: Device, market: Market) -> bool:
