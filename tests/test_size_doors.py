@@ -436,3 +436,36 @@ def test_a_percentile_is_tried_on_every_engine_of_a_count() -> None:
     table = rb.plan(found.choice)
     cheapest = min(table.columns["usd_per_hour"][table.order])
     assert price == pytest.approx(cheapest)
+
+
+def owned_by(count: int, rate: float, **more: Any) -> dict[str, Any]:
+    market = {"devices": ["l40s"], "owned": [{"device": "l40s", "count": count} | more]}
+    load = OPEN | {"request_rate": rate}
+    return answered(hardware={"any": market}, workload=load)
+
+
+def test_machines_that_are_not_full_are_used() -> None:
+    """12 devices in machines of 8: the 4 of the second count, where its servers fit in it."""
+    answer = owned_by(12, 40.0, usd_per_device_hour=0.1)
+    best = answer["best"]
+    assert (best["owned"], best["count"] in range(9, 13)) == (True, True)
+    request = values(
+        hardware={"any": {"devices": ["l4"], "owned": [{"device": "l40s", "count": 12}]}}
+    )
+    (mine,) = (one for one in rb.size(request).sized if one.choice.machines[0].owned)
+    degrees, columns = mine.plan.degree, mine.plan.columns
+    server = degrees("tp") * degrees("pp")
+    three = mine.plan.runs & (server == 3) & (columns["gpus"] == 12)
+    assert three.any()
+    assert not (three & mine.allowed).any()
+    four = mine.plan.runs & (server == 4) & (columns["gpus"] == 12)
+    assert (four & mine.allowed).any()
+
+
+def test_owned_machines_cost_what_is_stated_or_their_power() -> None:
+    stated = owned_by(4, 4.0, usd_per_device_hour=0.01)["best"]
+    assert (stated["owned"], stated["usd_per_hour"]) == (True, 0.01 * stated["count"])
+    assert owned_by(4, 4.0)["best"]["usd_per_hour"] > stated["usd_per_hour"]
+    with pytest.raises(InputError) as refused:  # no free machine: it was priced by its power
+        owned_by(4, 4.0, usd_per_device_hour=0)
+    assert refused.value.field == "hardware.any.owned.0.usd_per_device_hour"

@@ -107,7 +107,7 @@ def _owned(owned: Owned, profile: Device, market: Market) -> Choice:
     hardware = HardwareRequest(
         device=owned.device,
         per_node=per_node,
-        nodes=max(most // per_node, 1),
+        nodes=-(-most // per_node),
         usd_per_device_hour=price,
     )
     return Choice(profile, (Machine(hardware, most, whole_nodes=True, owned=True),), priced=True)

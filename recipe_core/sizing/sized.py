@@ -73,7 +73,16 @@ class SizedDevice:
         most = np.array([machine.most for machine in machines])[of]
         per_node = np.array([machine.hardware.per_node for machine in machines])[of]
         joined = np.array([machine.whole_nodes for machine in machines])[of]
-        return self.plan.runs & (self.rented <= most) & (joined | (self._server <= per_node))
+        networked = joined | (self._server <= per_node)
+        return self.plan.runs & (self.rented <= most) & networked & self._in_last(most, per_node)
+
+    def _in_last(self, most: Int, per_node: Int) -> Bool:
+        """Whether servers fit where the last of the machines that one has is not full."""
+        owned = np.array([machine.owned for machine in self.choice.machines])[self._machine_of]
+        server = self._server
+        room = most // per_node * (per_node // server) + most % per_node // server
+        used = np.nan_to_num(self.plan.columns["gpus"])
+        return np.asarray(~owned | (server > per_node) | (room * server >= used))
 
     @cached_property
     def _server(self) -> Int:
