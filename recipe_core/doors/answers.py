@@ -88,14 +88,19 @@ class Answers:
 
         Without ``measured`` a body is the request itself.
         """
+        values, own = self._parts(body)
+        return self._request(values, own), own
+
+    def _parts(self, body: Body) -> tuple[Any, Corrections | None]:
+        """The values of the request, and what the runs beside it teach."""
         if "measured" not in body:
-            return self._request(body), None
+            return body, None
         if unknown := sorted(set(body) - {"request", "measured"}):
             raise InputError(
                 "is not a known field.", field=unknown[0], hint="Available: request, measured."
             )
         own = corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
-        return self._request(_part(body, "request"), own), own
+        return _part(body, "request"), own
 
     def _request(self, values: Any, own: Corrections | None = None) -> PlanRequest:
         return public.as_request(values, folders=self.folders, corrections=own)
@@ -104,10 +109,7 @@ class Answers:
         """Which hardware, how many of it, at what cost, with which confidence."""
         from recipe_core.sizing.answer import Answer
 
-        own, request = None, body
-        if "measured" in body:
-            own = corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
-            request = _part(body, "request")
+        request, own = self._parts(body)
         return _clean(Answer(public.size(request, folders=self.folders, measured=own)).to_json())
 
     def check(self, body: Body) -> Json:

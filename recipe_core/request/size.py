@@ -46,7 +46,7 @@ class Owned(_Part):
     per_node: Count | None = None
     """Devices in a machine; left out, as in the device's profile, at most ``count``."""
 
-    usd_per_device_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    usd_per_device_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """What an hour of a device costs you, in US dollars; left out, its power at its limit."""
 
 

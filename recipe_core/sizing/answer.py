@@ -37,6 +37,23 @@ class Answer:
     def __init__(self, sizing: Sizing, today: datetime.date | None = None) -> None:
         self.sizing, self.today = sizing, today
 
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """By identity a name of each device that no other has: a device may also be owned."""
+        out: dict[int, str] = {}
+        for one in self.sizing.sized:
+            owned = any(machine.owned for machine in one.choice.machines)
+            name = plain = f"{one.profile.name} (owned)" if owned else one.profile.name
+            number = 1
+            while name in out.values():
+                number += 1
+                name = f"{plain} {number}"
+            out[id(one)] = name
+        return out
+
+    def _key(self, one: SizedDevice) -> str:
+        return self._names[id(one)]
+
     # rows
 
     def rows(self, one: SizedDevice, rows: Sequence[int]) -> list[Json]:
@@ -125,7 +142,7 @@ class Answer:
     def loads(self) -> dict[str, LargestLoad]:
         """By device the largest load that its best row carries within the limits."""
         return {
-            _key(one): largest_load(one.plan, one.best)
+            self._key(one): largest_load(one.plan, one.best)
             for one in (*self.sizing.devices, *self.sizing.unpriced)
             if one.best is not None and isinstance(one.plan, ServingPlan)
         }
@@ -133,17 +150,17 @@ class Answer:
     @cached_property
     def _winning_limits(self) -> dict[str, dict[str, float]]:
         devices = self.sizing.devices
-        return dict(zip(map(_key, devices), winning_limits(devices), strict=True))
+        return dict(zip(map(self._key, devices), winning_limits(devices), strict=True))
 
     @cached_property
     def _winning_loads(self) -> dict[str, float | None]:
         ladders = {}
         for one in self.sizing.devices:
-            load = self.loads.get(_key(one))
+            load = self.loads.get(self._key(one))
             if load is None or load.value is None or one.best is None:
                 continue
             steps = steps_of(one, one.best, load.value)
-            ladders[_key(one)] = (
+            ladders[self._key(one)] = (
                 np.array([step.capacity for step in steps]),
                 np.array([step.usd_per_hour for step in steps]),
             )
@@ -156,7 +173,7 @@ class Answer:
     def device(self, one: SizedDevice) -> Json:
         """The best row of a device with its ladder, and what would make it win."""
         assert one.best is not None  # noqa: S101 - only devices on which something holds
-        key = _key(one)
+        key = self._key(one)
         load = self.loads.get(key)
         return {
             **self.rows(one, [one.best])[0],
@@ -173,15 +190,15 @@ class Answer:
         other = one is not self.sizing.best
         return {
             "usd_per_device_hour": self.sizing.price_to_win(one),
-            "limits": self._winning_limits.get(_key(one), {}) if other else {},
-            "load": self._winning_loads.get(_key(one)) if other else None,
+            "limits": self._winning_limits.get(self._key(one), {}) if other else {},
+            "load": self._winning_loads.get(self._key(one)) if other else None,
         }
 
     def _afterwards(self, one: SizedDevice, row: int, load: LargestLoad | None) -> Json:
         """Growth, availability and purchase, as far as the request asks for them."""
         request = self.sizing.request
         growths = self.growth.growths if self.growth else {}
-        grown = growths.get(_key(one))
+        grown = growths.get(self._key(one))
         parts = {
             "growth": grown.to_json() if grown else None,
             "availability": availability_of(request, one, row),
@@ -192,7 +209,7 @@ class Answer:
     @cached_property
     def growth(self) -> Choices | None:
         """Every device through the months; None where the request states no growth."""
-        found = {_key(one): one for one in self.sizing.devices}
+        found = {self._key(one): one for one in self.sizing.devices}
         loads = {key: (found[key], load) for key, load in self.loads.items() if key in found}
         return grow_choices(self.sizing.request, loads)
 
@@ -258,12 +275,6 @@ def offer_json(offer: Offer | None, today: datetime.date | None = None) -> Json 
         "age_days": offer.age_days(today),
         "marks": list(offer.marks(today)),
     }
-
-
-def _key(one: SizedDevice) -> str:
-    """A device's name; machines that are owned are another choice of the same device."""
-    owned = any(machine.owned for machine in one.choice.machines)
-    return f"{one.profile.name} (owned)" if owned else one.profile.name
 
 
 def _known(value: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.cluster import cluster, device, device_names, fabric
+from recipe_core.hardware.custom import FIELD
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import offers_of
@@ -58,8 +59,12 @@ def choices(request: SizeRequest) -> Iterator[Choice]:
         return
     market = request.market
     listed = market.devices or tuple(device_names())
+    seen: list[Device] = []
     for k, name in enumerate(listed):
         profile = _profile(name, f"hardware.any.devices.{k}")
+        if profile in seen:
+            continue
+        seen.append(profile)
         if not market.devices and not _usual(profile, market):
             continue
         if (market.vendors and profile.vendor not in market.vendors) or (
@@ -76,7 +81,8 @@ def _profile(name: Named, field: str) -> Device:
     try:
         return device(name)
     except HardwareError as error:
-        raise HardwareError(error.message, field=field, hint=error.hint) from None
+        inside = (error.field or "").removeprefix(FIELD)
+        raise HardwareError(error.message, field=f"{field}{inside}", hint=error.hint) from None
 
 
 def _usual(profile: Device, market: Market) -> bool:
@@ -102,7 +108,7 @@ def _owned(owned: Owned, profile: Device, market: Market) -> Choice:
     hardware = HardwareRequest(
         device=owned.device,
         per_node=per_node,
-        nodes=max(most // per_node, 1),
+        nodes=-(-most // per_node),
         usd_per_device_hour=price,
     )
     return Choice(profile, (Machine(hardware, most, whole_nodes=True, owned=True),), priced=True)

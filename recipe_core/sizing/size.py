@@ -89,6 +89,13 @@ class Sizing:
         Raises:
             NoAnswer: where nothing holds.
         """
+        if self.best is None and self.unpriced:
+            names = ", ".join(one.profile.title for one in self.unpriced[:3])
+            raise NoAnswer(
+                f"no hardware with a known price keeps the limits; without one: {names}.",
+                field="hardware",
+                hint="Name one of these as the device, with its usd_per_device_hour.",
+            )
         if self.best is None or self.best.best is None:
             reasons = [f"{one.profile.title}: {one.reason()}" for one in self.refused[:3]]
             raise NoAnswer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -75,7 +76,16 @@ class SizedDevice:
         most = np.array([machine.most for machine in machines])[of]
         per_node = np.array([machine.hardware.per_node for machine in machines])[of]
         joined = np.array([machine.whole_nodes for machine in machines])[of]
-        return self.plan.runs & (self.rented <= most) & (joined | (self._server <= per_node))
+        networked = joined | (self._server <= per_node)
+        return self.plan.runs & (self.rented <= most) & networked & self._in_last(most, per_node)
+
+    def _in_last(self, most: Int, per_node: Int) -> Bool:
+        """Whether servers fit where the last of the machines that one has is not full."""
+        owned = np.array([machine.owned for machine in self.choice.machines])[self._machine_of]
+        server = self._server
+        room = most // per_node * (per_node // server) + most % per_node // server
+        used = np.nan_to_num(self.plan.columns["gpus"])
+        return np.asarray(~owned | (server > per_node) | (room * server >= used))
 
     @cached_property
     def _server(self) -> Int:
@@ -185,22 +195,42 @@ class SizedDevice:
     def simulated(self, request: SizeRequest) -> SizedDevice:
         """The device with its rungs simulated, the best by their means first, until one holds.
 
-        Rows that are not simulated are left out. ``request``: with the percentile of its limits.
+        Then those of other engines that were better by their means. Rows that are not simulated are
+        left out. ``request``: with the percentile of its limits.
         """
         rank = np.full(len(self.plan), len(self.plan))
         rank[self.order] = np.arange(len(self.order))
         rungs = sorted((row for row in self.ladder if self.holds[row]), key=lambda row: rank[row])
         asked = replace(self.plan.problem, request=plan_request(request, self.choice))
         blocks: list[Any] = []
+
+        def with_rows(rows: Sequence[int]) -> SizedDevice:
+            for row in rows:
+                block, i = self.plan.at(row)
+                blocks.extend(
+                    type(self.plan).of(asked, block.setting, block.cases.take([i])).blocks
+                )
+            return SizedDevice(self.choice, type(self.plan)(asked, list(blocks)))
+
         out = self
         for start in range(0, min(len(rungs), MOST_SIMULATED), SIMULATED_AT_ONCE):
-            for row in rungs[start : start + SIMULATED_AT_ONCE]:
-                block, i = self.plan.at(row)
-                blocks += type(self.plan).of(asked, block.setting, block.cases.take([i])).blocks
-            out = SizedDevice(self.choice, type(self.plan)(asked, blocks))
+            out = with_rows(rungs[start : start + SIMULATED_AT_ONCE])
             if out.best is not None:
-                break
+                better = self._other_engines(rungs, int(rank[rungs[out.best]]))
+                return with_rows(better[:MOST_SIMULATED])
         return out
+
+    def _other_engines(self, rungs: Sequence[int], number: int) -> list[int]:
+        """Of the ``number`` best rows the first of each engine and number of devices.
+
+        Without ``rungs``.
+        """
+        found: dict[tuple[Any, int], int] = {}
+        for row in (*rungs, *map(int, self.order[:number])):
+            block, _ = self.plan.at(row)
+            found.setdefault((block.setting.engine.name, int(self.rented[row])), row)
+        known = set(rungs)
+        return [row for row in found.values() if row not in known]
 
     def unsimulated(self, percentile: float) -> SizedDevice:
         """The device without a row that holds, as no percentile of it is known."""
