@@ -453,7 +453,7 @@ def test_the_options_are_frozen():
         "estimate": {"--measured", "--trace"},
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
-        "validate": {"--bands", "--by", "--training"},
+        "validate": {"--bands", "--by", "--sizes", "--training"},
         "build": {
             "--env",
             "--for",

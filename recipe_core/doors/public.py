@@ -64,7 +64,8 @@ def size(
     """Say which hardware, how many of it and at what cost: every device, engine, count and split.
 
     Args:
-        request: a `SizeRequest`, its plain values (``hardware: any``), or the path of a file.
+        request: plain values (``hardware: any``), the path of a file that holds them, or a
+            ``SizeRequest`` of ``recipe_core.request.size``.
         folders: whether the model may be named by a path on this machine.
         measured: runs of your own that correct the estimates, as for `plan`.
 

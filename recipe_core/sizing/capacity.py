@@ -19,7 +19,7 @@ from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.schema import LOADS, PlanRequest
 from recipe_core.search.plan import Plan
 
-POINTS = 33
+POINTS = 129
 """Loads of one scan."""
 LARGEST = float(1 << 20)
 """The largest load that is looked at."""
