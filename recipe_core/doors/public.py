@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
-from recipe_core.request.schema import PlanRequest
-from recipe_core.request.size import SizeRequest, asks_for_any
+from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.search import plans
 from recipe_core.search.plan import Plan, Split
 
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.recipe.own_runs import MeasuredSource
+    from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.size import Sizing
     from recipe_core.space.corrections import Corrections
 
 RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 """A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
-SizeSource = SizeRequest | Mapping[str, Any] | str | Path
-"""A buyer's request, in the same ways."""
 
 
 def plan(
@@ -59,7 +57,10 @@ def plan(
 
 
 def size(
-    request: SizeSource, *, folders: bool = True, measured: MeasuredSource | None = None
+    request: SizeRequest | Mapping[str, Any] | str | Path,
+    *,
+    folders: bool = True,
+    measured: MeasuredSource | None = None,
 ) -> Sizing:
     """Say which hardware, how many of it and at what cost: every device, engine, count and split.
 
@@ -77,6 +78,7 @@ def size(
     Raises:
         InputError: for a request or runs that cannot be read.
     """
+    from recipe_core.request.size import SizeRequest
     from recipe_core.sizing import size as sizing
 
     asked = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))

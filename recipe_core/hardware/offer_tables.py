@@ -51,13 +51,30 @@ def shipped_offers() -> tuple[Offer, ...]:
     return _shipped(root("hw_profiles") / "offers")
 
 
+def shipped_offers_of(device: str) -> tuple[Offer, ...]:
+    """Those of one device: a plan needs few, and looking is quicker than reading a thousand."""
+    return _shipped(root("hw_profiles") / "offers", device)
+
+
 @cache
-def _shipped(folder: Path) -> tuple[Offer, ...]:
-    tables = (
-        parse_table(path.read_text(encoding="utf-8"), path.name)
-        for path in sorted(folder.glob("*.csv"))
-    )
-    return tuple(offer for table in tables for offer in table)
+def _shipped(folder: Path, device: str | None = None) -> tuple[Offer, ...]:
+    found: list[Offer] = []
+    for name, head, lines in _lines(folder):
+        if device is not None:  # an offer is one line
+            lines = tuple(line for line in lines if f",{device}," in line)
+        if lines:
+            found += parse_table("\n".join((head, *lines)), name)
+    return tuple(found)
+
+
+@cache
+def _lines(folder: Path) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """Of each table its name, the line of headings and the others."""
+    out = []
+    for path in sorted(folder.glob("*.csv")):
+        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        out.append((path.name, head, tuple(lines)))
+    return tuple(out)
 
 
 @cache
@@ -126,7 +143,7 @@ def parse_table(
         InputError: names line, column, value and fix.
     """
     taken: set[str] = set()
-    found = []
+    found: list[Offer] = []
     for line, row in read_rows(text, name, COLUMNS, _NEEDED, field):
         values = {**(defaults or {}), **row}
         if "name" not in values:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.units import usd
-from recipe_core.hardware.offer_tables import own_offers, shipped_offers
+from recipe_core.hardware.offer_tables import own_offers, shipped_offers, shipped_offers_of
 from recipe_core.hardware.offers import Offer, terms
 from recipe_core.hardware.profile import Commitment, Device
 from recipe_core.hardware.request import HardwareRequest
@@ -46,32 +45,19 @@ def offers() -> tuple[Offer, ...]:
     Raises:
         InputError: for an operator's own table that cannot be read.
     """
-    return _sorted(_Same(shipped_offers()), _Same(own_offers()))
+    return tuple(sorted((*shipped_offers(), *own_offers()), key=_price))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A table as the key of a cache: it is the same object, for a thousand offers hash slowly."""
-
-    offers: tuple[Offer, ...]
-
-    def __hash__(self) -> int:
-        return id(self.offers)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.offers is other.offers
-
-
-@lru_cache(maxsize=4)
-def _sorted(*tables: _Same) -> tuple[Offer, ...]:
-    every = [offer for table in tables for offer in table.offers]
-    return tuple(sorted(every, key=lambda offer: (offer.usd_per_device_hour, offer.name)))
+def _price(offer: Offer) -> tuple[float, str]:
+    return offer.usd_per_device_hour, offer.name
 
 
 def offers_of(profile: Device) -> list[Offer]:
     """Offers for a device, also those for the shipped one that it is known as, cheapest first."""
     names = {profile.name, profile.known_as or profile.name}
-    return [offer for offer in offers() if offer.device in names]
+    shipped = [offer for name in names for offer in shipped_offers_of(name)]
+    every = [offer for offer in (*shipped, *own_offers()) if offer.device in names]
+    return sorted(every, key=_price)
 
 
 def price_of(request: HardwareRequest, profile: Device) -> Price:

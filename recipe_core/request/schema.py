@@ -604,6 +604,12 @@ class PlanRequest(_Part):
         return out
 
 
+def asks_for_any(value: Any) -> bool:
+    """Whether plain values are a request whose hardware is open (``request.size``)."""
+    hardware = value.get("hardware") if isinstance(value, Mapping) else None
+    return hardware == "any" or (isinstance(hardware, Mapping) and "any" in hardware)
+
+
 def describe_field(path: str) -> str:
     """What a field of a request means, by its dotted name: ``objective.limits.tpot_ms``.
 

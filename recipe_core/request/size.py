@@ -295,9 +295,3 @@ class SizeRequest(_Part):
             options=self.options,
             candidate=self.candidate,
         )
-
-
-def asks_for_any(value: Any) -> bool:
-    """Whether plain values are a request whose hardware is open."""
-    hardware = value.get("hardware") if isinstance(value, Mapping) else None
-    return hardware == "any" or (isinstance(hardware, Mapping) and "any" in hardware)

@@ -11,8 +11,8 @@ import numpy as np
 
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.schema import PlanRequest
-from recipe_core.request.size import SizeRequest, asks_for_any
+from recipe_core.request.schema import PlanRequest, asks_for_any
+from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import Choice, choices
 from recipe_core.sizing.sized import SizedDevice, size_device
 from recipe_core.space.corrections import Corrections

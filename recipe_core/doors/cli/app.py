@@ -123,8 +123,7 @@ def read_request(source: str) -> Any:
 
 def plan_request(source: str, corrections: Any = None) -> Any:
     """The plan's request in a file; hardware that is open is sized, and what was chosen is said."""
-    from recipe_core.request.schema import PlanRequest
-    from recipe_core.request.size import asks_for_any
+    from recipe_core.request.schema import PlanRequest, asks_for_any
 
     values = read_request(source)
     if not asks_for_any(values):
