@@ -19,7 +19,7 @@ REFUSED_SHOWN = 12
 def size_text(answer: Answer, top: int | None = None, ladder: str | None = None) -> str:
     """The devices as a table, those without a price, refused ones, and one device's ladder."""
     sizing = answer.sizing
-    rows = [answer.device(one) for one in sizing.devices[:top]]
+    rows = [answer.device(one, ladder=False) for one in sizing.devices[:top]]
     parts = [verdict(answer)]
     if rows:
         parts.append(_table(rows))

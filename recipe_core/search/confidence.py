@@ -135,7 +135,7 @@ def _scored(
             kept &= inside
             continue
         ratio = bounds / value
-        score = np.stack([_score(cases, rows, column, known) for column in ratio.T], axis=1)
+        score = _score(cases, rows, ratio, known)
         if rule.at_least:
             score = -score
         score = np.clip(np.where(np.isfinite(value), score, -CERTAIN), -CERTAIN, CERTAIN)
@@ -145,15 +145,18 @@ def _scored(
 
 
 def _score(cases: Cases, rows: Int, ratio: Float, known: Uncertain) -> Float:
-    """Normal scores of measured values of at most ``ratio`` times the estimates.
+    """Normal scores of measured values of at most ``ratio`` (cases × …) times the estimates.
 
     The intervals are the same for all cases, but where own runs narrow some.
     """
-    left = cases.physics.left(cases.details(rows)[0], known.metric) if len(rows) else None
+    left = None
+    if len(rows) and getattr(cases.setting, "correction", None) is not None:
+        estimates, places = cases.details(rows)
+        left = cases.physics.left(estimates, known.metric)
     if left is None:
         return scores_below(known.factors, ratio)
-    of_rows = np.round(left[cases.details(rows)[1]], 4)
-    score = np.empty(len(rows))
+    of_rows = np.round(left[places], 4)
+    score = np.empty(ratio.shape)
     for share in np.unique(of_rows).tolist():
         alike = of_rows == share
         factors = {level: narrowed(ends, share) for level, ends in known.factors.items()}

@@ -170,7 +170,7 @@ class Answer:
         field = next(iter(self.loads.values())).field
         return winning_loads(ladders, float(getattr(workload, field)))
 
-    def device(self, one: SizedDevice) -> Json:
+    def device(self, one: SizedDevice, *, ladder: bool = True) -> Json:
         """The best row of a device with its ladder, and what would make it win."""
         assert one.best is not None  # noqa: S101 - only devices on which something holds
         key = self._key(one)
@@ -181,7 +181,7 @@ class Answer:
             "largest_load": load.to_json() if load else None,
             "usd_per_device_hour_to_win": self.sizing.price_to_win(one),
             "wins_at": self._wins_at(one),
-            "ladder": self.ladder(one),
+            **({"ladder": self.ladder(one)} if ladder else {}),
             **self._afterwards(one, one.best, load),
         }
 
