@@ -178,6 +178,17 @@ def test_a_device_without_a_price_wins_below_the_price_that_is_said():
         assert found["best"]["device"] == best
 
 
+def test_a_budget_says_what_a_device_without_a_price_may_cost():
+    answer = answered(devices=["mi250x", "h100-sxm"], usd_per_month=2190)  # $3 an hour
+    [row] = answer["unpriced"]
+    price = row["usd_per_device_hour_to_win"]
+    assert price * row["devices_rented"] <= 3.0 * (1 + 1e-9) or price <= 3.0
+    for factor, found in ((0.99, True), (1.01, False)):
+        owned = {"device": "mi250x", "count": 64, "usd_per_device_hour": price * factor}
+        again = answered(devices=["l4"], owned=[owned], usd_per_month=2190)
+        assert ("mi250x" in [one["device"] for one in again["devices"]]) == found
+
+
 def test_the_price_at_which_a_device_wins_makes_it_win():
     names = ["h100-sxm", "b200-sxm", "mi300x"]
     answer = answered(limits={"tpot_ms": 40}, devices=names)

@@ -14,7 +14,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import Choice, choices
-from recipe_core.sizing.sized import SizedDevice, size_device
+from recipe_core.sizing.sized import SizedDevice, most_per_hour, size_device
 from recipe_core.space.corrections import Corrections
 
 SIMULATED_DEVICES = 8
@@ -69,18 +69,24 @@ class Sizing:
     def price_to_win(self, one: SizedDevice) -> float | None:
         """The price of a device-hour below which a device is the best, in US dollars.
 
-        Of the best itself: up to which it stays so. None where the objective is not about cost
-        alone, or nothing else is priced.
+        Of the best itself: up to which it stays so. At most what limits on money allow. None where
+        neither these nor, with cost as the only goal, another device say one.
         """
-        goals = self.request.objective.goals
+        rows, goals = one.order, self.request.objective.goals
         others = [other for other in self.devices if other is not one]
-        if set(goals) != {"cost"} or not others:
-            return None
-        column = one.plan.goals["cost"][0]
-        rate = one.plan.unpriced[column]
-        rows = one.order
+        limits, most = self.request.objective.limits, most_per_hour(self.request)
+        rate = one.plan.unpriced[one.plan.goals["cost"][0]]
         per_s = one.plan.columns[rate][rows] * one.plan.columns["gpus"][rows] / one.rented[rows]
-        return float(np.max(others[0].score / 1e6 * per_s * 3600.0))
+        prices = []  # of a million tokens, as of a device-hour
+        if set(goals) == {"cost"} and others:
+            prices.append(others[0].score / 1e6 * per_s * 3600.0)
+        if limits.usd_per_million_output_tokens is not None:
+            prices.append(limits.usd_per_million_output_tokens / 1e6 * per_s * 3600.0)
+        if most is not None:
+            prices.append(most / one.rented[rows])
+        if not prices or not len(rows):
+            return None
+        return float(np.max(np.min(prices, axis=0)))
 
     @property
     def choice(self) -> PlanRequest:

@@ -288,21 +288,36 @@ def engines_for(profile: Device) -> tuple[str, ...]:
 
 
 def plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
-    """The plan's request over all machines of a device."""
+    """The plan's request over all machines of a device.
+
+    Limits on money do not bind a device without a price: they say at which one it would do.
+    """
     first, *others = (machine.hardware for machine in choice.machines)
     options = request.options
     fields: dict[str, Any] = {"hardware": tuple(others)}
     if not request.is_training and not options.engines:
         fields["engines"] = engines_for(choice.profile)
-    budget = request.market.usd_per_month
     objective = request.objective
-    if budget is not None:
-        per_hour = min(objective.limits.usd_per_hour or np.inf, budget / HOURS_PER_MONTH)
-        limits = objective.limits.model_copy(update={"usd_per_hour": per_hour})
-        objective = objective.model_copy(update={"limits": limits})
+    money = dict.fromkeys(MONEY) if not choice.priced else {"usd_per_hour": most_per_hour(request)}
+    limits = objective.limits.model_copy(update=money)
     return request.on(first).model_copy(
-        update={"options": options.model_copy(update=fields), "objective": objective}
+        update={
+            "options": options.model_copy(update=fields),
+            "objective": objective.model_copy(update={"limits": limits}),
+        }
     )
+
+
+MONEY = tuple(rule.name for rule in LIMITS.values() if rule.money)
+"""Limits on money, by their fields."""
+
+
+def most_per_hour(request: SizeRequest) -> float | None:
+    """The highest price of an hour that the limits and the budget of a month allow."""
+    stated = request.objective.limits.usd_per_hour
+    budget = request.market.usd_per_month
+    by_month = None if budget is None else budget / HOURS_PER_MONTH
+    return min((price for price in (stated, by_month) if price is not None), default=None)
 
 
 def size_device(
