@@ -245,6 +245,19 @@ def test_more_confidence_never_takes_fewer_devices_and_the_smallest_is_taken():
     assert counts[0] < counts[-1]
 
 
+def test_devices_state_how_likely_they_are_better_than_the_best():
+    sizing = sized(limits={"tpot_ms": 40}, devices=["h100-sxm", "mi300x", "b200-sxm", "l40s"])
+    answer = Answer(sizing).to_json()
+    chances = [row["beats_best"] for row in answer["devices"]]
+    assert chances[0] is None
+    assert all(0 < chance <= 0.5 for chance in chances[1:])
+    costs = [row["usd_per_million_output_tokens"] for row in answer["devices"]]
+    assert costs == sorted(costs)
+    first, second = sizing.devices[:2]
+    back = first.plan.beats_other(first.best, second.plan, second.best)
+    assert back + chances[1] == pytest.approx(1.0)
+
+
 def test_a_ladder_has_every_number_of_devices_and_marks_the_dominated():
     best = answered(limits={"tpot_ms": 30}, devices=["h100-sxm"])["best"]
     rented = [rung["devices_rented"] for rung in best["ladder"]]

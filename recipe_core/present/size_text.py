@@ -9,6 +9,7 @@ from typing import Any
 from recipe_core.base.columns import aligned
 from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.search.limits import LIMITS
+from recipe_core.search.rows import TIED
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import Sizing
 
@@ -23,6 +24,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     parts = [verdict(answer)]
     if rows:
         parts.append(_table(rows))
+    parts += _tied(rows)
     parts += _cheapest_month(answer)
     parts += _unpriced(answer)
     parts += _ladder(answer, ladder)
@@ -96,6 +98,16 @@ def _table(rows: Sequence[Row]) -> str:
         left=left,
         width=width,
     )
+
+
+def _tied(rows: Sequence[Row]) -> Iterator[str]:
+    """Devices that may as well be the best, if they were measured."""
+    tied = [row for row in rows if row["beats_best"] is not None and row["beats_best"] >= TIED]
+    for row in tied:
+        yield (
+            f"{row['device']} ties with the first: measured, it is better with a probability of "
+            f"{chance_text(row['beats_best'])}"
+        )
 
 
 def _cheapest_month(answer: Answer) -> Iterator[str]:

@@ -391,6 +391,30 @@ class PlanRows(ABC):
         """Rows that have a price where another has one."""
         return np.asarray(self._without_price[rows] == self._without_price[other])
 
+    def beats_other(self, row: int, other: PlanRows, other_row: int) -> float | None:
+        """The probability that a row is better than one of another plan of the same objective.
+
+        As ``beats``; None where only one of the two has a price, and the goals count it.
+        """
+        gain = other._log_score[[other_row]] - self._log_score[[row]]
+        mine, theirs = self.setting(row), other.setting(other_row)
+        counted = {self.goals[goal][0] for goal in self.request.objective.goals}
+        unpriced = counted & set(self.unpriced)
+        if unpriced and (self.priced(row) != other.priced(other_row)):
+            return None
+        score = better_score(
+            gain,
+            self._moves_with_errors(np.array([row])),
+            other._moves_with_errors(np.array([other_row]))[0],
+            (self._errors(mine), other._errors(theirs)),
+            shared=self._software(mine) == other._software(theirs),
+        )
+        return probability(score)[0]
+
+    def priced(self, row: int) -> bool:
+        """Whether the price of a row's devices is known."""
+        return self.setting(row).cluster.usd_per_device_hour is not None
+
     def against_best(self, row: int) -> str:
         """With what probability the best split beats a feasible row, as a sentence.
 

@@ -179,6 +179,7 @@ class Answer:
             **self.rows(one, [one.best])[0],
             "request": hardware_of(one, one.best).to_json()["hardware"],
             "largest_load": load.to_json() if load else None,
+            "beats_best": self.sizing.beats_best(one),
             "usd_per_device_hour_to_win": self.sizing.price_to_win(one),
             "wins_at": self._wins_at(one),
             **({"ladder": self.ladder(one)} if ladder else {}),

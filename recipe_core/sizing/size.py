@@ -88,6 +88,16 @@ class Sizing:
             return None
         return float(np.max(np.min(prices, axis=0)))
 
+    def beats_best(self, one: SizedDevice) -> float | None:
+        """The probability that a device is better than the best, if both were measured.
+
+        None for the best itself, and without a price.
+        """
+        best = self.best
+        if best is None or one is best or best.best is None or one.best is None:
+            return None
+        return one.plan.beats_other(one.best, best.plan, best.best)
+
     @property
     def choice(self) -> PlanRequest:
         """The plan's request for the best device, its split the candidate.
