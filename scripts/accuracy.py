@@ -278,7 +278,8 @@ shipped runs, or a table of your own. Estimates have 50, 80 and 95 % intervals b
 the device's figures rest on, and by engine and device generation; groups with few cells are pooled
 with wider ones. They come from runs left out of the fit (`recipe_core/calibration/intervals.py`).
 Each source below is held against intervals that the other sources give; cells count alike. "80 %
-is" has the ends of the 80 % interval around its middle.
+is" has the ends of the 80 % interval around its middle. `recipe validate --sizes` counts how often
+measured sizes lie in the ranges that these intervals give ([size.md](size.md)).
 
 ![Measured runs inside intervals](images/intervals.svg)
 
