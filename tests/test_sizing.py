@@ -182,7 +182,6 @@ def test_a_budget_says_what_a_device_without_a_price_may_cost():
     answer = answered(devices=["mi250x", "h100-sxm"], usd_per_month=2190)  # $3 an hour
     [row] = answer["unpriced"]
     price = row["usd_per_device_hour_to_win"]
-    assert price * row["devices_rented"] <= 3.0 * (1 + 1e-9) or price <= 3.0
     for factor, found in ((0.99, True), (1.01, False)):
         owned = {"device": "mi250x", "count": 64, "usd_per_device_hour": price * factor}
         again = answered(devices=["l4"], owned=[owned], usd_per_month=2190)
@@ -510,7 +509,9 @@ def test_growth_availability_and_purchase_come_where_they_are_asked_for():
     assert held["spares"] >= 1
     assert held["node_lost"]["replicas"] < held["needed"]
     assert best["purchase"]["highest_usd_per_device"] > 0
-    assert best["purchase"]["mixture"]["owned_units"] >= 0
+    mixed = best["purchase"]["mixture"]
+    pure = mixed["all_rented_usd_per_month"], mixed["all_owned_usd_per_month"]
+    assert mixed["usd_per_month"] <= min(pure)
     values["purchase"] = {"usd_per_device": 25_000, "busy_hours": 12, "quiet_share": 1 / 3}
     again = Answer(size(SizeRequest.parse(values))).to_json()["best"]["purchase"]["mixture"]
     assert again["usd_per_month"] == pytest.approx(best["purchase"]["mixture"]["usd_per_month"])

@@ -19,7 +19,7 @@ from recipe_core.sizing.sized import SizedDevice
 
 Json = dict[str, Any]
 RESTART_S = 600.0
-"""From a new machine to replicas that serve: as a training run restarts, which loads as much."""
+"""From a new machine to replicas that serve; assumed, as long as a restart of a training run."""
 
 
 def load_of(workload: ServingWorkload) -> float:

@@ -91,7 +91,7 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
 
 
 def _without_percentile(plan: Plan) -> PlanRequest:
-    """The request with its limits on means, which are never above percentiles of the upper half."""
+    """The request with its limits on means, above which percentiles lie but for some medians."""
     objective = plan.request.objective
     limits = objective.limits.model_copy(update={"percentile": None})
     return plan.request.model_copy(

@@ -181,7 +181,7 @@ def size(
 
 
 def by_means(request: SizeRequest) -> SizeRequest:
-    """The request with its limits on means: a percentile of the upper half is never below."""
+    """The request with its limits on means, above which percentiles lie but for some medians."""
     objective = request.objective
     if objective.limits.percentile is None:
         return request
