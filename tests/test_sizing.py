@@ -523,6 +523,7 @@ def test_bad_requests_name_the_field_and_the_fix():
     bad = [
         (asked(devices=["h10"]), "hardware.any.devices.0"),
         (asked(vendors=["foo"]), "vendors"),
+        (asked(providers=["AWS", "Nobody"]), "hardware.any.providers.1"),
         (asked() | {"hardware": {"any": {"vendor": []}}}, "hardware.any.vendor"),
         (asked() | {"options": {"loads": [1]}}, "options.loads"),
         (asked() | {"hardware": {"any": {"owned": [{"device": "l4"}]}}}, "owned.0.count"),

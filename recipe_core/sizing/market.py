@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.base.errors import HardwareError
+from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.hardware.cluster import cluster, device, device_names, fabric
 from recipe_core.hardware.custom import FIELD
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
-from recipe_core.hardware.prices import offers_of
+from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
@@ -52,12 +52,13 @@ def choices(request: SizeRequest) -> Iterator[Choice]:
     """Every device that the request lets in, in the order of their names or as listed.
 
     Raises:
-        HardwareError: for a device that there is not, naming the field.
+        HardwareError: for a device or a provider that there is not, naming the field.
     """
     if not isinstance(request.hardware, AnyHardware):
         yield _as_asked(request.hardware)
         return
     market = request.market
+    _check_providers(market)
     listed = market.devices or tuple(device_names())
     seen: list[Device] = []
     for k, name in enumerate(listed):
@@ -75,6 +76,21 @@ def choices(request: SizeRequest) -> Iterator[Choice]:
         yield _offered(profile, name, market)
     for k, owned in enumerate(market.owned):
         yield _owned(owned, _profile(owned.device, f"hardware.any.owned.{k}.device"), market)
+
+
+def _check_providers(market: Market) -> None:
+    """Refuse a provider that offers nothing at all: it would only bar every device."""
+    for k, name in enumerate(market.providers):
+        if not any(_sells(offer, name) for offer in offers()):
+            known = sorted({offer.provider for offer in offers()})
+            message, hint = unknown("provider", name, known)
+            raise HardwareError(message, field=f"hardware.any.providers.{k}", hint=hint)
+
+
+def _sells(offer: Offer, name: str) -> bool:
+    """Whether an offer is of a provider, by a part of its name."""
+    word = name.casefold()
+    return word in offer.provider.casefold() or offer.name.startswith(f"{word}-")
 
 
 def _profile(name: Named, field: str) -> Device:
@@ -121,8 +137,8 @@ def _offered(profile: Device, name: Named, market: Market) -> Choice:
         machine = _machine(profile, name, None, market)
         why = f"no {commitments} price of {profile.title} is known"
         return Choice(profile, (machine,) if machine else (), priced=False, why=why)
-    offers = [offer for offer in every if _wanted(offer, market)]
-    found = [one for offer in _worth(offers) if (one := _machine(profile, name, offer, market))]
+    wanted = [offer for offer in every if _wanted(offer, market)]
+    found = [one for offer in _worth(wanted) if (one := _machine(profile, name, offer, market))]
     if found:
         return Choice(profile, tuple(found), priced=True)
     return Choice(profile, (), priced=True, why=_no_offer(profile, every, market))
@@ -137,11 +153,7 @@ def _commits(offer: Offer, market: Market) -> bool:
 
 def _wanted(offer: Offer, market: Market) -> bool:
     """Whether an offer passes the filters on providers, regions and how sure a price is."""
-    provider = offer.provider.casefold()
-    if market.providers and not any(
-        name.casefold() in provider or offer.name.startswith(f"{name.casefold()}-")
-        for name in market.providers
-    ):
+    if market.providers and not any(_sells(offer, name) for name in market.providers):
         return False
     region = (offer.region or "").casefold()
     anywhere = region in ("", "any", "global")
