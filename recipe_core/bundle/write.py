@@ -147,6 +147,7 @@ def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict
         "startup_timeout_s": started.startup_timeout_s,
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
         "workload": _traffic(workload) if recipe.kind == "serving" else workload,
+        "supervision": decision.request.options.supervision.for_launcher(),
         **({"variants": variants} if variants else {}),
     }
 

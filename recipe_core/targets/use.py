@@ -39,7 +39,7 @@ _MAIN = {
 """By the end of a main file's path: the commands that start and stop it."""
 _VERBS = {
     "serving": {"verb": "serve up", "stop": "serve down"},
-    "training": {"verb": "launch", "stop": "down"},
+    "training": {"verb": "jobs launch", "stop": "jobs cancel --name"},
 }
 
 

@@ -8,7 +8,7 @@ mkdir -p "$run"
 # HIP counts within ROCR_VISIBLE_DEVICES. Slurm also sets CUDA_VISIBLE_DEVICES, which
 # would filter once more.
 unset CUDA_VISIBLE_DEVICES
-command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 case "$SLURM_NODEID" in
 0)
     env HIP_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8000 --served-model-name llama \
