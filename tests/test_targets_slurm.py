@@ -268,17 +268,19 @@ def test_a_cancelled_job_stays_away(slurm, kind, tmp_path):
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
 
 
-def test_servers_are_told_to_stop_before_the_time_limit(slurm, tmp_path):
-    waits = "trap 'touch told; exit 0' TERM\ntouch began\nwhile true; do sleep 0.2; done\n"
-    path = bundle(context(single()), tmp_path, vllm=f"#!/bin/bash\n{waits}")
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_are_told_to_stop_before_the_time_limit(slurm, servers, tmp_path):
+    finishes = "trap 'sleep 1; touch told-$$; exit 0' TERM\ntouch began-$$"
+    waits = f"#!/bin/bash\n{finishes}\nwhile true; do sleep 0.2; done\n"
+    path = bundle(context(replicas(servers, 4)), tmp_path, vllm=waits)
     job = submitted(slurm, tmp_path, path)
     until = time.monotonic() + WAIT_S
-    while not (tmp_path / "began").exists():
+    while len([*tmp_path.glob("began-*")]) < servers:
         assert time.monotonic() < until, slurm.show(job)
         time.sleep(0.2)
     slurm.run("scancel", "--signal=TERM", "--batch", job)  # what Slurm sends before the limit
     assert ended(slurm, job)["JobState"] == "COMPLETED"
-    assert (tmp_path / "told").exists()
+    assert len([*tmp_path.glob("told-*")]) == servers
 
 
 def test_the_trainer_writes_a_checkpoint_before_the_time_limit(slurm, tmp_path):

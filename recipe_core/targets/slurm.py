@@ -62,7 +62,7 @@ again "$status"
 _SERVE = """echo "$SLURM_JOB_NAME will answer on http://${{nodes[0]}}:{port}"
 # Slurm signals this shell before the time limit, and when the job is cancelled: servers are told to
 # stop, finish what runs as far as their engine does, and the job ends.
-trap 'trap "" TERM; kill -TERM "${{step:-}}" 2>/dev/null; wait || true; exit 0' TERM
+trap 'trap "" TERM; scancel --signal=TERM "$SLURM_JOB_ID"; wait || true; exit 0' TERM
 """
 _TRAIN = """# Slurm signals this shell before the limit; the job is requeued and resumes from its
 # last checkpoint. Not SIGTERM, which a job that is cancelled gets too.
