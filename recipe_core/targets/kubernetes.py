@@ -23,6 +23,7 @@ ROLE = "app.kubernetes.io/component"
 QUEUE = "kueue.x-k8s.io/queue-name"
 ROOTS = {"sshd"}  # programs that do not start without root
 POD_FIELDS = ("restartPolicy", "topologySpreadConstraints")
+SCHEDULING_S = 600  # assumed: until a pod has a node and its image, beside its start
 SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
 
@@ -101,7 +102,6 @@ def copies(context: Context, unit: Unit) -> int:
 
 def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
     count = copies(context, unit)
-    startup = max(_startup(context, process) for process in unit.leader if process.answers)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -113,7 +113,7 @@ def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
                 "type": "RollingUpdate",
                 "rollingUpdate": supervise.rollout(context, count),
             },
-            "progressDeadlineSeconds": startup + 600,
+            "progressDeadlineSeconds": progress_s(context, unit),
             "template": _template(
                 context,
                 unit.leader,
@@ -124,6 +124,12 @@ def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
             ),
         },
     }
+
+
+def progress_s(context: Context, unit: Unit) -> int:
+    """Seconds after which a rollout without progress counts as failed."""
+    startup = max(_startup(context, process) for process in unit.leader if process.answers)
+    return startup + SCHEDULING_S
 
 
 def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
@@ -306,15 +312,18 @@ def disruptions(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, 
         kept = context.supervision.available_of(servers)
         leaders = [leader_role(unit) for unit in members]
         workers = [worker_role(unit) for unit in members if len(unit.pods) > 1]
-        size = max(len(unit.pods) for unit in members)
-        if set(workers) & set(leaders):  # every node answers
-            budgets[f"disruption{name}"] = _disruption(context, name, leaders, size * kept)
-            continue
-        budgets[f"disruption{name}"] = _disruption(context, name, leaders, kept)
-        if workers:
+        size, counted = len(members[0].pods), counted_pods(members[0])
+        budgets[f"disruption{name}"] = _disruption(context, name, leaders, counted * kept)
+        if workers and counted == 1:
             inner = f"{name}-workers"
             budgets[f"disruption{inner}"] = _disruption(context, inner, workers, (size - 1) * kept)
     return budgets
+
+
+def counted_pods(unit: Unit) -> int:
+    """Pods of a server that its disruption budget counts: its leader, or all where all answer."""
+    every_node = len(unit.pods) > 1 and worker_role(unit) == leader_role(unit)
+    return len(unit.pods) if every_node else 1
 
 
 def _disruption(context: Context, name: str, roles: Sequence[str], kept: int) -> dict[str, Any]:

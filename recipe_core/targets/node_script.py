@@ -22,8 +22,8 @@ root=$PWD
 run=$root/run
 mkdir -p "$run"
 """
-_END = """# A node fails with the first of its processes, and stops the others. One that is told to stop waits
-# for what its processes still do.
+_END = """# A node fails with the first of its processes, and stops the others.
+# One that is told to stop waits for what its processes still do.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
 wait -n

@@ -128,7 +128,7 @@ def _kept_running(context: Context) -> dict[str, Any]:
     supervision = context.supervision
     return {
         "health_check_period_s": supervise.hang(context).period_s,
-        "health_check_timeout_s": max(1, supervision.hang_s // supervise.RAY_FAILURES),
+        "health_check_timeout_s": supervise.ray_timeout_s(context),
         "graceful_shutdown_timeout_s": supervision.drain_s,
         "max_constructor_retry_count": supervision.crash_budget,
     }

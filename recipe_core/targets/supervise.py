@@ -50,6 +50,16 @@ def unready(context: Context) -> Looks:
     return Looks(looks.period_s, max(1, min(UNREADY, looks.failures - 1)))
 
 
+def ray_timeout_s(context: Context) -> int:
+    """Seconds without an answer after which a check of Ray Serve counts as failed."""
+    return max(1, context.supervision.hang_s // RAY_FAILURES)
+
+
+def duration(seconds: int) -> str:
+    """Seconds as Prometheus writes a duration: whole minutes where they are."""
+    return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
+
+
 def grace_s(context: Context) -> int:
     """Seconds from a request to stop until a kill: running requests finish, then the engine."""
     return context.supervision.drain_s + STOP_S

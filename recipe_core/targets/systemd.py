@@ -26,7 +26,8 @@ def unit(context: Context) -> str:
         if context.nodes > 1
         else ""
     )
-    return f"""# Settings and secrets (PATH, HF_TOKEN, RECIPE_ARGUMENTS) are read from recipe/{context.name}.env
+    return f"""# Settings and secrets (PATH, HF_TOKEN, RECIPE_ARGUMENTS) are read from
+# recipe/{context.name}.env,
 # in ~/.config for systemd of a user, in /etc for that of the machine.
 {several}[Unit]
 Description=Recipe {context.name} in %f

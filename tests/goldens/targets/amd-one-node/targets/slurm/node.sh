@@ -21,8 +21,8 @@ case "$SLURM_NODEID" in
         --tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 1 &
     ;;
 esac
-# A node fails with the first of its processes, and stops the others. One that is told to stop waits
-# for what its processes still do.
+# A node fails with the first of its processes, and stops the others.
+# One that is told to stop waits for what its processes still do.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
 wait -n

@@ -22,8 +22,8 @@ case "$SLURM_NODEID" in
     env vllm-router --host 0.0.0.0 --port 8000 --prefill http://"${nodes[0]}":8001 --decode http://"${nodes[0]}":8002 &
     ;;
 esac
-# A node fails with the first of its processes, and stops the others. One that is told to stop waits
-# for what its processes still do.
+# A node fails with the first of its processes, and stops the others.
+# One that is told to stop waits for what its processes still do.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
 wait -n
