@@ -21,12 +21,13 @@ def files(context: Context) -> dict[str, str]:
 def unit(context: Context) -> str:
     """The unit's text; the launcher tells systemd when it is ready, and that it still looks."""
     budget = context.supervision
+    token = "" if context.model_is_folder else "HF_TOKEN, "
     several = (
         f"# For {context.nodes} nodes RECIPE_ARGUMENTS is --node N --head ADDRESS_OF_NODE_0.\n"
         if context.nodes > 1
         else ""
     )
-    return f"""# Settings and secrets (PATH, HF_TOKEN, RECIPE_ARGUMENTS) are read from
+    return f"""# Settings and secrets (PATH, {token}RECIPE_ARGUMENTS) are read from
 # recipe/{context.name}.env,
 # in ~/.config for systemd of a user, in /etc for that of the machine.
 {several}[Unit]
