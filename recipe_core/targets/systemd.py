@@ -10,7 +10,8 @@ from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 
 FOLDER = "targets/systemd"
-WRONG_INPUT = 2  # how the launcher ends for a command or a launch.json that it cannot use
+ON_PURPOSE = "1 2"
+"""How the launcher ends that gave up with a diagnosis, and one that cannot use its input."""
 
 
 def files(context: Context) -> dict[str, str]:
@@ -45,7 +46,8 @@ EnvironmentFile=-%E/recipe/{context.name}.env
 ExecStart=/usr/bin/env python3 launch.py up --foreground $RECIPE_ARGUMENTS
 Restart=on-failure
 RestartSec={budget.backoff_s:g}
-RestartPreventExitStatus={WRONG_INPUT}
+# A launcher that gave up, or cannot use its input, has said why: it is not started again.
+RestartPreventExitStatus={ON_PURPOSE}
 # The launcher has a limit for every start, and takes a fallback after it.
 TimeoutStartSec=infinity
 TimeoutStopSec={supervise.grace_s(context)}

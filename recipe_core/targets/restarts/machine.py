@@ -67,7 +67,7 @@ def of_systemd(context: Context) -> Answers:
         Setting("TimeoutStopSec", supervise.grace_s(context)),
     )
     watchdog = (Setting("WatchdogSec", context.supervision.hang_s),)
-    wrong = Setting("RestartPreventExitStatus", systemd.WRONG_INPUT)
+    wrong = Setting("RestartPreventExitStatus", systemd.ON_PURPOSE)
     return {
         "dies": Answer("systemd", servers, within),
         "hangs": Answer("systemd", f"{servers} when that gives no sign", watchdog),
@@ -75,7 +75,11 @@ def of_systemd(context: Context) -> Answers:
         "lost": Answer(LAUNCHER, "takes a fallback; after a reboot an enabled unit starts again"),
         "drained": Answer("systemd", "tells the launcher to stop, which drains", stops),
         "slow": Answer(LAUNCHER, "starts the server again"),
-        "wrong": Answer("systemd", "does not start again what the launcher cannot use", (wrong,)),
+        "wrong": Answer(
+            "systemd",
+            "does not start a launcher again that gave up or cannot use its input",
+            (wrong,),
+        ),
     }
 
 
