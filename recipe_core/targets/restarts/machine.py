@@ -77,7 +77,7 @@ def of_systemd(context: Context) -> Answers:
         "slow": Answer(LAUNCHER, "starts the server again"),
         "wrong": Answer(
             "systemd",
-            "does not start a launcher again that gave up or cannot use its input",
+            "leaves a launcher alone that gave up or cannot use its input",
             (wrong,),
         ),
     }
