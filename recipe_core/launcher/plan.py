@@ -11,6 +11,7 @@ from typing import Any
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
+from .supervision import Supervision, read_supervision
 from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
@@ -69,7 +70,10 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start, without placeholders; ``devices`` count within its node."""
+    """One process to start, without placeholders; ``devices`` count within its node.
+
+    Processes of one ``group`` start and stop together: a replica, a pool, a router.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -78,6 +82,7 @@ class Process:
     devices: tuple[int, ...]
     node: int = 0
     role: str = "server"
+    group: int = 0
 
     @property
     def answers(self) -> bool:
@@ -134,6 +139,7 @@ class LaunchPlan:
     nodes: int = 1
     needs_model: bool = True
     variants: tuple[Variant, ...] = ()
+    supervision: Supervision = Supervision()
 
     @property
     def run(self) -> Path:
@@ -215,6 +221,7 @@ def load_plan(
         nodes=nodes,
         needs_model=any("${model}" in text for item in items for text in _templates(item)),
         variants=read_variants(fields),
+        supervision=read_supervision(fields),
     )
 
 
@@ -401,6 +408,7 @@ def _process(fields: Fields, fill: Filler) -> Process:
         devices=fields.integers("devices"),
         node=fields.optional_integer("node") or 0,
         role=fields.optional_text("role") or "server",
+        group=fields.optional_integer("group") or 0,
     )
 
 
