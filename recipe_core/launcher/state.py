@@ -14,6 +14,7 @@ from . import procs
 from .errors import InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
+from .plan import FIRST
 
 _NAME = "state.json"
 
@@ -57,8 +58,9 @@ class Keeper:
 class State:
     """The running servers and their parameters; ``boot`` guards against an earlier boot.
 
-    It is written with its mark before the first start, so that a launcher that is killed in between
-    leaves nothing that the mark does not find.
+    ``choice``: which of the bundle's choices runs. ``restarts`` of groups since the first start,
+    ``parked``: groups that failed and wait while others serve. It is written with its mark before the first
+    start, so that a launcher that is killed in between leaves nothing that the mark does not find.
     """
 
     mark: str
@@ -68,6 +70,7 @@ class State:
     port: int
     ready: bool
     servers: tuple[Server, ...]
+    choice: str = FIRST
     keeper: Keeper | None = None
     restarts: int = 0
     parked: tuple[int, ...] = ()
@@ -132,6 +135,7 @@ def load(run: Path) -> State | None:
             fields.integer("port", low=1),
             fields.data.get("ready") is True,
             servers,
+            fields.optional_text("choice") or FIRST,
             keeper=_keeper(fields),
             restarts=fields.optional_integer("restarts") or 0,
             parked=fields.integers("parked"),
