@@ -35,6 +35,10 @@ class Request:
     checkpoint: bool = False
     strict: bool = False
     choice: str | None = None
+    name: str | None = None
+    follow: bool = False
+    lines: int | None = None
+    output: str | None = None
 
     def plan(self, *, starts: bool = False) -> LaunchPlan:
         """The bundle's plan with this command line's parameters.
