@@ -417,6 +417,8 @@ def test_the_surface_is_frozen():
         "bench",
         "status",
         "down",
+        "logs",
+        "doctor",
         "serve",
         "mcp",
     ]

@@ -12,6 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .plain import open_plain, read_end
+
 NAME = "events.jsonl"
 OLDER = f"{NAME}.1"
 KINDS = (
@@ -78,13 +80,12 @@ def _write(path: Path, line: bytes) -> None:
 def _rotate(own: Path) -> None:
     """Move a long file aside; whoever else writes does not do so a second time."""
     path = own / NAME
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    descriptor = open_plain(path)
+    if descriptor is None:
         return
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size < LIMIT_BYTES:
+        if status.st_size < LIMIT_BYTES:
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(status, path.stat()):
@@ -95,28 +96,14 @@ def _rotate(own: Path) -> None:
 
 def read(own: Path) -> list[dict[str, Any]]:
     """The events, oldest first; lines that are cut short or no events are left out."""
-    return [event for name in (OLDER, NAME) for event in _events(own / name)]
+    texts = (read_end(own / name, _READ_BYTES) for name in (OLDER, NAME))
+    return [event for text in texts for event in parse_lines(text or b"")]
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    for line in _tail(path).split(b"\n"):
+def parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
+    """The events of some lines."""
+    for line in text.split(b"\n"):
         with suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict) and isinstance(event.get("event"), str):
                 yield event
-
-
-def _tail(path: Path) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return b""
-        return os.pread(descriptor, _READ_BYTES, max(0, status.st_size - _READ_BYTES))
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
