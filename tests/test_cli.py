@@ -416,6 +416,7 @@ def test_the_surface_is_frozen():
         "up",
         "bench",
         "status",
+        "restart",
         "down",
         "logs",
         "doctor",

@@ -88,6 +88,7 @@ _LAUNCHER = {
     "up": "Start the bundle's servers and wait until they are healthy.",
     "bench": "Send real requests; print predicted against measured; write measurement.json.",
     "status": "Whether the bundle's servers run and are healthy.",
+    "restart": "Restart one replica after the other, each healthy before the next.",
     "down": "Stop the bundle's servers.",
     "logs": "Show the ends of the logs of the bundle's processes.",
     "doctor": "Pack logs, state and versions for a report, without secrets.",
