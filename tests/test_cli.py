@@ -416,7 +416,10 @@ def test_the_surface_is_frozen():
         "up",
         "bench",
         "status",
+        "restart",
         "down",
+        "logs",
+        "doctor",
         "serve",
         "mcp",
     ]
