@@ -51,6 +51,7 @@ TEXTS = {
     "cast": r"(?:Upcasting|Downcasting|Casting) torch\.\w+ to torch\.(\w+)",
     "quantization": r"quantization['\"]?[=:] ?'?(\w[\w-]*)",
     "kv_cache_dtype": r"kv_cache_dtype['\"]?[=:] ?'?(?:torch\.)?(\w+)",
+    "cache_set": r"(Explicitly set \([\d.]+/[\d.]+\) GiB for KV cache|kv_cache_memory_bytes=\d)",
     "enforce_eager": r"enforce_eager['\"]?[=:] ?(True|False)",
     "prefix_caching": r"enable_prefix_caching['\"]?[=:] ?(True|False)",
 }
@@ -82,6 +83,7 @@ def _read(content: Content) -> list[Imported]:
         kv_cache_dtype=texts.get("kv_cache_dtype"),
         eager=_flag(texts.get("enforce_eager")),
         prefix_caching=_flag(texts.get("prefix_caching")),
+        cache_set=True if "cache_set" in texts else None,
         prefix_hit=known.get("prefix_hit"),
         planned_graph_bytes=known.get("planned_graph_bytes"),
         **whole(known, ("max_context", "max_batched_tokens", "block_size")),

@@ -165,6 +165,7 @@ def _configuration(samples: Samples) -> dict[str, Any]:
         block = _label(sample.labels, "block_size")
         return stated(
             memory_fraction=_label(sample.labels, "gpu_memory_utilization"),
+            cache_set=True if _label(sample.labels, "kv_cache_memory_bytes") else None,
             kv_cache_dtype=one_line(sample.labels.get("cache_dtype", "")),
             block_size=None if block is None else round(block),
             prefix_caching=None if caching is None else caching == "True",

@@ -18,12 +18,13 @@ from recipe_core.measured.imports.formats import Format
 from recipe_core.measured.imports.imported import Imported
 
 NAME = "vllm-bench"
+SIGNS = ("completed", "total_token_throughput", "request_throughput")
 
 
 def _recognises(content: Content) -> bool:
     if not content.text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return False
-    return any("total_token_throughput" in values for _, values in content.records[:1])
+    return any(all(sign in values for sign in SIGNS) for _, values in content.records[:1])
 
 
 def _read(content: Content) -> list[Imported]:
