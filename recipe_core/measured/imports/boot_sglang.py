@@ -12,7 +12,15 @@ from recipe_core.base.units import GIB
 from recipe_core.measured.imports.content import Content, number_of, one_line
 from recipe_core.measured.imports.formats import Format
 from recipe_core.measured.imports.imported import Imported, stated
-from recipe_core.measured.imports.logs import NUMBER, Pattern, figures_of, last, texts_of, whole
+from recipe_core.measured.imports.logs import (
+    GAP,
+    NUMBER,
+    Pattern,
+    figures_of,
+    last,
+    texts_of,
+    whole,
+)
 
 NAME = "sglang-log"
 SIGNS = (
@@ -22,11 +30,11 @@ SIGNS = (
     "max_total_num_tokens=",
 )
 PATTERNS = (
-    Pattern("weights_bytes", rf"Load weight end\..*mem usage={NUMBER} GB", GIB),
-    Pattern("kv_cache_tokens", rf"KV Cache is allocated\..*?#tokens: {NUMBER}", 1.0, min),
-    Pattern("kv_cache_bytes", rf"KV Cache is allocated\..*KV size: {NUMBER} GB", GIB, min),
+    Pattern("weights_bytes", rf"Load weight end\.{GAP}mem usage={NUMBER} GB", GIB),
+    Pattern("kv_cache_tokens", rf"KV Cache is allocated\.{GAP}#tokens: {NUMBER}", 1.0, min),
+    Pattern("kv_cache_bytes", rf"KV Cache is allocated\.{GAP}KV size: {NUMBER} GB", GIB, min),
     Pattern("kv_cache_tokens", rf"max_total_num_tokens={NUMBER}", 1.0, min),
-    Pattern("graph_bytes", rf"Capture cuda graph end\..*mem usage={NUMBER} GB", GIB),
+    Pattern("graph_bytes", rf"Capture cuda graph end\.{GAP}mem usage={NUMBER} GB", GIB),
     Pattern("max_context", rf"\bcontext_len={NUMBER}", 1.0, last),
     Pattern("max_batched_tokens", rf"\bchunked_prefill_size={NUMBER}", 1.0, last),
     Pattern("max_num_seqs", rf"\bmax_running_requests={NUMBER}", 1.0, last),
@@ -37,15 +45,17 @@ PATTERNS = (
     Pattern("ep", rf"\bep_size={NUMBER}", 1.0, last),
 )
 TEXTS = {
-    "version": r"sglang(?:\[\w+\])?[=: ]+v?(\d+\.\d+[\w.]*)",
+    "version": r"sglang(?:\[\w+\])?[=: ]+v?(\d{1,4}\.\d{1,4}[\w.]{0,30})",
     "model": r"\bmodel_path=['\"]([^'\"]{1,200})['\"]",
-    "dtype": r"Load weight end\..*?dtype=torch\.(\w+)",
-    "quantization": r"\bquantization='(\w[\w-]*)'",
-    "kv_cache_dtype": r"(?:Using KV cache dtype: torch\.|\bkv_cache_dtype=')(\w+)",
+    "dtype": r"Load weight end\..{0,300}?dtype=torch\.(\w{1,40})",
+    "quantization": r"\bquantization='(\w[\w-]{0,40})'",
+    "kv_cache_dtype": r"(?:Using KV cache dtype: torch\.|\bkv_cache_dtype=')(\w{1,40})",
     "radix_off": r"\bdisable_radix_cache=(True|False)",
     "dp_attention": r"\benable_dp_attention=(True|False)",
 }
-HALVES = re.compile(r"KV Cache is allocated\..*K size: ([\d.]+) GB, V size: ([\d.]+) GB")
+HALVES = re.compile(
+    r"KV Cache is allocated\..{0,300}K size: ([\d.]{1,12}) GB, V size: ([\d.]{1,12}) GB"
+)
 
 
 def _recognises(content: Content) -> bool:

@@ -10,7 +10,15 @@ from recipe_core.base.units import GIB
 from recipe_core.measured.imports.content import Content, one_line
 from recipe_core.measured.imports.formats import Format
 from recipe_core.measured.imports.imported import Imported, stated
-from recipe_core.measured.imports.logs import NUMBER, Pattern, figures_of, last, texts_of, whole
+from recipe_core.measured.imports.logs import (
+    GAP,
+    NUMBER,
+    Pattern,
+    figures_of,
+    last,
+    texts_of,
+    whole,
+)
 
 NAME = "tensorrt-llm-log"
 SIGNS = ("[TensorRT-LLM][INFO]", "[TRT-LLM] [I]", "[TRT-LLM] [RANK 0] [I]")
@@ -19,12 +27,12 @@ PATTERNS = (
     Pattern("weights_bytes", rf"Loaded engine size: {NUMBER} MiB", float(1 << 20)),
     Pattern(
         "weights_bytes",
-        rf"Memory used after loading model weights \(inside torch\)[^:]*: {NUMBER} GiB",
+        rf"Memory used after loading model weights \(inside torch\){GAP}: {NUMBER} GiB",
         GIB,
     ),
     Pattern("kv_cache_bytes", _CACHE.format(NUMBER, r"\d+"), GIB, last),
     Pattern("kv_cache_tokens", _CACHE.format(r"[\d.]+", NUMBER), 1.0, last),
-    Pattern("peak_memory_bytes", rf"Peak memory during memory usage[^:]*: {NUMBER} GiB", GIB, last),
+    Pattern("peak_memory_bytes", rf"Peak memory during memory usage{GAP}: {NUMBER} GiB", GIB, last),
     Pattern("memory_fraction", rf"fraction is set {NUMBER}", 1.0, last),
     Pattern("max_context", rf"\bmax_seq_len['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("max_num_seqs", rf"\bmax_batch_size['\"]?[=:] ?{NUMBER}", 1.0, last),
@@ -34,9 +42,9 @@ PATTERNS = (
     Pattern("ep", rf"\bmoe_expert_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
 )
 TEXTS = {
-    "version": r"TensorRT-LLM version: ?v?([\w.]+)",
+    "version": r"TensorRT-LLM version: ?v?([\w.]{1,40})",
     "model": r"\bmodel(?:_path)?=(?:PosixPath\()?['\"]([^'\"]{1,200})['\"]",
-    "kv_cache_dtype": r"kv_cache_dtype=['\"](\w+)",
+    "kv_cache_dtype": r"kv_cache_dtype=['\"](\w{1,40})",
 }
 
 

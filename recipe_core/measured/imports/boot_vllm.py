@@ -45,12 +45,12 @@ PATTERNS = (
     Pattern("prefix_hit", rf"Prefix cache hit rate: {NUMBER}%", 0.01, last),
 )
 TEXTS = {
-    "version": r"(?:engine \(v|API server version |  version )([\w.+-]+)",
+    "version": r"(?:engine \(v|API server version |  version )([\w.+-]{1,40})",
     "model": r"(?:\bmodel=|'model(?:_tag)?': ?)['\"]([^'\"]{1,200})['\"]",
-    "dtype": r"\bdtype=(?:torch\.)?'?(\w+)",
-    "cast": r"(?:Upcasting|Downcasting|Casting) torch\.\w+ to torch\.(\w+)",
-    "quantization": r"quantization['\"]?[=:] ?'?(\w[\w-]*)",
-    "kv_cache_dtype": r"kv_cache_dtype['\"]?[=:] ?'?(?:torch\.)?(\w+)",
+    "dtype": r"\bdtype=(?:torch\.)?'?(\w{1,40})",
+    "cast": r"(?:Upcasting|Downcasting|Casting) torch\.\w{1,20} to torch\.(\w{1,20})",
+    "quantization": r"quantization['\"]?[=:] ?'?(\w[\w-]{0,40})",
+    "kv_cache_dtype": r"kv_cache_dtype['\"]?[=:] ?'?(?:torch\.)?(\w{1,40})",
     "cache_set": r"(Explicitly set \([\d.]+/[\d.]+\) GiB for KV cache|kv_cache_memory_bytes=\d)",
     "enforce_eager": r"enforce_eager['\"]?[=:] ?(True|False)",
     "prefix_caching": r"enable_prefix_caching['\"]?[=:] ?(True|False)",

@@ -24,6 +24,8 @@ from recipe_core.base.errors import InputError
 MAX_BYTES = 64 << 20
 """Bytes of a file: a benchmark of ten thousand requests with every token's time is about that."""
 MOST_LINES = 500_000
+LONGEST_LINE = 16_000
+"""Characters of a line that are searched; all arguments of a server have some 8,000."""
 MOST_RECORDS = 1000
 """Measurements of one file: own runs of one question are no more."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -44,8 +46,9 @@ class Content:
 
     @cached_property
     def head(self) -> str:
-        """The start, without colours, in which logs are recognised."""
-        return _COLOUR.sub("", self.text[: 1 << 20])
+        """The start, without colours and ends of long lines, in which logs are recognised."""
+        start = _COLOUR.sub("", self.text[: 1 << 20])
+        return "\n".join(line[:LONGEST_LINE] for line in start.splitlines())
 
     @cached_property
     def log(self) -> list[str]:

@@ -43,8 +43,9 @@ def _read(content: Content) -> list[Imported]:
 
 
 def _one(fields: Fields, place: str) -> Imported:
-    gpus = fields.count("tp") or 1
-    split, problem = _split(fields, gpus)
+    stages = fields.count("pp") or 1
+    gpus = (fields.count("tp") or 1) * stages
+    split, problem = _split(fields, gpus, stages)
     framework = fields.text("framework").casefold()
     figures: dict[str, float | None] = {}
     for key, figure in TIMES.items():
@@ -83,7 +84,7 @@ def _device(fields: Fields) -> str:
     return DEVICES.get(name, name)
 
 
-def _split(fields: Fields, gpus: int) -> tuple[dict[str, Any], str]:
+def _split(fields: Fields, gpus: int, stages: int) -> tuple[dict[str, Any], str]:
     """The split, and why a table cannot hold the run; empty where it can."""
     if fields.flag("disagg"):
         return {}, "prompts have devices of their own, which a table does not state"
@@ -92,11 +93,12 @@ def _split(fields: Fields, gpus: int) -> tuple[dict[str, Any], str]:
     if fields.flag("spec_decoding") or drafts not in ("", "none", "false"):
         problem = "speculative decoding, whose acceptance a table does not state"
     ep = fields.count("ep") or 1
-    ranks = {"tp": gpus, "pp": 1, "dp": 1, "ep": gpus if ep > 1 else 1}
+    inside = gpus // stages
+    ranks = {"tp": inside, "pp": stages, "dp": 1, "ep": inside if ep > 1 else 1}
     if fields.flag("dp_attention"):
-        ranks = {"tp": 1, "pp": 1, "dp": gpus, "ep": gpus}
-    if ep not in (1, gpus):
-        problem = problem or f"experts are shared by {ep} of {gpus} ranks"
+        ranks = {"tp": 1, "pp": stages, "dp": inside, "ep": inside}
+    if ep not in (1, inside):
+        problem = problem or f"experts are shared by {ep} of {inside} ranks"
     most = 4 if _device(fields) in RACKS else PER_NODE
     per_node = min(gpus, most)
     weights = PRECISIONS.get(fields.text("precision").casefold())

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
-from recipe_core.measured.imports.content import Content, number_of
+from recipe_core.measured.imports.content import LONGEST_LINE, Content, number_of
 
-NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
+NUMBER = r"([\d.,]{1,40}(?:[eE][+-]?\d{1,4})?)"
+
+GAP = r".{0,300}?"
+"""Between a line's words and its figure: bounded, for lines that strangers may write."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def figures_of(content: Content, patterns: Sequence[Pattern]) -> dict[str, float
     values: dict[str, list[float]] = {}
     for number, line in enumerate(content.log, 1):
         for pattern, expression in compiled:
-            match = expression.search(line[:4000])
+            match = expression.search(line[:LONGEST_LINE])
             if match:
                 value = _number(match[1], content, number, pattern.name)
                 values.setdefault(pattern.name, []).append(value * pattern.scale)

@@ -17,11 +17,12 @@ from recipe_core.measured.imports.training_steps import devices, steady
 
 NAME = "megatron"
 _STEP = re.compile(
-    r"iteration\s+(?P<step>\d+)/\s*\S+ \|.*?elapsed time per iteration \(ms\): (?P<ms>[\d.]+)"
-    r"(?:.*?global batch size:\s*(?P<batch>\d+))?"
+    r"iteration\s{1,12}(?P<step>\d{1,12})/\s{0,12}\S{1,12} \|"
+    r".{0,500}?elapsed time per iteration \(ms\): (?P<ms>[\d.]{1,20})"
+    r"(?:.{0,500}?global batch size:\s{0,12}(?P<batch>\d{1,9}))?"
 )
 _ARGUMENT = re.compile(r"^\s*(?:\d+: *)?([a-z][a-z0-9_]{2,60}) \.{3,} (\S.*?)\s*$")
-_MEMORY = re.compile(r"max allocated: ([\d.]+)")
+_MEMORY = re.compile(r"max allocated: (\d{1,9}(?:\.\d{1,9})?)")
 DEGREES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
@@ -96,7 +97,8 @@ def _arguments(content: Content) -> dict[str, str]:
 
 def _numbers(arguments: dict[str, str], names: dict[str, str]) -> dict[str, int]:
     values = {ours: arguments.get(theirs, "") for theirs, ours in names.items()}
-    return {name: int(text) for name, text in values.items() if text.isdecimal() and int(text) > 0}
+    digits = {name: text for name, text in values.items() if text.isdecimal() and len(text) < 12}
+    return {name: int(text) for name, text in digits.items() if int(text) > 0}
 
 
 def _settings(arguments: dict[str, str]) -> dict[str, Any]:

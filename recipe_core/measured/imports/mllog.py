@@ -7,7 +7,6 @@ training blocks, evaluations between them left out; the first block warms up. ``
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from recipe_core.base.errors import InputError
@@ -28,7 +27,6 @@ DEGREES = {
     "context_parallel_size": "cp",
     "micro_batch_size": "micro_batch",
 }
-_PLATFORM = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<per_node>\d+)x")
 
 
 def _recognises(content: Content) -> bool:
@@ -45,16 +43,8 @@ def _read(content: Content) -> list[Imported]:
     for theirs, ours in DEGREES.items():
         split |= stated(**{ours: _whole(values, theirs)})
     step = steady([seconds * batch / samples for samples, seconds in blocks]) if batch else None
-    platform = str(values.get("submission_platform", ""))
-    machine = _PLATFORM.search(platform)
-    gpus = 0
-    if machine:
-        per_node, nodes = int(machine["per_node"]), int(machine["nodes"] or 1)
-        split |= {"per_node": per_node, "nodes": nodes}
-        gpus = per_node * nodes
     figures = stated(step_s=step)
-    if step and batch and length and gpus:
-        figures["tokens_per_s_per_gpu"] = batch * length / (step * gpus)
+    platform = one_line(str(values.get("submission_platform", "")))
     return [
         Imported(
             format=NAME,
@@ -63,7 +53,7 @@ def _read(content: Content) -> list[Imported]:
             figures=figures,
             load=stated(global_batch=batch, sequence_length=length),
             split=split,
-            settings=stated(platform=one_line(platform)) | {"blocks": len(blocks)},
+            settings=stated(platform=platform) | {"blocks": len(blocks)},
             notes=() if blocks else ("no training block ended in the log",),
             excluded="" if status in ("", "success") else f"the run ended with status {status}",
         )

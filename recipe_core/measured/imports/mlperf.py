@@ -64,7 +64,7 @@ def _recognises_summary(content: Content) -> bool:
 def _read_summary(content: Content) -> list[Imported]:
     lines: dict[str, str] = {}
     for line in content.log:
-        if match := _LINE.match(line):
+        if match := _LINE.match(line[:400]):
             lines.setdefault(match[1].strip().casefold(), match[2])
     # "Result is : VALID"
     return [_imported(content, "mlperf-summary", lines, lines.get("result is", "VALID"))]

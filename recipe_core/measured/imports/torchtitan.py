@@ -17,27 +17,29 @@ from recipe_core.measured.imports.imported import Imported, stated
 from recipe_core.measured.imports.training_steps import devices, steady
 
 NAME = "torchtitan"
-_STEP = re.compile(
-    r"step:\s*(?P<step>\d+)\s+loss:.*?m?memory:\s*(?P<memory>[\d.]+)GiB\(.*?tps:\s*(?P<tps>[\d,.]+)"
-    r"(?:.*?mfu:\s*(?P<mfu>[\d.]+)%)?"
-)
+_STEP = re.compile(r"step:\s{0,9}(\d{1,12})\s{1,9}loss:")
+_RATE = re.compile(r"\btps: {0,9}([\d,.]{1,20})")
+_MEMORY = re.compile(r"memory: {0,9}([\d.]{1,12})GiB\(")
+_MFU = re.compile(r"\bmfu: {0,9}([\d.]{1,12})%")
 _BATCH = re.compile(
-    r"local batch size (?P<micro_batch>\d+), global batch size (?P<global_batch>\d+)"
-    r"(?:, gradient accumulation steps \d+)?, sequence length (?P<sequence_length>\d+)"
+    r"local batch size (?P<micro_batch>\d{1,9}), global batch size (?P<global_batch>\d{1,9})"
+    r"(?:, gradient accumulation steps \d{1,9})?, sequence length (?P<sequence_length>\d{1,9})"
 )
 _MESH = re.compile(
-    r"pp=(?P<pp>\d+), dp_replicate=(?P<replicate>\d+), dp_shard=(?P<shard>-?\d+), "
-    r"cp=(?P<cp>\d+), tp=(?P<tp>\d+)"
+    r"pp=(?P<pp>\d{1,9}), dp_replicate=(?P<replicate>\d{1,9}), dp_shard=(?P<shard>-?\d{1,9}), "
+    r"cp=(?P<cp>\d{1,9}), tp=(?P<tp>\d{1,9})"
 )
-_DEVICE_MESH = re.compile(r"Building \d+-D device mesh with (\[.*?\]), (\[.*?\])")
-_WORLD = re.compile(r"world[_ ]size[=: ]+(\d+)")
-_GPU = re.compile(r"(?:CUDA|XPU|HIP|GPU) capacity: (?:\d+ x )?(?P<name>.{2,60}?) with")
-_MODEL = re.compile(r"Model (?P<model>\w+ [\w.]+) size: [\d,]+ total parameters")
+_DEVICE_MESH = re.compile(
+    r"Building \d{1,2}-D device mesh with (\[[^\]]{0,200}\]), (\[[^\]]{0,200}\])"
+)
+_WORLD = re.compile(r"world[_ ]size[=: ]+(\d{1,9})")
+_GPU = re.compile(r"(?:CUDA|XPU|HIP|GPU) capacity: (?:\d{1,3} x )?(?P<name>.{2,60}?) with")
+_MODEL = re.compile(r"Model (?P<model>\w{1,40} [\w.]{1,40}) size: [\d,]{1,30} total parameters")
 _DEGREES = {"pp": "pp", "cp": "cp", "tp": "tp", "dp": "dp", "dp_shard": "dp", "dp_replicate": "dp"}
 
 
 def _recognises(content: Content) -> bool:
-    return _STEP.search(content.head) is not None
+    return _STEP.search(content.head) is not None and _RATE.search(content.head) is not None
 
 
 def _read(content: Content) -> list[Imported]:
@@ -78,15 +80,16 @@ def _steps(content: Content) -> tuple[list[float], list[float], list[float]]:
     utilisation: dict[int, float] = {}
     memory: dict[int, float] = {}
     for number, line in enumerate(content.log, 1):
-        match = _STEP.search(line[:2000])
-        if match is None or int(match["step"]) in rates:
+        match, rate = _STEP.search(line[:2000]), _RATE.search(line[:2000])
+        if match is None or rate is None or int(match[1]) in rates:
             continue
-        step = int(match["step"])
+        step, held, share = int(match[1]), _MEMORY.search(line[:2000]), _MFU.search(line[:2000])
         try:
-            rates[step] = number_of(match["tps"])
-            memory[step] = number_of(match["memory"]) * GIB
-            if match["mfu"]:
-                utilisation[step] = number_of(match["mfu"]) / 100
+            rates[step] = number_of(rate[1])
+            if held:
+                memory[step] = number_of(held[1]) * GIB
+            if share:
+                utilisation[step] = number_of(share[1]) / 100
         except ValueError as error:
             raise InputError(f"{content.name}, line {number}: {error}.", field="file") from None
     positive = [rate for rate in rates.values() if rate > 0]
@@ -111,7 +114,7 @@ def _split(head: str) -> dict[str, Any]:
         return {**mesh, "dp": shard * replicas, **({"shard": shard} if replicas > 1 else {})}
     if match := _DEVICE_MESH.search(head):
         names = re.findall(r"\w+", match[1])
-        sizes = [int(text) for text in re.findall(r"\d+", match[2])]
+        sizes = [int(text) for text in re.findall(r"\d{1,9}", match[2])]
         split = dict.fromkeys(("tp", "pp", "cp", "dp"), 1)
         for name, size in zip(names, sizes, strict=False):
             if name in _DEGREES:
