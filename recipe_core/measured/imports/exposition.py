@@ -8,6 +8,7 @@ engine step held on average: a server that ran one load, and no other, is best r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from recipe_core.measured.imports.imported import Imported, stated
 NAME = "prometheus"
 PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "trtllm_": "tensorrt-llm"}
 """How each engine's metrics begin."""
+_SIGN = re.compile(r"^(?:vllm:|sglang:|trtllm_)\w{2,80}(?:\{| [0-9])", re.MULTILINE)
 PERCENTILES = (50, 95, 99)
 STEPS = "vllm:iteration_tokens_total_count"
 HITS = ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total")
@@ -35,8 +37,7 @@ Samples = dict[str, list[Sample]]
 
 
 def _recognises(content: Content) -> bool:
-    lines = content.head.splitlines()
-    return any(line.startswith(tuple(PREFIXES)) for line in lines)
+    return _SIGN.search(content.head) is not None
 
 
 def _read(content: Content) -> list[Imported]:
