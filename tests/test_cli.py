@@ -406,6 +406,8 @@ def test_the_surface_is_frozen():
         "estimate",
         "check",
         "validate",
+        "import",
+        "reconcile",
         "build",
         "lock",
         "resolve",
@@ -457,6 +459,8 @@ def test_the_options_are_frozen():
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
         "validate": {"--bands", "--by", "--sizes", "--training"},
+        "import": {"--output", "--request", "--set"},
+        "reconcile": {"--request"},
         "build": {
             "--env",
             "--for",
