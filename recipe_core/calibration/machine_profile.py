@@ -66,7 +66,7 @@ def profile_machine(
     ranks: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profiled:
-    """Measure this machine for at most ``seconds`` (180, or 20 for a quick one) and fit its profile.
+    """Measure this machine for at most ``seconds`` (180; 20 for a quick one) and fit its profile.
 
     ``ranks``: processes for the collectives; by default as many as there are accelerators, and none
     on a processor.
@@ -106,10 +106,7 @@ def assembled(found: Found, measured: Measured) -> Profiled:
             f"too few matrix products ran in the time ({_counted(measured)}).",
             hint="Give it more --seconds, or profile when the machine is less busy.",
         )
-    if base:
-        values = _based(base, found)
-    else:
-        values = _complete(found, measured, peaks)
+    values = _based(base, found) if base else _complete(found, measured, peaks)
     values["roofline"] = rooflines
     values["host"] = _host(measured, spread, busy)
     if transfers := _transfers(measured):

@@ -21,7 +21,7 @@ OUTLIER = 0.2
 """Logarithm of predicted over measured from which a point counts less than its square."""
 FEWEST_POINTS = 4
 """As many as there are numbers to fit."""
-_LEAST_SHARE, _LEAST_START_S, _MOST_SMOOTHING = 1e-4, 1e-7, 20.0
+_LEAST_SHARE, _LEAST_START_S, _MOST_SMOOTHING = 1e-4, 1e-6, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ def fit_roofline(
         # a faint pull keeps in place what the points do not reach
         far = np.maximum(np.abs(x[:2]) - 3.0, 0.0) ** 2
         pull = float(far.sum()) + max(0.0, float(x[3]) - 1.8) ** 2
+        pull += max(0.0, float(np.log(_LEAST_START_S) - x[2])) ** 2
         return float(np.sum(weights * loss)) + 1e-4 * pull
 
     least_s = float(seconds.min())

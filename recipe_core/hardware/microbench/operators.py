@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.hardware.microbench.clock import Work
@@ -60,16 +60,11 @@ def _store(bench: Bench) -> torch.Tensor:
 
 def stored(bench: Bench, dtype: Dtype, *shape: int) -> list[torch.Tensor]:
     """Arrays of a shape, of which each is out of the cache when its turn comes again."""
-    import torch
-
     size = int(math.prod(shape) * BYTES[dtype])
     store, word = _store(bench), torch_dtype(dtype)
     if size > store.nbytes // 2:
         whole = store.repeat(math.ceil(size / store.nbytes))
-        return [
-            whole[:size].view(word).view(shape),
-            torch.clone(whole[:size]).view(word).view(shape),
-        ]
+        return [part[:size].view(word).view(shape) for part in (whole, whole.clone())]
     aligned = -(-size // 64) * 64
     starts = range(0, store.nbytes - size, aligned)
     return [store[start : start + size].view(word).view(shape) for start in starts]
@@ -118,19 +113,18 @@ def _products(
         x = torch.randint(-8, 8, (max(rows, 32) if bench.accelerated else rows, inner))
         x = x.to(bench.device, torch.int8)
         for w in weights:
-            yield lambda w=w.t(): torch._int_mm(x, w)
+            yield partial(torch._int_mm, x, w.t())
         return
     if dtype == "fp8":
         wide = torch.randn(max(rows, 16), inner, device=bench.device)
         x, one = wide.to(word), torch.ones((), device=bench.device)
         for w in weights:
-            yield lambda w=w.t(): torch._scaled_mm(
-                x, w, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
-            )
+            scaled = partial(torch._scaled_mm, scale_a=one, scale_b=one)
+            yield partial(scaled, x, w.t(), out_dtype=torch.bfloat16)
         return
     x = torch.randn(rows, inner, device=bench.device).to(word)
     for w in weights:
-        yield lambda w=w: torch.nn.functional.linear(x, w)
+        yield partial(torch.nn.functional.linear, x, w)
 
 
 def prefill_cases(bench: Bench, quick: bool) -> list[Case]:
@@ -181,7 +175,7 @@ def _decode(bench: Bench, sequences: int, context: int) -> Case:
         q = torch.randn(sequences, HEADS, 1, HEAD_WIDTH, device=bench.device).bfloat16()
         attend = torch.nn.functional.scaled_dot_product_attention
         caches = stored(bench, "bf16", 2, sequences, HEADS, context, HEAD_WIDTH)
-        calls = [lambda kv=kv: attend(q, kv[0], kv[1]) for kv in caches]
+        calls = [partial(attend, q, kv[0], kv[1]) for kv in caches]
         return in_turn(calls)
 
     return Case(

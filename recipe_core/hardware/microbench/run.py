@@ -29,8 +29,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FULL_S, QUICK_S = 180.0, 20.0
 LEAST_S = 5.0
 MOST_RANKS = 64
-_FINISH = 0.06
-"""Share of the total time that fitting and writing get."""
+_FINISH_S = 3.0
+"""Seconds of the total that starting the program, fitting and writing take."""
 _DEFAULT_CACHE = float(32 << 20)
 
 
@@ -144,7 +144,7 @@ def measure(
 
     torch.manual_seed(0)
     bench, notes, points = bench_of(kind), list[str](), list[Point]()
-    deadline.seconds *= 1 - _FINISH
+    deadline.seconds -= _FINISH_S
     if ranks > 1:
         tell(f"collectives between {ranks} ranks")
         share = min(15.0, 0.1 * deadline.left_s)
@@ -189,7 +189,7 @@ def measure(
         found.to_device_bytes_per_s, found.from_device_bytes_per_s = copied
     _read_disk(found, quick)
     tell("host again")
-    found.host_at_end = measure_host(deadline, max(0.0, deadline.left_s - 1.5))
+    found.host_at_end = measure_host(deadline, max(0.0, deadline.left_s - 2.0))
     found.load_after, found.seconds = os.getloadavg()[0], deadline.spent_s
     return found
 
