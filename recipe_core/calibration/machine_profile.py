@@ -240,9 +240,7 @@ def _complete(found: Found, measured: Measured, peaks: Mapping[Dtype, float]) ->
     title = found.host["cpu"] if cpu else found.profile["title"]
     title = re.sub(r"[\x00-\x1f\x7f<>{}`]", " ", title).strip() or "unknown device"
     cores = found.host["cpus"]
-    memory = found.host["memory_bytes"] if cpu else (found.profile["memory_bytes"] or {})
-    if not cpu:
-        memory = memory.get("value") or (found.allocatable_memory_bytes or {}).get("value")
+    memory = found.host["memory_bytes"] if cpu else _device_memory(found)
     if not memory:
         hint = "Write memory_bytes into a profile of your own; see docs/hardware.md."
         raise NoAnswer("no tool here tells how much memory the device has.", hint=hint)
@@ -283,6 +281,14 @@ def _complete(found: Found, measured: Measured, peaks: Mapping[Dtype, float]) ->
     if cpu:
         values["known_as"] = "cpu"
     return values
+
+
+def _device_memory(found: Found) -> float | None:
+    """Bytes of an accelerator: as its tool prints them, else as torch sees them."""
+    for figure in (found.profile["memory_bytes"], found.allocatable_memory_bytes):
+        if figure and figure["value"]:
+            return float(figure["value"])
+    return None
 
 
 def _architecture(found: Found, cpu: bool) -> str:

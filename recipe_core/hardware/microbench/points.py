@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,7 @@ def measured(
         notes.append(f"{late} of {len(cases)} shapes of {family} did not fit in the time")
 
 
-def in_turn(calls: list[Callable[[], Any]]) -> Work:
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Work:
     """Calls one after the other, so that what one reads is not in a cache when it comes again."""
     place = -1
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.hardware.microbench.clock import Clock, Deadline, EventClock, HostClock, Timing
@@ -97,7 +97,7 @@ def chosen(name: str | None) -> Kind:
             field="device",
             hint=f"Install torch for {name} (pytorch.org) and its driver, or use --device {seen}.",
         )
-    return cast(Kind, name) if name else seen
+    return name or seen
 
 
 def bench_of(kind: Kind) -> Bench:
