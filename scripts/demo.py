@@ -2,7 +2,7 @@
 
     python scripts/demo.py [FOLDER]
 
-Makes a small real model (trained to a loss of 0.15, no download), measures this machine, plans the
+Makes a small real model (trained to a loss of 0.12, no download), measures this machine, plans the
 model for it, builds the bundle, starts its server, gets a completion, prints what was predicted
 against what was measured, and stops. Between one and two minutes on two cores.
 """

@@ -11,9 +11,10 @@ import math
 import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from recipe_core import __version__
@@ -25,7 +26,7 @@ from recipe_core.hardware.custom import BASE, MAX_BYTES, is_path
 from recipe_core.hardware.detect.machine import Found, detect
 from recipe_core.hardware.microbench.clock import Deadline
 from recipe_core.hardware.microbench.collectives import Reduced
-from recipe_core.hardware.microbench.host import REFERENCE, HostTimes
+from recipe_core.hardware.microbench.host import Ratios, ratios, together
 from recipe_core.hardware.microbench.points import Point
 from recipe_core.hardware.microbench.run import (
     FULL_S,
@@ -132,50 +133,32 @@ def total_spread(measured: Measured, busy: float) -> float:
     drift = 0.0
     if measured.host_at_end:
         spread = max(spread, measured.host_at_end.spread)
-        first, last = measured.host, measured.host_at_end
-        drift = 0.5 * abs(math.log(_whole_s(last) / _whole_s(first)))
+        first, last = measured.host.steps, measured.host_at_end.steps
+        drift = 0.5 * median(abs(math.log(last[cell] / first[cell])) for cell in first)
     return round(min(math.hypot(spread, drift, math.log1p(busy) / 2), 2.0), 4)
 
 
-def _whole_s(times: HostTimes) -> float:
-    """Seconds of a step of eight layers and four sequences."""
-    return 8 * times.layer_s + 4 * times.sequence_s
-
-
-def mean_host(measured: Measured) -> dict[str, float]:
-    """Seconds of the host's loop by part: the geometric mean of both measurements."""
-    every = [measured.host, *([measured.host_at_end] if measured.host_at_end else [])]
-    rounds = sum(times.rounds for times in every)
-    return {
-        name: math.exp(
-            sum(times.rounds * math.log(getattr(times, name)) for times in every) / rounds
-        )
-        for name in REFERENCE
-    }
-
-
 def _host(measured: Measured, spread: float, busy: float) -> dict[str, Any]:
-    times = mean_host(measured)
-    said = ", ".join(f"{name} {seconds:.3g}" for name, seconds in times.items())
-    note = f"{said}; load {measured.load:.2f} of {measured.cpus} processors at the start"
-    if measured.kind != "cpu":
-        # what engines spend on an accelerator's host was measured on hosts of such machines
-        times = dict(REFERENCE)
-        note += "; engines' overheads on accelerators are of such machines, so left as they are"
-    ratio = {name: _ratio(times[name] / REFERENCE[name]) for name in REFERENCE}
+    """How slow the host is; as the reference for an accelerator.
+
+    What engines spend on the host of an accelerator was measured on hosts of such machines, not on
+    the reference of this loop.
+    """
+    times = together([measured.host, *filter(None, [measured.host_at_end])])
+    slow = ratios(times) if measured.kind == "cpu" else Ratios(1.0, 1.0, 1.0)
+    steps = ", ".join(
+        f"{layers} layers x {tokens}: {seconds * 1e3:.2f} ms"
+        for (layers, tokens), seconds in times.steps.items()
+    )
+    note = f"{steps}; request {times.request_s * 1e3:.1f} ms; {times.rounds} rounds; "
+    note += f"load {measured.load:.2f} of {measured.cpus} processors before, {busy:.0%} busy"
     return {
-        "layers": ratio["layer_s"],
-        "sequences": ratio["sequence_s"],
-        "requests": ratio["request_s"],
+        **{name: _rounded(min(max(value, 0.01), 1000.0)) for name, value in asdict(slow).items()},
         "spread": spread,
         "source": SOURCE,
         "status": "measured",
-        "note": f"{note}; {busy:.0%} busy",
+        "note": note,
     }
-
-
-def _ratio(value: float) -> float:
-    return _rounded(min(max(value, 0.01), 1000.0))
 
 
 def _peaks(measured: Measured, base: Device | None) -> dict[Dtype, float]:

@@ -29,9 +29,10 @@ from recipe_core.hardware.microbench.clock import Deadline, spread_of
 if TYPE_CHECKING:
     import torch
 
-REFERENCE = {"layer_s": 0.35e-3, "sequence_s": 0.30e-3, "request_s": 8.0e-3}
-"""Seconds of the loop on the machine on which ``engines/serving/transformers.yaml`` was measured:
-as many times those of the engine there as they are on any machine (benchmarks/loop.py)."""
+REFERENCE = {"step_s": 0.25e-3, "layer_s": 0.40e-3, "sequence_s": 0.30e-3, "request_s": 2.0e-3}
+"""Seconds of the loop, by part, on the machine on which the overheads of
+``engines/serving/transformers.yaml`` were measured: there as on any machine they are a certain
+share of the engine's own (benchmarks/loop.py shows which)."""
 
 LAYERS, SEQUENCES = (2, 8), (1, 4)
 HIDDEN, HEADS, CONTEXT = 64, 2, 160
@@ -51,13 +52,50 @@ _TAKEN_IN = 60
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Seconds per layer, per token of a sequence and per request, and how far rounds varied."""
+    """Seconds of a step by layers and sequences, and of a request before its first step.
 
-    layer_s: float
-    sequence_s: float
+    ``spread``: of the logarithms of a step's time over rounds.
+    """
+
+    steps: dict[tuple[int, int], float]
     request_s: float
     spread: float
     rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """Times of the loop over those of the reference: a layer's, a token's, a request's."""
+
+    layers: float
+    sequences: float
+    requests: float
+
+
+PULL = 0.3
+"""How hard the ratios of a layer and of a token are held to that of whole steps, over the relative
+error of one step: a few noisy steps hardly tell them apart, and would give one of them all."""
+
+
+def ratios(times: HostTimes) -> Ratios:
+    """How slow this host is, part by part, by least squares over the steps.
+
+    With ``c`` the mean ratio of whole steps, ``L`` and ``S`` solve ``step = c·step_s +
+    L·layer_s·layers + S·sequence_s·sequences`` in relative errors, with a pull of both to ``c``.
+    """
+    base_s, layer_s, token_s = (REFERENCE[name] for name in ("step_s", "layer_s", "sequence_s"))
+    cells = list(times.steps)
+    measured = np.array([times.steps[cell] for cell in cells])
+    layers, tokens = np.array(cells, dtype=float).T
+    reference = base_s + layer_s * layers + token_s * tokens
+    common = float(np.exp(np.mean(np.log(measured / reference))))
+    rows = np.stack([layer_s * layers, token_s * tokens], axis=1) / measured[:, None]
+    sides = 1 - common * base_s / measured
+    rows = np.concatenate([rows, np.eye(2) * PULL / common])
+    sides = np.concatenate([sides, np.full(2, PULL)])
+    solved = np.linalg.lstsq(rows, sides, rcond=None)[0]
+    slow, late = np.clip(solved, common / 3, common * 3)
+    return Ratios(float(slow), float(late), times.request_s / REFERENCE["request_s"])
 
 
 class Layers:
@@ -234,20 +272,23 @@ def measure_host(deadline: Deadline, seconds: float, tokens: int = 24) -> HostTi
 
 
 def host_times(rounds: list[dict[tuple[int, int], tuple[float, float]]]) -> HostTimes:
-    """Least squares over (layers, sequences) of the medians of all rounds; none is below zero."""
-    cells = sorted(rounds[0])
-    steps = np.array([median(times[cell][1] for times in rounds) for cell in cells])
-    rows = np.array([[1.0, count, sequences] for count, sequences in cells])
-    weights = 1.0 / steps  # relative errors
-    solved = np.linalg.lstsq(rows * weights[:, None], steps * weights, rcond=None)[0]
-    fewest, one = min(LAYERS), min(SEQUENCES)
-    waits = [times[fewest, one][0] - times[fewest, one][1] for times in rounds]
-    spreads = [spread_of([times[cell][1] for times in rounds]) for cell in cells]
-    floor = 1e-6
-    return HostTimes(
-        layer_s=max(float(solved[1]), floor),
-        sequence_s=max(float(solved[2]), floor),
-        request_s=max(median(waits), floor),
-        spread=median(spreads),
-        rounds=len(rounds),
-    )
+    """Medians over rounds of the time to the first token and of a step, by layers and sequences."""
+    steps = {cell: median(times[cell][1] for times in rounds) for cell in sorted(rounds[0])}
+    first = (min(LAYERS), min(SEQUENCES))
+    waits = [times[first][0] - times[first][1] for times in rounds]
+    spreads = [spread_of([times[cell][1] for times in rounds]) for cell in steps]
+    return HostTimes(steps, max(median(waits), 1e-6), median(spreads), len(rounds))
+
+
+def together(every: list[HostTimes]) -> HostTimes:
+    """Several measurements as one: geometric means, weighted by their rounds."""
+    weights = np.array([times.rounds for times in every], dtype=float)
+    weights /= weights.sum()
+
+    def mean(values: list[float]) -> float:
+        return float(np.exp(weights @ np.log(values)))
+
+    steps = {cell: mean([times.steps[cell] for times in every]) for cell in every[0].steps}
+    request_s = mean([times.request_s for times in every])
+    spread = max(times.spread for times in every)
+    return HostTimes(steps, request_s, spread, sum(times.rounds for times in every))

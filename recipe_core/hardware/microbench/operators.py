@@ -129,7 +129,9 @@ def _products(
 
 def prefill_cases(bench: Bench, quick: bool) -> list[Case]:
     """Causal attention over prompts of several lengths."""
-    lengths: tuple[int, ...] = (128, 512, 256, 1024) if quick else (128, 512, 1024, 256, 2048, 64, 4096)
+    lengths: tuple[int, ...] = (
+        (128, 512, 256, 1024) if quick else (128, 512, 1024, 256, 2048, 64, 4096)
+    )
     if bench.accelerated:
         lengths = (*lengths, 8192)
     return [_prefill(bench, length) for length in lengths]
@@ -158,7 +160,16 @@ def _prefill(bench: Bench, tokens: int) -> Case:
 
 def decode_cases(bench: Bench, quick: bool) -> list[Case]:
     """Attention of one token of several sequences over their caches."""
-    grid: tuple[tuple[int, int], ...] = ((1, 256), (4, 256), (8, 1024), (1, 1024), (16, 512), (16, 2048), (4, 4096), (64, 256))
+    grid: tuple[tuple[int, int], ...] = (
+        (1, 256),
+        (4, 256),
+        (8, 1024),
+        (1, 1024),
+        (16, 512),
+        (16, 2048),
+        (4, 4096),
+        (64, 256),
+    )
     grid = grid[:5] if quick else grid
     if bench.accelerated:
         grid = (*grid, (64, 2048), (128, 1024))
