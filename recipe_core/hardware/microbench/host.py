@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import queue
 import subprocess
 import sys
@@ -29,12 +30,14 @@ from recipe_core.hardware.microbench.clock import Deadline, spread_of
 if TYPE_CHECKING:
     import torch
 
-REFERENCE = {"step_s": 0.25e-3, "layer_s": 0.40e-3, "sequence_s": 0.30e-3, "request_s": 2.0e-3}
+REFERENCE = {"step_s": 0.25e-3, "layer_s": 0.40e-3, "sequence_s": 0.30e-3, "request_s": 3.0e-3}
 """Seconds of the loop, by part, on the machine on which the overheads of
 ``engines/serving/transformers.yaml`` were measured: there as on any machine they are a certain
 share of the engine's own (benchmarks/loop.py shows which)."""
 
 LAYERS, SEQUENCES = (2, 8), (1, 4)
+REPEATED = 3
+"""Times that a cell's requests are repeated in a round."""
 HIDDEN, HEADS, CONTEXT = 64, 2, 160
 _CLIENT = Path(__file__).with_name("token_client.py")
 _CHUNK = {
@@ -95,7 +98,9 @@ def ratios(times: HostTimes) -> Ratios:
     sides = np.concatenate([sides, np.full(2, PULL)])
     solved = np.linalg.lstsq(rows, sides, rcond=None)[0]
     slow, late = np.clip(solved, common / 3, common * 3)
-    return Ratios(float(slow), float(late), times.request_s / REFERENCE["request_s"])
+    # one wait for a processor is most of a request's time: what steps show of it counts as much
+    requests = math.sqrt(common * times.request_s / REFERENCE["request_s"])
+    return Ratios(float(slow), float(late), requests)
 
 
 class Layers:
@@ -236,13 +241,17 @@ class TokenLoop:
         writer.close()
 
 
-def client_times(port: int, sequences: int, tokens: int, timeout_s: float) -> tuple[float, float]:
+def client_times(
+    port: int, sequences: int, tokens: int, timeout_s: float, times: int = 1
+) -> tuple[float, float]:
     """Seconds to the first token and between tokens, as a client in another process sees them.
+
+    Medians over so many ``times`` that all sequences are requested.
 
     Raises:
         NoAnswer: when the client fails or takes longer than ``timeout_s`` seconds.
     """
-    argv = [sys.executable, "-I", str(_CLIENT), *map(str, (port, sequences, tokens))]
+    argv = [sys.executable, "-I", str(_CLIENT), *map(str, (port, sequences, tokens, times))]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -252,7 +261,7 @@ def client_times(port: int, sequences: int, tokens: int, timeout_s: float) -> tu
     return first_s, token_s
 
 
-def measure_host(deadline: Deadline, seconds: float, tokens: int = 24) -> HostTimes:
+def measure_host(deadline: Deadline, seconds: float, tokens: int = 8) -> HostTimes:
     """Times of the token loop, in rounds for about ``seconds``; at least one round.
 
     A round times few and many layers, with one and with several sequences; a layer's time is what
@@ -266,7 +275,9 @@ def measure_host(deadline: Deadline, seconds: float, tokens: int = 24) -> HostTi
         for count, model in models.items():
             with TokenLoop(model.step) as loop:
                 for sequences in SEQUENCES:
-                    times[count, sequences] = client_times(loop.port, sequences, tokens, 60.0)
+                    times[count, sequences] = client_times(
+                        loop.port, sequences, tokens, 60.0, REPEATED
+                    )
         rounds.append(times)
     return host_times(rounds)
 
@@ -274,8 +285,8 @@ def measure_host(deadline: Deadline, seconds: float, tokens: int = 24) -> HostTi
 def host_times(rounds: list[dict[tuple[int, int], tuple[float, float]]]) -> HostTimes:
     """Medians over rounds of the time to the first token and of a step, by layers and sequences."""
     steps = {cell: median(times[cell][1] for times in rounds) for cell in sorted(rounds[0])}
-    first = (min(LAYERS), min(SEQUENCES))
-    waits = [times[first][0] - times[first][1] for times in rounds]
+    alone = [cell for cell in steps if cell[1] == 1]
+    waits = [times[cell][0] - times[cell][1] for times in rounds for cell in alone]
     spreads = [spread_of([times[cell][1] for times in rounds]) for cell in steps]
     return HostTimes(steps, max(median(waits), 1e-6), median(spreads), len(rounds))
 
