@@ -419,6 +419,7 @@ def test_the_surface_is_frozen():
         "down",
         "serve",
         "mcp",
+        "profile",
     ]
 
 
@@ -465,6 +466,7 @@ def test_the_options_are_frozen():
             "--variants",
         },
         "lock": {"--model", "--verify"},
+        "profile": {"--device", "--output", "--quick", "--ranks", "--seconds"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "serve": {

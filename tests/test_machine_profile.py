@@ -257,8 +257,8 @@ def ours_with(**host: float) -> dict[str, Any]:
     return {**told, "name": "ours", "known_as": "cpu", **({"host": values} if host else {})}
 
 
-def best(profile: Any) -> dict[str, Any]:
-    table = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1))
+def best(profile: Any, **parts: Any) -> dict[str, Any]:
+    table = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
     return table.estimate(int(table.order[0])).to_json()
 
 
@@ -280,16 +280,19 @@ def test_a_reference_host_changes_no_bit() -> None:
 
 
 def test_a_slow_host_slows_what_it_does() -> None:
-    base = best(ours_with())["serving"]
-    slow = best(ours_with(layers=3.0))["serving"]
-    late = best(ours_with(requests=5.0))["serving"]
-    chatty = best(ours_with(sequences=4.0))["serving"]
-    assert slow["tpot_s"] > base["tpot_s"] < chatty["tpot_s"]
-    assert slow["decode"]["engine"] > 2 * base["decode"]["engine"]
-    assert late["ttft_s"] > base["ttft_s"]
-    assert late["prefill"]["request"] == pytest.approx(5 * base["prefill"]["request"])
-    others = set(base["decode"]) - {"engine", "prefill_interference"}
-    assert all(slow["decode"][name] == base["decode"][name] for name in others)
+    alone = {"mode": "static", "batch": 4, "concurrency": None}
+    base, slow, chatty = (
+        best(ours_with(**host), workload=alone)["breakdown_s"]["decode"]
+        for host in ({}, {"layers": 3.0}, {"sequences": 4.0})
+    )
+    assert slow["engine"] > 2 * base["engine"]
+    assert base["engine"] < chatty["engine"] < slow["engine"]
+    assert {**slow, "engine": 0} == {**base, "engine": 0}, "the device is as fast as it was"
+    prompt, late = (
+        best(ours_with(**host))["breakdown_s"]["prefill"]["request"]
+        for host in ({}, {"requests": 5.0})
+    )
+    assert late == pytest.approx(5 * prompt)
 
 
 def test_a_varying_machine_has_wider_intervals() -> None:

@@ -30,13 +30,13 @@ from recipe_core.hardware.microbench.clock import Deadline, spread_of
 if TYPE_CHECKING:
     import torch
 
-REFERENCE = {"step_s": 0.25e-3, "layer_s": 0.40e-3, "sequence_s": 0.30e-3, "request_s": 3.0e-3}
+REFERENCE = {"step_s": 0.12e-3, "layer_s": 0.40e-3, "sequence_s": 0.26e-3, "request_s": 3.5e-3}
 """Seconds of the loop, by part, on the machine on which the overheads of
 ``engines/serving/transformers.yaml`` were measured: there as on any machine they are a certain
 share of the engine's own (benchmarks/loop.py shows which)."""
 
 LAYERS, SEQUENCES = (2, 8), (1, 4)
-REPEATED = 3
+REPEATED = 2
 """Times that a cell's requests are repeated in a round."""
 HIDDEN, HEADS, CONTEXT = 64, 2, 160
 _CLIENT = Path(__file__).with_name("token_client.py")
@@ -47,9 +47,10 @@ _CHUNK = {
     "model": "reference",
     "choices": [{"index": 0, "text": " kitchen", "logprobs": None, "finish_reason": None}],
 }
-_SERIALISED = 4
-"""Times that a chunk is written as JSON: servers validate it, copy it and write it."""
-_TAKEN_IN = 60
+_SERIALISED = 16
+"""Times that a chunk is read and written as JSON, about what a server's validating, copying and
+framing take: how long threads wait for the lock depends on how long each holds it."""
+_TAKEN_IN = 300
 """Times that a request is read: servers route, validate and tokenise it."""
 
 
@@ -261,7 +262,7 @@ def client_times(
     return first_s, token_s
 
 
-def measure_host(deadline: Deadline, seconds: float, tokens: int = 8) -> HostTimes:
+def measure_host(deadline: Deadline, seconds: float, tokens: int = 24) -> HostTimes:
     """Times of the token loop, in rounds for about ``seconds``; at least one round.
 
     A round times few and many layers, with one and with several sequences; a layer's time is what
@@ -285,8 +286,8 @@ def measure_host(deadline: Deadline, seconds: float, tokens: int = 8) -> HostTim
 def host_times(rounds: list[dict[tuple[int, int], tuple[float, float]]]) -> HostTimes:
     """Medians over rounds of the time to the first token and of a step, by layers and sequences."""
     steps = {cell: median(times[cell][1] for times in rounds) for cell in sorted(rounds[0])}
-    alone = [cell for cell in steps if cell[1] == 1]
-    waits = [times[cell][0] - times[cell][1] for times in rounds for cell in alone]
+    # of a request alone and of several that come together, which wait for each other
+    waits = [times[cell][0] - times[cell][1] for times in rounds for cell in steps]
     spreads = [spread_of([times[cell][1] for times in rounds]) for cell in steps]
     return HostTimes(steps, max(median(waits), 1e-6), median(spreads), len(rounds))
 
