@@ -225,7 +225,7 @@ def test_a_busy_machine_widens_and_says_so() -> None:
     busy = assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
     assert calm.spread == pytest.approx(0.01)
     assert busy.spread == pytest.approx(math.hypot(0.1, math.log(1.5) / 2), abs=1e-3)
-    assert "50% busy" in busy.values["host"]["note"]
+    assert "load 1.00 on 2 processors" in busy.values["host"]["note"]
     drifting = measured_here(host_at_end=host_of(slow=1.5))
     assert total_spread(drifting, 0.0) == pytest.approx(math.log(1.5) / 2, abs=0.01)
 

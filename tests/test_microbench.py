@@ -136,6 +136,11 @@ def test_what_does_not_fit_in_the_time_is_left_out_and_counted() -> None:
     assert notes == ["1 of 2 shapes of gemm did not fit in the time"]
 
 
+def test_the_first_cases_are_measured_however_late_it_is() -> None:
+    points = list(measured([case(), case(), case()], HERE, Deadline(-1), 1.0, [], needed=2))
+    assert len(points) == 2
+
+
 # --- cases
 
 

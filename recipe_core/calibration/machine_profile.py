@@ -45,6 +45,8 @@ _ASSUMED = "assumed"
 WATTS_A_CORE = 15.0
 """Of a server's processor: its power limit over its cores, roughly."""
 CARD_WATTS = 300.0
+MOST_BUSY = 16.0
+"""Load over processors beyond which times say no more."""
 _PRESENT: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
 
 
@@ -96,7 +98,7 @@ def assembled(found: Found, measured: Measured) -> Profiled:
     Raises:
         NoAnswer: when too few products were measured for a fit.
     """
-    busy = min(measured.load / measured.cpus, 1.0)
+    busy = min(measured.load / measured.cpus, MOST_BUSY)
     spread = total_spread(measured, busy)
     base = device(found.matched) if found.matched and measured.kind != "cpu" else None
     peaks = _peaks(measured, base)
@@ -109,7 +111,7 @@ def assembled(found: Found, measured: Measured) -> Profiled:
         )
     values = _based(base, found) if base else _complete(found, measured, peaks)
     values["roofline"] = rooflines
-    values["host"] = _host(measured, spread, busy)
+    values["host"] = _host(measured, spread)
     if transfers := _transfers(measured):
         values["transfers"] = transfers
     inside = fabric(base.node.fabric if base else values["node"]["fabric"])
@@ -125,8 +127,8 @@ def total_spread(measured: Measured, busy: float) -> float:
     """Standard deviation of the logarithm of what this machine's times may be in an hour.
 
     Of rounds of the host's loop and of readings of memory, the larger; the drift between the loop
-    at the start and at the end; and what others may take or leave: with a share ``busy`` of the
-    processors in use before the benchmarks began, times may fall or rise by up to ``1 + busy``,
+    at the start and at the end; and what others may take or leave: with ``busy`` other processes
+    for each processor before the benchmarks began, times may fall or rise by up to ``1 + busy``,
     taken as two standard deviations.
     """
     spread = max(measured.host.spread, measured.bandwidth_timing.spread)
@@ -138,7 +140,7 @@ def total_spread(measured: Measured, busy: float) -> float:
     return round(min(math.hypot(spread, drift, math.log1p(busy) / 2), 2.0), 4)
 
 
-def _host(measured: Measured, spread: float, busy: float) -> dict[str, Any]:
+def _host(measured: Measured, spread: float) -> dict[str, Any]:
     """How slow the host is; as the reference for an accelerator.
 
     What engines spend on the host of an accelerator was measured on hosts of such machines, not on
@@ -151,7 +153,7 @@ def _host(measured: Measured, spread: float, busy: float) -> dict[str, Any]:
         for (layers, tokens), seconds in times.steps.items()
     )
     note = f"{steps}; request {times.request_s * 1e3:.1f} ms; {times.rounds} rounds; "
-    note += f"load {measured.load:.2f} of {measured.cpus} processors before, {busy:.0%} busy"
+    note += f"load {measured.load:.2f} on {measured.cpus} processors before"
     return {
         **{name: _rounded(min(max(value, 0.01), 1000.0)) for name, value in asdict(slow).items()},
         "spread": spread,
@@ -438,7 +440,7 @@ def profile_text(profiled: Profiled) -> list[str]:
         )
         lines.append(f"  {', '.join(shown)}")
     lines.append(
-        f"  {profiled.busy:.0%} of the processors were busy before; times vary by "
+        f"  the load was {measured.load:.1f} on {measured.cpus} processors before; times vary by "
         f"{profiled.spread:.0%}, which widens every interval"
     )
     return [*lines, *(f"  note: {note}" for note in measured.notes)]

@@ -36,8 +36,6 @@ REFERENCE = {"step_s": 0.12e-3, "layer_s": 0.40e-3, "sequence_s": 0.26e-3, "requ
 share of the engine's own (benchmarks/loop.py shows which)."""
 
 LAYERS, SEQUENCES = (2, 8), (1, 4)
-REPEATED = 2
-"""Times that a cell's requests are repeated in a round."""
 HIDDEN, HEADS, CONTEXT = 64, 2, 160
 _CLIENT = Path(__file__).with_name("token_client.py")
 _CHUNK = {
@@ -242,17 +240,13 @@ class TokenLoop:
         writer.close()
 
 
-def client_times(
-    port: int, sequences: int, tokens: int, timeout_s: float, times: int = 1
-) -> tuple[float, float]:
+def client_times(port: int, sequences: int, tokens: int, timeout_s: float) -> tuple[float, float]:
     """Seconds to the first token and between tokens, as a client in another process sees them.
-
-    Medians over so many ``times`` that all sequences are requested.
 
     Raises:
         NoAnswer: when the client fails or takes longer than ``timeout_s`` seconds.
     """
-    argv = [sys.executable, "-I", str(_CLIENT), *map(str, (port, sequences, tokens, times))]
+    argv = [sys.executable, "-I", str(_CLIENT), *map(str, (port, sequences, tokens))]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -276,9 +270,7 @@ def measure_host(deadline: Deadline, seconds: float, tokens: int = 24) -> HostTi
         for count, model in models.items():
             with TokenLoop(model.step) as loop:
                 for sequences in SEQUENCES:
-                    times[count, sequences] = client_times(
-                        loop.port, sequences, tokens, 60.0, REPEATED
-                    )
+                    times[count, sequences] = client_times(loop.port, sequences, tokens, 300.0)
         rounds.append(times)
     return host_times(rounds)
 

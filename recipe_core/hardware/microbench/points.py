@@ -79,12 +79,19 @@ class Rates:
 
 
 def measured(
-    cases: list[Case], bench: Bench, deadline: Deadline, seconds: float, notes: list[str]
+    cases: list[Case],
+    bench: Bench,
+    deadline: Deadline,
+    seconds: float,
+    notes: list[str],
+    *,
+    needed: int = 0,
 ) -> Iterator[Point]:
     """The cases that fit in so many seconds, in their order; what is left out is noted.
 
     A case that the device refuses (an unsupported format, too little memory) is left out; one that
-    would take more than a third of what is left is too.
+    would take more than a sixth of what is left is too. The first ``needed`` cases are measured
+    whatever is left.
     """
     ends = deadline.spent_s + min(seconds, deadline.left_s)
     rates, refused, late = Rates({}, 0.0), dict[str, str](), 0
@@ -92,12 +99,12 @@ def measured(
         left = ends - deadline.spent_s
         if case.dtype in refused:
             continue
-        if left <= 0 or 6 * rates.seconds(case) > left:
+        if place >= needed and (left <= 0 or 6 * rates.seconds(case) > left):
             late += 1
             continue
         try:
             work = case.make()
-            timing = timed(work, bench.clock, left / (len(cases) - place))
+            timing = timed(work, bench.clock, max(left, 0.0) / (len(cases) - place))
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             refused[case.dtype] = f"{case.family} {case.dtype} {case.shape}: {first[:160]}"
