@@ -424,6 +424,7 @@ def test_the_surface_is_frozen():
         "doctor",
         "serve",
         "mcp",
+        "profile",
     ]
 
 
@@ -472,6 +473,7 @@ def test_the_options_are_frozen():
             "--variants",
         },
         "lock": {"--model", "--verify"},
+        "profile": {"--device", "--output", "--quick", "--ranks", "--seconds"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "serve": {

@@ -6,7 +6,16 @@ runs, so that ``recipe --help`` is quick.
 
 # The order of `recipe --help`.
 # isort: off
-from recipe_core.doors.cli import catalog, offers, planning, checking, measuring, recipes, launching
+from recipe_core.doors.cli import (
+    catalog,
+    profiling,
+    offers,
+    planning,
+    checking,
+    recipes,
+    launching,
+    measuring,
+)
 
 # isort: on
 from recipe_core.doors.cli.app import app, main
@@ -20,5 +29,6 @@ __all__ = [
     "measuring",
     "offers",
     "planning",
+    "profiling",
     "recipes",
 ]
