@@ -95,8 +95,10 @@ def start_group(plan: LaunchPlan, current: State, group: int) -> State:
     return current
 
 
-def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
-    """End the processes of one group and their workers; others run on.
+def stop_group(
+    plan: LaunchPlan, current: State, group: int, *, grace_s: float = GRACE_S
+) -> None:
+    """End the processes of one group and their workers, in ``grace_s``; others run on.
 
     Raises:
         LauncherError: when a process runs on.
@@ -107,7 +109,7 @@ def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
         _, left = procs.terminate(
             leaders,
             part_mark(current.mark, group),
-            grace_s=GRACE_S,
+            grace_s=grace_s,
             settle_s=0.0 if current.ready or leaders else SETTLE_S,
             variable=procs.PART,
         )
