@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import keeping, notify, procs, state
+from .diagnosis import VAGUE, diagnose
 from .engine import command
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
@@ -236,11 +237,12 @@ def exit_codes(current: State) -> list[int]:
 
 
 def _died(server: Server, event: str) -> StartError:
-    return StartError(
-        f"{server.name} {event}.",
-        hint=f"The end of {server.log} follows.",
-        detail=tail(Path(server.log)),
-    )
+    log, code = tail(Path(server.log)), procs.reap(server.pid)
+    diagnosis, follows = diagnose(log, code, ready=False), f"The end of {server.log} follows."
+    if diagnosis.cause in VAGUE:
+        return StartError(f"{server.name} {event}.", hint=follows, detail=log)
+    hint = f"{diagnosis.fix} {follows}"
+    return StartError(f"{server.name} {event}: {diagnosis.title}.", hint=hint, detail=log)
 
 
 def _late(server: Server, timeout_s: float) -> LateError:
