@@ -10,7 +10,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from . import keeping, notify, procs, state
 from .diagnosis import VAGUE, diagnose
@@ -96,9 +95,7 @@ def start_group(plan: LaunchPlan, current: State, group: int) -> State:
     return current
 
 
-def stop_group(
-    plan: LaunchPlan, current: State, group: int, *, grace_s: float = GRACE_S
-) -> None:
+def stop_group(plan: LaunchPlan, current: State, group: int, *, grace_s: float = GRACE_S) -> None:
     """End the processes of one group and their workers, in ``grace_s``; others run on.
 
     Raises:
@@ -265,19 +262,6 @@ def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
         return False
     finally:
         connection.close()
-
-
-def watch(current: State) -> NoReturn:
-    """Stay while all servers run.
-
-    Raises:
-        StartError: when one dies.
-    """
-    while True:
-        for server in current.servers:
-            if not _runs(server):
-                raise _died(server, "died")
-        time.sleep(0.3)
 
 
 def stop(run: Path, current: State, *, progress: Progress, recorded: bool = False) -> list[str]:
