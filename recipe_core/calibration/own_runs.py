@@ -8,6 +8,7 @@ output token nor a latency. How residuals become scales is said in ``space/corre
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ class Measured:
     """One measured run: its request, the engine that really ran, and means in SI units.
 
     ``version``: empty for the version that estimates assume. ``excluded``: why it is not to count.
+    ``date``: day of the measurement. ``requests`` were answered, ``failed`` were not; None where
+    the source does not say. ``driver`` and ``machine``: what it ran on, empty where unknown.
     """
 
     name: str
@@ -54,7 +57,13 @@ class Measured:
     tpot_s: float | None = None
     request_latency_s: float | None = None
     output_tokens_per_s: float | None = None
+    step_s: float | None = None
     excluded: str = ""
+    date: datetime.date | None = None
+    requests: int | None = None
+    failed: int | None = None
+    driver: str = ""
+    machine: str = ""
 
     @staticmethod
     def of(run: Run) -> Measured:
@@ -74,7 +83,16 @@ class Measured:
             request_latency_s=latency_s,
             output_tokens_per_s=rate,
             excluded=run.exclude,
+            date=_day(run.date),
         )
+
+
+def _day(text: str) -> datetime.date | None:
+    """The day that a table states; None for another text, as tables may hold any."""
+    try:
+        return datetime.date.fromisoformat(text[:10])
+    except ValueError:
+        return None
 
 
 @cache

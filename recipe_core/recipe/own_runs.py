@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,25 @@ def _of_bundle(path: Path) -> Measured:
             field="measured",
             hint="Leave it out.",
         )
-    return measured_of(str(path), recipe, claim_of(recipe, measurement))
+    run = measured_of(str(path), recipe, claim_of(recipe, measurement))
+    return replace(run, **_circumstances(measurement))
+
+
+def _circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]:
+    """How many requests a measurement rests on, and on what it ran; what it does not say is left.
+
+    A failed request is in no mean, but says that the server was not in the state one estimates.
+    """
+    figures, machine = measurement["metrics"], measurement["machine"]
+    counts = {name: figures.get(name) for name in ("requests", "failed")}
+    out: dict[str, Any] = {
+        name: value for name, value in counts.items() if isinstance(value, int) and value >= 0
+    }
+    for name in ("driver", "hostname"):
+        if isinstance(value := machine.get(name), str):
+            out["driver" if name == "driver" else "machine"] = value[:256]
+    out.setdefault("machine", str(machine.get("cpu_name") or "")[:256])
+    return out
 
 
 def _recipe_beside(path: Path) -> Recipe:
@@ -117,6 +136,7 @@ def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
         tpot_s=figures.get("tpot_s"),
         request_latency_s=figures.get("request_latency_s"),
         output_tokens_per_s=figures.get("output_tokens_per_s"),
+        date=claim.date,
     )
 
 

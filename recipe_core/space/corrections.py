@@ -191,13 +191,17 @@ class DeviceRuns:
             self.shows[row] |= (*telling[figure].tolist(), True)
 
     @cached_property
-    def believed(self) -> tuple[Float, Float]:
-        """C⁻¹·y and C⁻¹ of the module."""
+    def covariance(self) -> Float:
+        """C of the module: of what each figure shows."""
         shares, scaled = self.prior.shares, self.weights * self.priors
         common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
         noise = shares.noise * (self.weights * scaled).sum(axis=1)
-        covariance = common * (scaled @ self.weights.T) + np.diag(noise)
-        return _believed(covariance, self.shown, self.prior.cap)
+        return np.asarray(common * (scaled @ self.weights.T) + np.diag(noise))
+
+    @cached_property
+    def believed(self) -> tuple[Float, Float]:
+        """C⁻¹·y and C⁻¹ of the module."""
+        return _believed(self.covariance, self.shown, self.prior.cap)
 
     def _coded(self, labels: Labels) -> list[int]:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""
