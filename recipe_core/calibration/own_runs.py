@@ -36,6 +36,7 @@ from recipe_core.space.corrections import (
     version_of,
 )
 from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.standing import uncorrected
 
 MAX_RUNS = 1000
 """Own runs of one question: what they teach takes a matrix of so many rows."""
@@ -180,7 +181,8 @@ def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]
     request = PlanRequest.parse(run.request)
     if request.is_training:
         raise InputError("is a training run; own runs correct estimates of serving.", field="model")
-    problem = resolve(request, folders=folders)
+    with uncorrected():
+        problem = resolve(request, folders=folders)
     pair = ServingPlan.one_case(problem, problem.candidate)
     if pair is None:
         raise InputError("does not state tp, pp and dp.", field="candidate")

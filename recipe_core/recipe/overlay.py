@@ -11,10 +11,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -29,7 +30,7 @@ from recipe_core.base.types import Positive, Text
 from recipe_core.calibration import gates
 from recipe_core.calibration.gates import Gate
 from recipe_core.calibration.own_runs import MAX_RUNS, Measured, learn
-from recipe_core.space.corrections import Corrections
+from recipe_core.space.corrections import Corrections, Stored
 from recipe_core.space.standing import uncorrected
 
 VARIABLE = "RECIPE_BUILDER_CALIBRATION"
@@ -203,6 +204,37 @@ def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
     return Path(data).expanduser() / "recipe-builder" / "calibration"
 
 
+def stamp() -> str:
+    """What tells the calibration of this machine apart from what it was and will be.
+
+    Changes with its file, and with the day, by which runs expire. Empty where there is none.
+    """
+    place = default_path()
+    if place is None:
+        return ""
+    try:
+        status = _file(place).stat()
+    except OSError:
+        return ""
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{_file(place)}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}:{today}"
+
+
+def calibration() -> Corrections | None:
+    """What the calibration of this machine teaches, learned once for each state of its file.
+
+    Raises:
+        InputError: for a file that is damaged.
+    """
+    return _calibration(state) if (state := stamp()) else None
+
+
+@lru_cache(maxsize=2)
+def _calibration(_state: str) -> Corrections | None:
+    overlay = Overlay.open()
+    return overlay.corrections() if overlay else None
+
+
 @dataclass(frozen=True, eq=False)
 class Overlay:
     """Measured runs at a path, as they were when it was opened; writers return a new one.
@@ -246,16 +278,24 @@ class Overlay:
         """The runs that count."""
         return tuple(entry.measured for entry in self.entries if entry.counts)
 
-    def corrections(self, *, folders: bool = True) -> Corrections | None:
-        """What the runs that count teach; None where none does.
+    @property
+    def stored(self) -> Stored:
+        """How many runs count, wait and have expired."""
+        states = Counter(entry.gate.state for entry in self.entries)
+        return Stored(states["accepted"], states["held"], states["expired"])
+
+    def corrections(
+        self, more: Sequence[Measured] = (), *, folders: bool = True
+    ) -> Corrections | None:
+        """What the runs that count, and ``more``, teach; None where none does.
 
         ``folders``: whether their models may be named by a path on this machine.
         """
-        runs = self.runs
+        runs = (*self.runs, *more)
         if not runs:
             return None
         with uncorrected():
-            return learn(runs, folders=folders)
+            return replace(learn(runs, folders=folders), stored=self.stored)
 
     def add(
         self, runs: Iterable[Incoming], *, now: datetime.datetime | None = None, dry: bool = False
@@ -314,11 +354,12 @@ class Overlay:
 
         return replace(self, additions=self._changed(without)), tuple(removed)
 
-    def clear(self) -> Overlay:
-        """Take everything back; also of a file that is damaged."""
-        with _locked(self.path):
-            _write(_file(self.path), ())
-        return replace(self, additions=())
+    @staticmethod
+    def cleared(path: Path) -> Overlay:
+        """The calibration at a path with everything taken back; also of a file that is damaged."""
+        with _locked(path):
+            _write(_file(path), ())
+        return Overlay.at(path)
 
     def _changed(self, change: Any) -> tuple[Addition, ...]:
         """The additions after a change of what the file holds now, which may be newer."""

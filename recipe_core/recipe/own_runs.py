@@ -16,12 +16,16 @@ from recipe_core.calibration.own_runs import Measured, learn, of_runs
 from recipe_core.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay, calibration
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.schema import LOADS
 from recipe_core.space.corrections import Corrections
 
 MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
-"""Own runs: what they taught already; a file, or several; or rows of a table."""
+"""Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``."""
+
+NONE = "none"
+"""The source that says: not even the calibration of this machine."""
 
 MEASUREMENT = Path("run") / "measurement.json"
 """Where a bundle keeps what it measured."""
@@ -36,20 +40,40 @@ _HINT = (
 
 
 def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
-    """What own runs teach; None without any.
+    """What own runs teach, with those in the calibration of this machine; None without any.
 
     Raises:
         InputError: for files that cannot be read, are of training, or are too many runs.
     """
-    if measured is None or isinstance(measured, Corrections):
+    if isinstance(measured, Corrections):
         return measured
-    sources = [measured] if isinstance(measured, str | Path) else list(measured)
-    if not sources:
+    sources = [measured] if isinstance(measured, str | Path) else list(measured or ())
+    named = [source for source in sources if str(source) != NONE]
+    if len(named) < len(sources):
+        if named:
+            raise InputError(
+                f"{NONE} goes with no other runs.",
+                field="measured",
+                hint=f"Switch the calibration off instead: {VARIABLE}= .",
+            )
         return None
+    if not sources:
+        return calibration()
     runs: list[Measured] = []
     for source in sources:
         runs += of_runs([source]) if isinstance(source, Run) else read_measured(Path(source))
-    return learn(runs, folders=folders)
+    stored = Overlay.open()
+    return stored.corrections(runs, folders=folders) if stored else learn(runs, folders=folders)
+
+
+def read_incoming(path: Path) -> list[Incoming]:
+    """The runs of a file, with where they come from, for a calibration.
+
+    Raises:
+        InputError: as ``read_measured``.
+    """
+    kind = "table" if path.suffix == ".csv" else "bundle"
+    return [Incoming(run, path.name, kind) for run in read_measured(path)]
 
 
 def read_measured(path: Path) -> list[Measured]:
@@ -180,6 +204,11 @@ def rows_of(values: Any, most: int) -> list[Run]:
 def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
     """How many own runs count, and why others do not, a line each."""
     lines = [f"calibrated by {corrections.title}"]
+    if stored := corrections.stored:
+        waiting = [f"{stored.held:,} held"] if stored.held else []
+        waiting += [f"{stored.expired:,} expired"] if stored.expired else []
+        rest = f" ({', '.join(waiting)}: recipe calibrate --list)" if waiting else ""
+        lines.append(f"of these in the calibration: {stored.used:,}{rest}")
     if left_out := corrections.left_out:
         lines.append(f"left out: {len(left_out):,}")
         lines += [f"  {run.name}: {run.reason}" for run in left_out[:shown]]

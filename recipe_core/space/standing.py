@@ -54,11 +54,17 @@ def by_default(source: Source) -> Iterator[None]:
         _standing.reset(token)
 
 
+def decided() -> bool:
+    """Whether a block says what holds by default, be it nothing."""
+    return _standing.get() is not None
+
+
+def _nothing() -> None:
+    return None
+
+
 @contextmanager
 def uncorrected() -> Iterator[None]:
     """Estimate by the formulas alone in this block, as where nothing was learned."""
-    token = _standing.set(None)
-    try:
+    with by_default(_nothing):
         yield
-    finally:
-        _standing.reset(token)
