@@ -5,11 +5,13 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.comparison import ComparedFigure, RunsCompared, compare_runs
+from recipe_core.calibration.learned import LearnedNumber
 from recipe_core.calibration.own_runs import of_runs
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.measured.serving_runs import published_runs
 from recipe_core.present import charts
 from recipe_core.present import measured_view as view
+from recipe_core.recipe.calibrate import Knowledge
 from recipe_core.recipe.overlay import Overlay
 
 MINE, PUBLISHED = "Mine", "Published"
@@ -145,6 +147,39 @@ def parts(rows: list[ComparedFigure]) -> None:
     )
 
 
+@lru_cache(maxsize=4)
+def learned(ids: tuple[str, ...]) -> tuple[LearnedNumber, ...]:
+    """The numbers that the calibration of these runs has learned."""
+    overlay = Overlay.open()
+    return Knowledge(overlay).numbers if overlay and ids else ()
+
+
+def numbers(ids: tuple[str, ...]) -> None:
+    """What calibration changed: each factor with its scope and credibility."""
+    frame = view.numbers_frame(learned(ids))
+    if frame.empty:
+        return
+    st.header("What was learned", anchor=False)
+    st.dataframe(
+        frame,
+        hide_index=True,
+        height="content" if len(frame) < 11 else 390,
+        column_config={
+            "time": st.column_config.TextColumn("Time of"),
+            "scope": st.column_config.TextColumn("Scope", width="large"),
+            "factor": st.column_config.NumberColumn(
+                "×", format="%.3g", help="On the times of the formulas; factors multiply"
+            ),
+            "band": st.column_config.TextColumn("80 %"),
+            "weight": st.column_config.NumberColumn(
+                "Credibility", format="%.0f%%", help="How far the runs settle the factor"
+            ),
+            "runs": st.column_config.NumberColumn("Runs"),
+        },
+        alt=f"{len(frame)} factors that the calibration learned",
+    )
+
+
 def kept(overlay: Overlay) -> None:
     """Every run that the calibration keeps, and whether it counts."""
     st.header("Runs", anchor=False)
@@ -187,6 +222,7 @@ try:
     for name, reason in list(compared.left_out.items())[: view.LEFT_OUT_SHOWN]:
         st.caption(common.escape(f"Not predicted: {name}: {reason}"))
     if overlay is not None and overlay.entries and whose == MINE:
+        numbers(tuple(entry.id for entry in overlay.entries if entry.counts))
         kept(overlay)
 except RecipeError as error:
     st.error(common.escape(error), icon=":material/error:")

@@ -58,7 +58,17 @@ SHOTS = {
     ),
 }
 """Path, query, and the view or example that is opened."""
-DARK = ("model", "hardware", "objective", "compare", "recipe", "training", "size", "measured", "check")
+DARK = (
+    "model",
+    "hardware",
+    "objective",
+    "compare",
+    "recipe",
+    "training",
+    "size",
+    "measured",
+    "check",
+)
 NARROW = ("model", "objective", "compare", "size", "check")
 WIDE_PX, NARROW_PX = 1440, 390
 

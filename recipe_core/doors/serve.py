@@ -39,7 +39,7 @@ PAGES = (
     "present.snippets",
     "present.views",
     "recipe.other_engines",
-    "recipe.overlay",
+    "recipe.calibrate",
     "request.open_hardware",
     "recipe.parameters",
     "search.plans",

@@ -11,6 +11,8 @@ import pandas as pd
 
 from recipe_core.base.units import significant
 from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
+from recipe_core.calibration.learned import LearnedNumber
+from recipe_core.present.calibration_text import SCALES
 from recipe_core.recipe.overlay import Entry, Overlay
 from recipe_core.space.corrections import version_of
 
@@ -123,6 +125,23 @@ def _run_row(entry: Entry) -> Mapping[str, Any]:
         "expires": entry.expires,
         "source": entry.source,
     }
+
+
+def numbers_frame(numbers: Sequence[LearnedNumber]) -> pd.DataFrame:
+    """What was learned, the most credible first."""
+    return pd.DataFrame(
+        [
+            {
+                "time": SCALES[one.scale][0].upper() + SCALES[one.scale][1:],
+                "scope": f"{one.scope}: {', '.join(one.of)}",
+                "factor": one.factor,
+                "band": f"{one.low:.3g} to {one.high:.3g}",
+                "weight": one.weight * 100,
+                "runs": len(one.runs),
+            }
+            for one in sorted(numbers, key=lambda one: -one.weight)
+        ]
+    )
 
 
 def verdict(overlay: Overlay, compared: RunsCompared) -> str:

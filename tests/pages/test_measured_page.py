@@ -38,6 +38,9 @@ def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
     assert figure(app, "measured-scatter") != before
     app.get_by_key("measured-group").set_value("Model").run()
     assert not app.exception
+    factors = app.dataframe[-2].value
+    assert set(factors["time"]) <= {"Decode steps", "Prompts"}
+    assert factors["weight"].between(1, 100).all()
     assert set(app.dataframe[-1].value["run"]) == {e.id for e in calibration.entries}
 
 
