@@ -81,7 +81,8 @@ class Answers:
         request, own = self._with_own_runs(body)
         matching, row = plan_candidate(request, folders=self.folders, corrections=own)
         added: Json = {"price": price_view(matching.setting(row).cluster)}
-        added |= {} if own is None else {"own_runs": own.to_json()}
+        used = matching.problem.corrections
+        added |= {} if used is None else {"own_runs": used.to_json()}
         answer = matching.detailed(row).to_json()
         return _clean({"candidate": matching.candidate(row), **answer, **added})
 

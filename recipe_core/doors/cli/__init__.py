@@ -15,6 +15,7 @@ from recipe_core.doors.cli import (
     recipes,
     launching,
     measuring,
+    calibrating,
 )
 
 # isort: on
@@ -22,6 +23,7 @@ from recipe_core.doors.cli.app import app, main
 
 __all__ = [
     "app",
+    "calibrating",
     "catalog",
     "checking",
     "launching",
