@@ -224,6 +224,7 @@ def _files(recipe: Recipe, paths: Iterable[str]) -> str:
     return f"""## Files
 
 `recipe.yaml` the decision and its request; `expected.json` the estimate; `launch.json` what to
-start; `launcher/` the program that starts it (standard library only); {trainer}`targets/` and
-`monitoring/` files for other targets; `sbom.json` what a start downloads; `MANIFEST.json` digests
-of all files; `run/` logs and measurements of your runs."""
+start; `fallbacks/` what to start where that cannot run; `launcher/` the program that starts it
+(standard library only); {trainer}`targets/` and `monitoring/` files for other targets;
+`sbom.json` what a start downloads; `MANIFEST.json` digests of all files; `run/` logs and
+measurements of your runs."""

@@ -7,12 +7,13 @@ from contextlib import ExitStack, suppress
 
 from . import report, runs, state, supervisor
 from .bench import Options, measure
+from .choices import Attempts
 from .errors import InputError, LauncherError, StartError
 from .output import print_json
-from .plan import LaunchPlan, load_plan
+from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
-from .running import passed_preflight, recorded, require_files, running, stop_started
+from .running import as_started, passed_preflight, recorded, require_files, running, stop_started
 from .state import State
 from .supervisor import Progress
 
@@ -58,8 +59,9 @@ def _ensure_up(
     with state.exclusive(plan.own):
         current = running(plan)
         if current is None:
-            return plan, _start(request, plan, progress)[0], False
-        plan = _as_started(plan, current)
+            plan, current, _ = _start(request, plan, progress)
+            return plan, current, False
+        plan = as_started(plan, current)
         if not current.ready:  # its launcher was killed while it waited
             supervisor.wait_healthy(
                 plan,
@@ -85,6 +87,7 @@ def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) 
     data = {
         "state": "up",
         "already": already,
+        "choice": plan.choice,
         "api": f"{plan.address(plan.entrances[0].port)}{plan.api.path}" if plan.entrances else None,
         "model": plan.api.model,
         "servers": servers,
@@ -110,10 +113,10 @@ def run_bench(request: Request) -> int:
         current = running(plan)
         if current is None:
             stack.callback(stop_started, plan, progress)
-            current, checked = _start(request, plan, progress)
+            plan, current, checked = _start(request, plan, progress)
         else:
             stack.close()  # others may stop what they started
-            plan = _as_started(plan, current)
+            plan = as_started(plan, current)
             checked = preflight(plan, own_ports=current.ports)
             require_files(checked)
         measurement = measure(plan, checked, options, progress)
@@ -129,7 +132,7 @@ def run_status(request: Request) -> int:
     if current is None:
         print_json({"state": "down", "servers": []})
         return 1
-    plan = _as_started(plan, current)
+    plan = as_started(plan, current)
     answering = {process.name for process in plan.answering}
     servers = [
         {
@@ -150,7 +153,12 @@ def run_status(request: Request) -> int:
     word = "degraded" if unrecorded or any(server["alive"] for server in servers) else "down"
     if healthy:
         word = "up"
-    answer = {"state": word, "model": current.model, "servers": servers}
+    answer = {
+        "state": word,
+        "model": current.model,
+        "choice": current.choice,
+        "servers": servers,
+    }
     print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}))
     return 0 if healthy else 1
 
@@ -177,31 +185,31 @@ def _own_ports(plan: LaunchPlan) -> frozenset[int]:
     return current.ports if current else frozenset()
 
 
-def _as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
-    """The plan with the parameters the running servers were started with."""
-    head = plan.parameters.head
-    return load_plan(
-        plan.root,
-        model=current.model,
-        host=current.host,
-        port=current.port,
-        node=plan.node,
-        head=head,
-    )
+def _start(
+    request: Request, plan: LaunchPlan, progress: Progress
+) -> tuple[LaunchPlan, State, Preflight]:
+    """Preflight, then start; a half-dead deployment is stopped first.
 
-
-def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
-    """Preflight, then start; a half-dead deployment is stopped first."""
+    Where the machine holds less than planned, or a start fails for want of it, the next fallback
+    is taken, unless the request is strict or names its choice.
+    """
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
-    result = passed_preflight(plan, progress)
+    fixed = request.strict or request.choice is not None
+    attempts = Attempts(plan, progress, strict=fixed)
     began = time.monotonic()
-    current = supervisor.start(
-        plan, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress
-    )
-    progress.say(f"ready after {time.monotonic() - began:.1f} s")
-    return current, result
+    for choice in attempts:
+        with attempts.trying(choice):
+            result = passed_preflight(choice.plan, progress)
+            current = supervisor.start(
+                choice.plan,
+                timeout_s=request.timeout or choice.plan.startup_timeout_s,
+                progress=progress,
+            )
+            progress.say(f"ready after {time.monotonic() - began:.1f} s")
+            return choice.plan, current, result
+    raise attempts.failure
 
 
 def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:

@@ -129,6 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in ("up", "bench"):
         subs[name].add_argument(
+            "--strict",
+            action="store_true",
+            help="start what the recipe decided or nothing: take no fallback",
+        )
+        subs[name].add_argument(
+            "--choice", metavar="NAME", help="start this fallback (launch.json lists them)"
+        )
+        subs[name].add_argument(
             "--timeout",
             type=_positive(float),
             metavar="S",

@@ -10,7 +10,7 @@ from typing import Any
 from .errors import InputError, LauncherError
 from .files import write_json
 from .output import complain, print_json
-from .plan import LaunchPlan, load_plan, unknown_nodes
+from .plan import FIRST, LaunchPlan, load_plan, unknown_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Request:
     data: str | None = None
     steps: int | None = None
     checkpoint: bool = False
+    strict: bool = False
+    choice: str | None = None
 
     def plan(self, *, starts: bool = False) -> LaunchPlan:
         """The bundle's plan with this command line's parameters.
@@ -41,6 +43,7 @@ class Request:
         """
         plan = load_plan(
             self.root,
+            choice=self.choice or FIRST,
             model=self.model,
             host=self.host,
             port=self.port,

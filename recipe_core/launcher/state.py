@@ -14,6 +14,7 @@ from . import procs
 from .errors import InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
+from .plan import FIRST
 
 _NAME = "state.json"
 
@@ -43,8 +44,8 @@ class Server:
 class State:
     """The running servers and their parameters; ``boot`` guards against an earlier boot.
 
-    It is written with its mark before the first start, so that a launcher that is killed in between
-    leaves nothing that the mark does not find.
+    ``choice``: which of the bundle's choices runs. It is written with its mark before the first
+    start, so that a launcher that is killed in between leaves nothing that the mark does not find.
     """
 
     mark: str
@@ -54,6 +55,7 @@ class State:
     port: int
     ready: bool
     servers: tuple[Server, ...]
+    choice: str = FIRST
 
     @property
     def alive(self) -> bool:
@@ -115,6 +117,7 @@ def load(run: Path) -> State | None:
             fields.integer("port", low=1),
             fields.data.get("ready") is True,
             servers,
+            fields.optional_text("choice") or FIRST,
         )
     except InputError as error:
         raise LauncherError(

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import procs, state
 from .engine import command
-from .errors import LauncherError, StartError, file_error
+from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
 from .interrupts import uninterrupted
 from .output import complain
@@ -53,6 +53,7 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
         parameters.port,
         False,
         (),
+        plan.choice,
     )
     try:
         # Before the first start: whenever this launcher is killed, `down` finds all by the mark.
@@ -185,9 +186,9 @@ def _died(server: Server, event: str) -> StartError:
     )
 
 
-def _late(server: Server, timeout_s: float) -> StartError:
+def _late(server: Server, timeout_s: float) -> LateError:
     hint = f"Allow more with --timeout, or read {server.log}, whose end follows."
-    return StartError(
+    return LateError(
         f"{server.name} was not ready after {timeout_s:.0f} s.",
         hint=hint,
         detail=tail(Path(server.log)),
