@@ -11,6 +11,7 @@ from typing import Any
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
+from .supervision import Supervision, read_supervision
 from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
@@ -71,7 +72,10 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start, without placeholders; ``devices`` count within its node."""
+    """One process to start, without placeholders; ``devices`` count within its node.
+
+    Processes of one ``group`` start and stop together: a replica, a pool, a router.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -80,6 +84,7 @@ class Process:
     devices: tuple[int, ...]
     node: int = 0
     role: str = "server"
+    group: int = 0
 
     @property
     def answers(self) -> bool:
@@ -147,6 +152,7 @@ class LaunchPlan:
     variants: tuple[Variant, ...] = ()
     choice: str = FIRST
     fallbacks: tuple[Listed, ...] = ()
+    supervision: Supervision = Supervision()
 
     @property
     def folder(self) -> Path:
@@ -241,6 +247,7 @@ def load_plan(
         variants=read_variants(fields),
         choice=choice,
         fallbacks=_listed(fields),
+        supervision=read_supervision(fields),
     )
 
 
@@ -459,6 +466,7 @@ def _process(fields: Fields, fill: Filler) -> Process:
         devices=fields.integers("devices"),
         node=fields.optional_integer("node") or 0,
         role=fields.optional_text("role") or "server",
+        group=fields.optional_integer("group") or 0,
     )
 
 

@@ -41,10 +41,25 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeper:
+    """The process that supervises the servers; its metrics are on a port of the loopback."""
+
+    pid: int
+    started: int
+    metrics_port: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True while this very process runs."""
+        return procs.alive(self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The running servers and their parameters; ``boot`` guards against an earlier boot.
 
-    ``choice``: which of the bundle's choices runs. It is written with its mark before the first
+    ``choice``: which of the bundle's choices runs. ``restarts`` of groups since the first start,
+    ``parked``: groups that failed and wait while others serve. It is written with its mark before the first
     start, so that a launcher that is killed in between leaves nothing that the mark does not find.
     """
 
@@ -56,6 +71,9 @@ class State:
     ready: bool
     servers: tuple[Server, ...]
     choice: str = FIRST
+    keeper: Keeper | None = None
+    restarts: int = 0
+    parked: tuple[int, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -118,12 +136,26 @@ def load(run: Path) -> State | None:
             fields.data.get("ready") is True,
             servers,
             fields.optional_text("choice") or FIRST,
+            keeper=_keeper(fields),
+            restarts=fields.optional_integer("restarts") or 0,
+            parked=fields.integers("parked"),
         )
     except InputError as error:
         raise LauncherError(
             f"{path} is damaged: {error.message}",
             hint=f"Stop its processes by hand, then remove {path}.",
         ) from None
+
+
+def _keeper(fields: Fields) -> Keeper | None:
+    if fields.data.get("keeper") is None:
+        return None
+    keeper = fields.child("keeper")
+    return Keeper(
+        keeper.integer("pid", low=2),
+        keeper.integer("started"),
+        keeper.optional_integer("metrics_port", low=1),
+    )
 
 
 def _server(fields: Fields) -> Server:
