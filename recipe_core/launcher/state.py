@@ -59,8 +59,9 @@ class State:
     """The running servers and their parameters; ``boot`` guards against an earlier boot.
 
     ``choice``: which of the bundle's choices runs. ``restarts`` of groups since the first start,
-    ``parked``: groups that failed and wait while others serve. It is written with its mark before the first
-    start, so that a launcher that is killed in between leaves nothing that the mark does not find.
+    ``parked``: groups that failed and wait while others serve. It is written with its mark before
+    the first start, so that a launcher that is killed in between leaves nothing that the mark does
+    not find.
     """
 
     mark: str
