@@ -46,7 +46,6 @@ class Seen:
     growth: int = 0
     usual_s: float | None = None
     complete: bool = False
-    checkpoint: int = 0
 
 
 @dataclass(frozen=True, slots=True)

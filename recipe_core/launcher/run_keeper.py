@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 from . import events, keeping, notify, procs, run_status, state, supervisor
@@ -40,6 +39,7 @@ from .run_look import Observer, log_of, names_a_cause
 from .running import passed_preflight
 from .state import State
 from .steps import metrics_file
+from .supervision import Supervision
 from .supervisor import Progress
 
 STOP = "stop"
@@ -55,29 +55,31 @@ _QUIET = Progress(quiet=True)
 
 
 class LeaveError(Exception):
-    """This keeper has no business any more: the run was ended, or another keeper is wanted."""
+    """The keeper has no business any more: the run was ended, or another keeper is wanted."""
 
 
 class Keeper:
     """Keeps one run; ``fixed``: no other choice is taken than the one that runs.
 
-    ``follow``: tell every step as it completes.
+    ``shown``: every step after this one is told as it completes; None for none.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
         current: State,
+        limits: Supervision,
         progress: Progress,
         *,
         fixed: bool,
-        follow: bool = False,
+        shown: int | None = None,
     ) -> None:
         self.plan, self.current, self.progress = plan, current, progress
-        self.fixed, self.limits, self.me = fixed, plan.supervision, keeping.me()
-        self.observer = Observer(plan, progress, follow=follow)
-        self.observer.started(current, self.observer.shown)
-        self.track = started(time.monotonic(), run_status.last_step(plan))
+        self.fixed, self.limits, self.me = fixed, limits, keeping.me()
+        self.observer = Observer(plan, progress, shown)
+        step = run_status.last_step(plan) if shown is None else shown
+        self.observer.started(plan, current, step)
+        self.track = started(time.monotonic(), step)
         self.barred: set[str] = set()
         self.leaving = False
         self.looked_at = time.monotonic()
@@ -92,7 +94,7 @@ class Keeper:
         """
         ended = "left"
         try:
-            with self._signals():
+            with keeping.only_keeper(self.plan.own), self._signals():
                 self._note()
                 while True:
                     self._still_ours()
@@ -187,7 +189,7 @@ class Keeper:
             return Action.END
         cause = self.observer.diagnosis(self.plan, self.current, proven=self.track.proven)
         self._tell(trouble, cause)
-        checkpoint = self._checkpoint()
+        checkpoint = run_status.checkpoint_step(self.plan)
         with self._alone():
             if trouble.kind is Kind.HUNG:  # what is only stopped can end by itself
                 family = procs.family(self.current.identities, self.current.mark)
@@ -214,10 +216,6 @@ class Keeper:
         about = {"cause": cause.cause, "lines": list(cause.lines), "choice": self.plan.choice}
         events.append(self.plan.own, kind, reason=trouble.reason, step=self.track.step, **about)
         self.progress.say(f"{kind} after step {self.track.step}: {trouble.reason} ({cause.title})")
-
-    def _checkpoint(self) -> int:
-        checkpoint = run_status.newest_checkpoint(self.plan)
-        return checkpoint[0] if checkpoint else 0
 
     def _stop_run(self) -> None:
         """End what is left of the run; the state says that a keeper will start it again."""
@@ -268,7 +266,7 @@ class Keeper:
                     trouble,
                     time.monotonic(),
                     self.limits,
-                    checkpoint=self._checkpoint(),
+                    checkpoint=run_status.checkpoint_step(self.plan),
                     misfit=misfit is not None,
                 )
                 if misfit is None and error.check not in _PASSING:
@@ -289,7 +287,8 @@ class Keeper:
             run_status.clear_end(self.plan)
             (self.plan.run / STOP).unlink(missing_ok=True)
             passed_preflight(self.plan, _QUIET)
-            timeout_s = self.plan.startup_timeout_s
+            timeout_s, step = self.plan.startup_timeout_s, run_status.checkpoint_step(self.plan)
+            self.observer.started(self.plan, self.current, step)
             try:
                 fresh = supervisor.start(self.plan, timeout_s=timeout_s, progress=self.progress)
             except StartError:
@@ -298,15 +297,13 @@ class Keeper:
             restarts = self.current.restarts + 1
             self.current = replace(fresh, keeper=self.me, restarts=restarts)
             state.save(self.plan.own, self.current)
-        step = self._checkpoint()
         self.track = started(time.monotonic(), step, self.track)
-        self.observer.started(self.current, step)
         size = run_status.world_size(self.plan)
         about = {"count": restarts, "choice": self.plan.choice, "world_size": size}
         events.append(self.plan.own, "restart", cause=cause, step=step, **about)
 
     def _next(self, *, lost: bool) -> bool:
-        """Take the next choice; False where there is none. One that only lost devices may return."""
+        """Take the next choice, if there is one; what only lost its devices may be taken again."""
         if self.fixed:
             return False
         if not lost:
@@ -337,10 +334,11 @@ class Keeper:
             choice = self._due_look()
             if choice is None:
                 return False
-            self.found_at_step = self._checkpoint()
+            self.found_at_step = run_status.checkpoint_step(self.plan)
             events.append(self.plan.own, "device_found", choice=choice.name)
             self.progress.say(f"{choice.name} fits again; back to it at the next checkpoint")
-        return metrics_file(self.plan) is not None or self._checkpoint() > self.found_at_step
+        newer = run_status.checkpoint_step(self.plan) > self.found_at_step
+        return newer or metrics_file(self.plan) is not None
 
     def _due_look(self) -> Choice | None:
         """An earlier choice that fits again, looked for once in a while."""
@@ -388,21 +386,16 @@ class Keeper:
         about = {"cause": cause.cause, "title": cause.title, "fix": cause.fix}
         if end is not None:
             about = {"cause": "refused", "title": "the trainer refuses to go on", "fix": reason}
-        lines, step = list(cause.lines), self.track.step
-        restarts = self.current.restarts
-        events.append(
-            self.plan.own, "gave_up", reason=reason, lines=lines, step=step, restarts=restarts, **about
-        )
-        log = log_of(self.plan, self.current)
+        state_of = {"step": self.track.step, "restarts": self.current.restarts}
+        lines, log = list(cause.lines), log_of(self.plan, self.current)
+        events.append(self.plan.own, "gave_up", reason=reason, lines=lines, **state_of, **about)
         with suppress(LeaveError), self._alone():
             supervisor.stop(self.plan.own, self.current, progress=_QUIET)
         if end is not None:
             return StartError(f"{name} ended before its last step: {reason}")
-        return StartError(
-            f"{name} ended before its last step: {reason}; it is not started again.",
-            hint=f"{cause.title[:1].upper()}{cause.title[1:]}. {cause.fix} The end of {log} follows.",
-            detail=tail(Path(log)),
-        )
+        hint = f"Diagnosis: {cause.title}. {cause.fix} The end of {log} follows."
+        message = f"{name} ended before its last step: {reason}; it is not started again."
+        return StartError(message, hint=hint, detail=tail(log))
 
 
 def devices_there(plan: LaunchPlan, machine: Machine) -> bool:
@@ -413,5 +406,5 @@ def devices_there(plan: LaunchPlan, machine: Machine) -> bool:
 
 def of_check(error: PreflightError) -> Diagnosis:
     """A check that failed before a start, as a diagnosis."""
-    passing = error.check in _PASSING
-    return Diagnosis(f"preflight-{error.check}", error.message, (), error.hint or "", passing, False)
+    name, fix = f"preflight-{error.check}", error.hint or ""
+    return Diagnosis(name, error.message, (), fix, error.check in _PASSING, device=False)

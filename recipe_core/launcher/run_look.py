@@ -23,19 +23,21 @@ _GENERIC = frozenset({"unknown", "exception", "worker-died"})
 
 
 class Observer:
-    """Looks at one run, whatever it is started with; ``follow``: tell every step."""
+    """Looks at one run, whatever it is started with; tells every step after ``shown``, if any."""
 
-    def __init__(self, plan: LaunchPlan, progress: Progress, *, follow: bool) -> None:
-        self.progress, self.follow = progress, follow
-        self.shown = run_status.last_step(plan)
-        self.rollbacks = len(run_status.read_rollbacks(plan))
+    def __init__(self, plan: LaunchPlan, progress: Progress, shown: int | None) -> None:
+        self.progress, self.shown = progress, shown
+        known = [event for event in events.read(plan.own) if event["event"] == "rollback"]
+        self.rollbacks = {event.get("recorded") for event in known}
         self.counts: dict[str, int] = {}
-        self.kills = 0
+        self.kills = self.written = self.base = 0
 
-    def started(self, current: State, step: int) -> None:
-        """The run was started again, and repeats what is after ``step``."""
+    def started(self, plan: LaunchPlan, current: State, step: int) -> None:
+        """The run was started, and goes on after ``step``."""
+        self.written, self.base = run_status.record_written(plan), step
         self.counts, self.kills = observe.oom_kills(current.servers), 0
-        self.shown = min(self.shown, step)
+        if self.shown is not None:
+            self.shown = min(self.shown, step)
 
     def look(self, plan: LaunchPlan, current: State) -> Seen:
         """What the run shows now; steps and rollbacks are told on the way."""
@@ -43,22 +45,23 @@ class Observer:
         self._tell_steps(plan)
         self._tell_rollbacks(plan)
         self._count_kills(current)
-        checkpoint, end = run_status.newest_checkpoint(plan), run_status.read_end(plan)
+        end, step = run_status.read_end(plan), run_status.last_step(plan)
+        if run_status.record_written(plan) == self.written:
+            step = min(step, self.base)  # of an earlier start
         model = (plan.run / "model").is_dir()
         return Seen(
             alive=alive,
             code=exit_code(current),
             end_code=end.code if end else None,
             out_of_memory=self.kills > 0,
-            step=run_status.last_step(plan),
+            step=step,
             growth=run_status.growth(plan),
             usual_s=run_status.usual_step_s(plan),
             complete=model and run_status.finished(plan),
-            checkpoint=checkpoint[0] if checkpoint else 0,
         )
 
     def _tell_steps(self, plan: LaunchPlan) -> None:
-        if not self.follow:
+        if self.shown is None or run_status.record_written(plan) == self.written:
             return
         for step in read_steps(metrics_file(plan)):
             if step.number > self.shown:
@@ -67,13 +70,15 @@ class Observer:
 
     def _tell_rollbacks(self, plan: LaunchPlan) -> None:
         """Note new ones, also those that torchrun answered with a restart of its own."""
-        recorded = run_status.read_rollbacks(plan)
-        for one in recorded[self.rollbacks :]:
-            names = ("kind", "first", "last", "loss", "usual", "checkpoint", "skipped")
-            events.append(plan.own, "rollback", **{name: one.get(name) for name in names})
+        names = ("kind", "first", "last", "loss", "usual", "checkpoint", "skipped")
+        for one in run_status.read_rollbacks(plan):
+            if one.get("time") in self.rollbacks:
+                continue
+            self.rollbacks.add(one.get("time"))
+            fields = {name: one.get(name) for name in names}
+            events.append(plan.own, "rollback", recorded=one.get("time"), **fields)
             places = f"at step {one.get('first')}: back to step {one.get('checkpoint')}"
             self.progress.say(f"the loss broke {places}")
-        self.rollbacks = len(recorded)
 
     def _count_kills(self, current: State) -> None:
         before, self.counts = self.counts, observe.oom_kills(current.servers)
@@ -105,4 +110,3 @@ def log_of(plan: LaunchPlan, current: State) -> Path:
     """The log of the run here."""
     names = [server.log for server in current.servers]
     return Path(names[0]) if names else plan.own / f"{plan.processes[0].name}.log"
-

@@ -38,6 +38,24 @@ def last_step(plan: LaunchPlan) -> int:
     return steps[-1].number if steps else 0
 
 
+def record_written(plan: LaunchPlan) -> int:
+    """When the record was last written, in nanoseconds; 0 without one.
+
+    A start that resumes first drops the steps that it repeats: until then the newest are old ones.
+    """
+    path = metrics_file(plan)
+    try:
+        return path.stat().st_mtime_ns if path else 0
+    except OSError:
+        return 0
+
+
+def checkpoint_step(plan: LaunchPlan) -> int:
+    """The step of the newest checkpoint that was written to its end; 0 without one."""
+    checkpoint = newest_checkpoint(plan)
+    return checkpoint[0] if checkpoint else 0
+
+
 def finished(plan: LaunchPlan) -> bool:
     """Whether the last planned step is done."""
     steps = planned_steps(plan)
