@@ -37,12 +37,9 @@ def withdraw(plan: LaunchPlan, group: int) -> tuple[Withdrawn, ...]:
     Empty where no router has an interface for it, or none knows the servers.
     """
     servers = [process for process in plan.answering if process.group == group]
-    taken: list[Withdrawn] = []
-    for router in _routers(plan):
-        for server in servers:
-            if server.role != "router" and (one := _withdrawn(plan, router, server)):
-                taken.append(one)
-    return tuple(taken)
+    pairs = [(r, s) for r in _routers(plan) for s in servers if s.role != "router"]
+    taken = [_withdrawn(plan, router, server) for router, server in pairs]
+    return tuple(worker for worker in taken if worker is not None)
 
 
 def admit(plan: LaunchPlan, withdrawn: Iterable[Withdrawn]) -> bool:

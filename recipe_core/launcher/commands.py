@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
-from . import report, runs, state, supervisor
+from . import events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure
 from .choices import Attempts
-from .errors import InputError, LauncherError, StartError
+from .errors import InputError
 from .output import print_json
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
@@ -35,11 +36,15 @@ def run_up(request: Request) -> int:
     try:
         plan, current, already = _ensure_up(request, plan, progress)
         if not request.foreground:
+            if not (request.no_keep or keep.is_kept(current)):
+                current = _keep_in_background(request, plan, progress)
+                plan = as_started(plan, current)
             _show_up(request, plan, current, already)
             return 0
+        keeping.dismiss(current.keeper)
         with suppress(OSError):  # nobody reads it any more; the servers stay all the same
             _show_up(request, plan, current, already)
-        return _stay(plan, current, progress)
+        return keep.stay(request, plan, current, progress)
     except KeyboardInterrupt:
         started = state.load(plan.own)
         if started is None:
@@ -56,9 +61,17 @@ def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
     """The plan as it runs, its state, and whether it was running before."""
+    current = state.load(plan.own)
+    if keep.is_kept(current):
+        timeout_s = request.timeout or plan.startup_timeout_s
+        current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
+        return as_started(plan, current), current, True
     with state.exclusive(plan.own):
         current = running(plan)
         if current is None:
+            orphaned = state.load(plan.own)
+            if orphaned is not None and keep.left_alone(orphaned) and not request.no_keep:
+                return as_started(plan, orphaned), orphaned, True
             plan, current, _ = _start(request, plan, progress)
             return plan, current, False
         plan = as_started(plan, current)
@@ -69,7 +82,16 @@ def _ensure_up(
                 timeout_s=request.timeout or plan.startup_timeout_s,
                 progress=progress,
             )
+            current = replace(current, ready=True)
+            state.save(plan.own, current)
         return plan, current, True
+
+
+def _keep_in_background(request: Request, plan: LaunchPlan, progress: Progress) -> State:
+    """Leave a keeper, which first brings back what of the servers is missing."""
+    keep.leave_keeper(request, plan)
+    timeout_s = request.timeout or plan.startup_timeout_s
+    return keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
 
 
 def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
@@ -109,6 +131,8 @@ def run_bench(request: Request) -> int:
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
+        if keep.is_kept(state.load(plan.own)):  # what fails just now is the keeper's to restart
+            keep.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
         stack.enter_context(state.exclusive(plan.own))
         current = running(plan)
         if current is None:
@@ -130,7 +154,7 @@ def run_status(request: Request) -> int:
         return runs.status(plan)
     current = state.load(plan.own)
     if current is None:
-        print_json({"state": "down", "servers": []})
+        print_json({"state": "down", "servers": []} | keeping.described(plan, None))
         return 1
     plan = as_started(plan, current)
     answering = {process.name for process in plan.answering}
@@ -158,6 +182,7 @@ def run_status(request: Request) -> int:
         "model": current.model,
         "choice": current.choice,
         "servers": servers,
+        **keeping.described(plan, current),
     }
     print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}))
     return 0 if healthy else 1
@@ -168,11 +193,17 @@ def run_down(request: Request) -> int:
     plan = request.plan()
     if plan.kind == "training":
         return runs.down(request, plan)
+    progress, stopped = Progress(request.as_json), list[str]()
+    current = state.load(plan.own)
+    if current is not None and current.here:
+        if request.drain is not None:
+            stopped = keep.drain(request, plan, current, progress)
+        keeping.dismiss(current.keeper)  # it may hold the lock while it restarts something
     with state.exclusive(plan.own):
         current = state.load(plan.own)
-        stopped: list[str] = []
         if current:
-            stopped = supervisor.stop(plan.own, current, progress=Progress(request.as_json))
+            events.append(plan.own, "stop")
+            stopped += supervisor.stop(plan.own, current, progress=progress)
     request.show(
         {"state": "down", "stopped": stopped},
         lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running",
@@ -200,6 +231,7 @@ def _start(
     attempts = Attempts(plan, progress, strict=fixed)
     began = time.monotonic()
     for choice in attempts:
+        events.append(plan.own, "start", choice=choice.name)
         with attempts.trying(choice):
             result = passed_preflight(choice.plan, progress)
             current = supervisor.start(
@@ -207,21 +239,8 @@ def _start(
                 timeout_s=request.timeout or choice.plan.startup_timeout_s,
                 progress=progress,
             )
-            progress.say(f"ready after {time.monotonic() - began:.1f} s")
+            spent = time.monotonic() - began
+            events.append(plan.own, "ready", choice=choice.name, after_s=round(spent, 3))
+            progress.say(f"ready after {spent:.1f} s")
             return choice.plan, current, result
     raise attempts.failure
-
-
-def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:
-    """Watch until a server dies (1), or another launcher's `down` stops it (0)."""
-    try:
-        supervisor.watch(current)
-    except StartError as error:
-        try:
-            with state.exclusive(plan.own):
-                if state.load(plan.own) is None:
-                    return 0
-                supervisor.stop(plan.own, current, progress=progress)
-        except LauncherError:  # the other launcher is at it right now
-            return 0
-        raise error

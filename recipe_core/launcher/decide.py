@@ -48,14 +48,15 @@ class Seen:
 
     ``ended``: names of processes that do not run, ``codes`` their exit codes where known (below 0
     the signal). ``out_of_memory``: the kernel killed for want of memory since the last look.
-    ``answers``: every process with an address answered its health path. Figures are None where the
+    ``answers``: every process with an address answered its health path; None where none was asked
+    this time. Figures are None where the
     engine publishes none.
     """
 
     ended: tuple[str, ...] = ()
     codes: tuple[int | None, ...] = ()
     out_of_memory: bool = False
-    answers: bool = True
+    answers: bool | None = True
     tokens: float | None = None
     running: float | None = None
     waiting: float | None = None
@@ -68,12 +69,13 @@ class Target:
     """What the recipe expects of one group; None where it does not say.
 
     ``tpot_most_s``: the upper end of the band of times per token, at up to ``load_most`` requests
-    at once. ``first_token_s``: the time to first token.
+    at once. ``tpot_s`` and ``first_token_s``: time per token and to the first, as planned.
     """
 
     tpot_most_s: float | None = None
     load_most: float | None = None
     first_token_s: float | None = None
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,8 @@ def judge(
         return track, None
     if seen.ended:
         return track, _death(seen)
+    if seen.answers is None:
+        return track, None
     if track.phase is Phase.STARTING:
         if seen.answers:
             return serving(now, track), None

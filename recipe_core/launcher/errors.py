@@ -2,6 +2,7 @@
 
 LauncherError           base: message = what and the value, hint = the remedy (exit code 1)
 ├── InputError          a wrong command line, launch.json or parameter (exit code 2)
+├── BusyError           another command starts or stops the bundle right now
 ├── PreflightError      a check before the start failed
 ├── StartError          a server could not be started, or died
 │   └── LateError       it was not ready in time
@@ -60,6 +61,12 @@ class InputError(LauncherError):
 
     code = "input"
     exit_code = 2
+
+
+class BusyError(LauncherError):
+    """Another command, or the keeper, is starting or stopping the bundle right now."""
+
+    code = "busy"
 
 
 class PreflightError(LauncherError):

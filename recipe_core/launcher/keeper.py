@@ -36,7 +36,10 @@ from .supervisor import Progress
 
 _NAP_S = 0.1
 """How soon a signal is heeded between two looks."""
+_QUESTIONS = 15
+"""How often a server that serves is asked within the time that counts as a hang."""
 _LOG_LINES = 60
+_LOG_BYTES = 1 << 18
 _IDLE_LOOKS = 2
 """Looks in a row without requests after which a group counts as drained."""
 _BLIND_ROUTER_S = 10.0
@@ -91,7 +94,7 @@ class Keeper:
         self.chance = random.Random()  # noqa: S311 - spreads restarts, hides nothing
         self.tracks: dict[int, Track] = {}
         self._exporter: Exporter | None = None
-        self._exports_at, self._blind, self._complaint = 0.0, False, ""
+        self._asked_at, self._exports_at, self._blind, self._complaint = 0.0, 0.0, False, ""
         self._adopt()
 
     @property
@@ -134,9 +137,10 @@ class Keeper:
             finally:
                 notify.stopping()
                 events.append(self.own, "keeper_stop", reason=reason)
-                self._close()
+                self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the threads that look and answer."""
         if self._exporter is not None:
             self._exporter.close()
         self.machine.close()
@@ -148,11 +152,12 @@ class Keeper:
             return reason
         self._check_ours()
         self._export()
-        self.look = self.observer.look(self.plan, self.current.servers, self._active())
+        self.look = self._looked()
         self._count_tokens()
         try:
+            plan = self.plan
             for group in sorted(self.look.seen):
-                if group in self.look.seen and self.tracks[group].phase is not Phase.PARKED:
+                if self.plan is plan:  # else its choice was left: these groups are gone
                     self._judge(group, self.look.seen[group])
             for group, track in list(self.tracks.items()):
                 if decide.due(track, time.monotonic()):
@@ -171,6 +176,22 @@ class Keeper:
                 self.progress.say(str(error))
         self._tell()
         return ""
+
+    def _looked(self) -> Look:
+        """A look at every group; servers that serve are not asked at every look.
+
+        That a process has ended shows at once, and engines log every question.
+        """
+        now = time.monotonic()
+        serving = all(track.phase in (Phase.SERVING, Phase.PARKED) for track in self._all())
+        pause = max(self.limits.poll_s, self.limits.hang_s / _QUESTIONS)
+        asks = not serving or bool(self.rolling) or now - self._asked_at >= pause
+        if asks:
+            self._asked_at = now
+        look = self.observer.look(self.plan, self.current.servers, self._active(), asks=asks)
+        if not asks:
+            look.healthy, look.figures = self.look.healthy, self.look.figures
+        return look
 
     def _rest(self) -> None:
         """Until the next look is due, or a signal is to be heeded."""
@@ -253,7 +274,7 @@ class Keeper:
             if number == keeping.LEAVE:
                 return "dismissed"
             if number == keeping.READ:
-                self._roll_these(keeping.requested(self.own).get("restart"))
+                self.roll(keeping.requested(self.own).get("restart"))
             elif number == keeping.DRAIN:
                 seconds = keeping.requested(self.own).get("drain_s")
                 limit = seconds if isinstance(seconds, (int, float)) else self.limits.drain_s
@@ -319,7 +340,7 @@ class Keeper:
         diagnosis: Diagnosis,
         misfit: str | None,
     ) -> None:
-        if step is Step.LEAVE and cause == "slow" and self._next(misfit) is None:
+        if step is Step.LEAVE and cause == "slow" and not self._may_leave():
             self.progress.say("no other choice fits: slow is better than stopped")
             track, step = replace(track, told_slow=True), Step.KEEP
         if step is Step.KEEP:
@@ -346,7 +367,7 @@ class Keeper:
         """The cause, from the log of what ended first, or of the group's first process."""
         names = seen.ended or tuple(p.name for p in self.plan.processes if p.group == group)
         logs = {server.name: server.log for server in self.current.servers}
-        texts = [tail(Path(logs[name]), _LOG_LINES) for name in names if name in logs]
+        texts = [self._log(Path(logs[name])) for name in names if name in logs]
         code = next((code for code in seen.codes if code is not None), None)
         return diagnose(
             "\n".join(texts),
@@ -354,6 +375,13 @@ class Keeper:
             kernel="oom_kill 1" if trouble.kind is Kind.KILLED else "",
             ready=track.phase is not Phase.STARTING,
         )
+
+    def _log(self, path: Path) -> str:
+        """The end of a log, without the lines that the keeper's own questions left in it."""
+        own = (f"GET {self.plan.health} ", "GET /metrics ", "GET /prometheus/metrics ")
+        lines = tail(path, _LOG_BYTES, limit=_LOG_BYTES).splitlines()
+        others = [line for line in lines if not any(words in line for words in own)]
+        return "\n".join(others[-_LOG_LINES:])
 
     def _without(self, group: int, **changes: Any) -> State:
         names = {process.name for process in self.plan.processes if process.group == group}
@@ -400,12 +428,13 @@ class Keeper:
 
     # Choices
 
-    def _next(self, misfit: str | None) -> Choice | None:
-        """The next choice, as if nothing of this one ran."""
+    def _may_leave(self) -> bool:
+        """Whether another choice fits, as if nothing of this one ran."""
         if self.strict:
-            return None
+            return False
         here = self.machine.as_if_stopped(self.plan)
-        return next_choice(self.options, here, tried={*self.tried, self.plan.choice})
+        tried = {*self.tried, self.plan.choice}
+        return next_choice(self.options, here, tried=tried) is not None
 
     def _leave_choice(self, cause: str, diagnosis: Diagnosis, misfit: str | None) -> None:
         """Take the next choice that fits, or stop everything with the diagnosis.
@@ -422,22 +451,25 @@ class Keeper:
             tried = {*self.tried, left}
             following = next_choice(self.options, self.machine.detect(), tried=tried)
         if following is None:
-            self._give_up(cause, diagnosis, misfit)
+            raise self._given_up(cause, diagnosis, misfit)
         if left == FIRST:
             self.machine.left_for_misfit = misfit is not None
         names = {"from": left, "to": following.name, "title": following.title}
         reason = misfit or diagnosis.title
         kind = "first_choice" if following.name == FIRST else "fallback"
         events.append(self.own, kind, **names, cause=cause, reason=reason)
-        self.progress.say(f"taking {following.name} ({following.title}) instead of {left}: {reason}")
+        self.progress.say(
+            f"taking {following.name} ({following.title}) instead of {left}: {reason}"
+        )
         self._begin(following)
 
-    def _give_up(self, cause: str, diagnosis: Diagnosis, misfit: str | None) -> Any:
+    def _given_up(self, cause: str, diagnosis: Diagnosis, misfit: str | None) -> StartError:
+        """Stop everything; the error that says why."""
         reason = misfit or diagnosis.title
         fields = {"lines": list(diagnosis.lines), "fix": diagnosis.fix}
         events.append(self.own, "gave_up", cause=cause, reason=reason, **fields)
         supervisor.stop(self.own, self.current, progress=self.progress, recorded=True)
-        raise StartError(
+        return StartError(
             f"the servers cannot be kept up: {reason.rstrip('.')}.",
             hint=diagnosis.fix,
             detail="\n".join(diagnosis.lines),
@@ -545,7 +577,7 @@ class Keeper:
             events.append(self.own, "stop")
             supervisor.stop(self.own, self.current, progress=self.progress, recorded=True)
 
-    def _roll_these(self, names: object) -> None:
+    def roll(self, names: object) -> None:
         """Queue groups for a rolling restart: those of named processes, or every replica."""
         listed = names if isinstance(names, list) else []
         self.rolling = rolled_groups(self.plan, [str(name) for name in listed])

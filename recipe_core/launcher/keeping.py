@@ -31,6 +31,7 @@ DRAIN = signal.SIGTERM
 READ = signal.SIGUSR2
 METRICS_OFFSET = 1000
 """The keeper's own port lies so far above the bundle's, whose processes count up from it."""
+_FAILURES = ("died", "killed", "hung", "slow", "device_lost", "gave_up", "refused")
 _REQUEST = "keeper-request.json"
 _LOCK = "keeper.lock"
 _LEAVES_S = 40.0
@@ -39,7 +40,7 @@ _STARTS_S = 60.0
 
 
 def me(metrics_port: int | None = None) -> Keeper:
-    """This process as a keeper."""
+    """The keeper that this process is."""
     stat = procs.read_stat(os.getpid())
     return Keeper(os.getpid(), stat.started if stat else 0, metrics_port)
 
@@ -143,9 +144,11 @@ def _program(root: Path) -> list[str]:
         f"sys.exit(import_module('{package}.main').main(root=root))"
     )
     place = Path(__file__).resolve().parents[len(package.split("."))]
-    return [*python, "-P", "-c", code, str(place), str(root)] if _SAFE_PATH else [
-        *python, "-c", code, str(place), str(root)
-    ]
+    return (
+        [*python, "-P", "-c", code, str(place), str(root)]
+        if _SAFE_PATH
+        else [*python, "-c", code, str(place), str(root)]
+    )
 
 
 _SAFE_PATH = sys.version_info >= (3, 11)
@@ -210,15 +213,14 @@ def last_event(own: Path) -> dict[str, Any] | None:
     return known[-1] if known else None
 
 
+def _shown(known: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
+    return {name: known[-1].get(name) for name in names} if known else None
+
+
 def described(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
     """What ``status`` says about supervision."""
-    newest = last_event(plan.own)
-    words = {
-        "event": newest["event"] if newest else None,
-        "cause": newest.get("cause") if newest else None,
-        "at": newest.get("time") if newest else None,
-        "reason": newest.get("reason") if newest else None,
-    }
+    known = events.read(plan.own)
+    failures = [event for event in known if event["event"] in _FAILURES]
     keeper = current.keeper if current is not None else None
     alive = keeper is not None and current is not None and current.here and keeper.alive
     shown: dict[str, Any] | None = None
@@ -234,5 +236,6 @@ def described(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
         "supervision": "supervised" if alive else "unsupervised",
         "keeper": shown,
         "restarts": current.restarts if current is not None else 0,
-        "last": words,
+        "last_event": _shown(known, ("event", "name", "time")),
+        "last_failure": _shown(failures, ("event", "name", "time", "cause", "reason", "fix")),
     }

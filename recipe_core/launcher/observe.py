@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import exposition, procs
 from .decide import Seen, Target
+from .errors import LauncherError
 from .exposition import Figures
 from .files import read_object
 from .metrics import bands, predictions
@@ -46,14 +47,21 @@ class Observer:
         """Wait for no answer any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def look(self, plan: LaunchPlan, servers: Sequence[Server], groups: Iterable[int]) -> Look:
-        """What the processes of ``groups`` show."""
+    def look(
+        self,
+        plan: LaunchPlan,
+        servers: Sequence[Server],
+        groups: Iterable[int],
+        *,
+        asks: bool = True,
+    ) -> Look:
+        """What the processes of ``groups`` show; what they answer only where it ``asks``."""
         by_name = {server.name: server for server in servers}
         wanted = set(groups)
         processes = [process for process in plan.processes if process.group in wanted]
         codes = {p.name: _code(by_name.get(p.name)) for p in processes}
         alive = {p.name: p.name in by_name and by_name[p.name].alive for p in processes}
-        asked = [p for p in processes if p.answers and alive[p.name]]
+        asked = [p for p in processes if asks and p.answers and alive[p.name]]
         answers = list(self._pool.map(lambda process: self._ask(plan, process), asked))
         look = Look()
         for process, (healthy, figures) in zip(asked, answers, strict=True):
@@ -63,7 +71,7 @@ class Observer:
         killed = self._out_of_memory(by_name[name] for name in alive if alive[name])
         for group in wanted:
             members = [process for process in processes if process.group == group]
-            look.seen[group] = _seen(members, alive, codes, look, killed=killed)
+            look.seen[group] = _seen(members, alive, codes, look, asks=asks, killed=killed)
         return look
 
     def _ask(self, plan: LaunchPlan, process: Process) -> tuple[bool, Figures | None]:
@@ -97,6 +105,7 @@ def _seen(
     codes: dict[str, int | None],
     look: Look,
     *,
+    asks: bool,
     killed: bool,
 ) -> Seen:
     """The processes of a group as one."""
@@ -109,7 +118,7 @@ def _seen(
         codes=ends,
         # Its own exit code may not be known: the kernel tells only whoever started it.
         out_of_memory=killed and any(code != 0 for code in ends),
-        answers=not ended and all(look.healthy.get(name, False) for name in asked),
+        answers=all(look.healthy.get(name, False) for name in asked) if asks else None,
         tokens=_sum(
             [f.generation_tokens for f in figures] + [f.prompt_tokens for f in figures if figures]
         ),
@@ -144,7 +153,7 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
     """What the recipe expects of one group: times per token at the load of one replica."""
     try:
         estimate = read_object(expected)
-    except Exception:  # noqa: BLE001 - a damaged estimate must not stop the servers
+    except LauncherError:
         return Target()
     band = bands(estimate).get("tpot_s")
     load, replicas = plan.workload, _replicas(plan)
@@ -158,6 +167,7 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
         tpot_most_s=band[1] if band else None,
         load_most=at_once / replicas if at_once is not None else None,
         first_token_s=predictions(estimate).get("ttft_s"),
+        tpot_s=predictions(estimate).get("tpot_s"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
-from .supervision import Supervision, read_supervision
+from .supervision import USUAL, Supervision, read_supervision
 from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
@@ -152,7 +152,7 @@ class LaunchPlan:
     variants: tuple[Variant, ...] = ()
     choice: str = FIRST
     fallbacks: tuple[Listed, ...] = ()
-    supervision: Supervision = Supervision()
+    supervision: Supervision = USUAL
 
     @property
     def folder(self) -> Path:

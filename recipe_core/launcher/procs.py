@@ -91,7 +91,9 @@ def _processes() -> Iterator[Stat]:
 
 def _marked(pid: int, mark: str, variable: str = MARK) -> bool:
     try:
-        return f"{variable}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{variable}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
+            b"\0"
+        )
     except OSError:
         return False
 

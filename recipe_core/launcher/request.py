@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from .plan import FIRST, LaunchPlan, load_plan, unknown_nodes
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The command line."""
+    """The command line.
+
+    ``drain``: seconds to let requests finish, 0 for those of the bundle, None to stop at once;
+    ``limits`` of supervision by their fields; ``metrics_port`` 0 for no metrics.
+    """
 
     root: Path
     command: str
@@ -35,6 +39,11 @@ class Request:
     checkpoint: bool = False
     strict: bool = False
     choice: str | None = None
+    no_keep: bool = False
+    metrics_port: int | None = None
+    drain: float | None = None
+    names: list[str] = field(default_factory=list)
+    limits: Mapping[str, float | int | None] = field(default_factory=dict)
 
     def plan(self, *, starts: bool = False) -> LaunchPlan:
         """The bundle's plan with this command line's parameters.

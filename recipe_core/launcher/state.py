@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from . import procs
-from .errors import InputError, LauncherError, file_error
+from .errors import BusyError, InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
 from .plan import FIRST
@@ -189,13 +189,14 @@ def exclusive(run: Path) -> Iterator[None]:
     The kernel drops the lock when its holder dies.
 
     Raises:
-        LauncherError: when another command holds the lock, or the file cannot be opened.
+        BusyError: while another command holds the lock.
+        LauncherError: where the file cannot be opened.
     """
     with _lock_file(run) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LauncherError(
+            raise BusyError(
                 "another launcher is starting or stopping this bundle.",
                 hint="Wait until it is done, then try again.",
             ) from None

@@ -36,6 +36,7 @@ class Supervision:
         return replace(self, **stated)  # type: ignore[arg-type]
 
 
+USUAL = Supervision()
 OPTIONS = {
     "crash_budget": "failures of a server within the window that are answered with a restart",
     "window_s": "seconds in which failures count",

@@ -293,6 +293,12 @@ def stop(run: Path, current: State, *, progress: Progress, recorded: bool = Fals
     return stopped
 
 
+def end(current: State, progress: Progress) -> list[str]:
+    """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
+    with uninterrupted():
+        return _stop(current, progress, known=False) if current.here else []
+
+
 def _stop(current: State, progress: Progress, known: bool) -> list[str]:
     names = [server.name for server in reversed(current.servers) if server.alive]
     if not known:
