@@ -101,8 +101,6 @@ def judge(
     ``start_s``: how long loading may take, and saving the model, and silence where no step's time
     is known.
     """
-    if not seen.alive:
-        return track, _ended(seen)
     if seen.step != track.step or seen.growth != track.growth:
         track = replace(
             track,
@@ -111,6 +109,8 @@ def judge(
             growth=seen.growth,
             moved_at=now,
         )
+    if not seen.alive:
+        return track, _ended(seen)
     if track.attempt and now - track.since >= limits.stable_s:
         track = replace(track, attempt=0)
     limit = patience_s(seen, track, limits, start_s)

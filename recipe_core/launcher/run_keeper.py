@@ -42,8 +42,6 @@ from .steps import metrics_file
 from .supervision import Supervision
 from .supervisor import Progress
 
-STOP = "stop"
-"""A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
 DEVICES_S = 30.0
 """The most seconds between two looks for devices that came back."""
 END_S = 600.0  # a checkpoint of a large model takes minutes
@@ -77,8 +75,8 @@ class Keeper:
         self.plan, self.current, self.progress = plan, current, progress
         self.fixed, self.limits, self.me = fixed, limits, keeping.me()
         self.observer = Observer(plan, progress, shown)
-        step = run_status.last_step(plan) if shown is None else shown
-        self.observer.started(plan, current, step)
+        step = run_status.start_step(plan)
+        self.observer.started(current, step)
         self.track = started(time.monotonic(), step)
         self.barred: set[str] = set()
         self.leaving = False
@@ -284,11 +282,9 @@ class Keeper:
             StartError: when it cannot be started.
         """
         with self._alone():
-            run_status.clear_end(self.plan)
-            (self.plan.run / STOP).unlink(missing_ok=True)
             passed_preflight(self.plan, _QUIET)
-            timeout_s, step = self.plan.startup_timeout_s, run_status.checkpoint_step(self.plan)
-            self.observer.started(self.plan, self.current, step)
+            run_status.note_start(self.plan)
+            timeout_s, step = self.plan.startup_timeout_s, run_status.start_step(self.plan)
             try:
                 fresh = supervisor.start(self.plan, timeout_s=timeout_s, progress=self.progress)
             except StartError:
@@ -298,6 +294,7 @@ class Keeper:
             self.current = replace(fresh, keeper=self.me, restarts=restarts)
             state.save(self.plan.own, self.current)
         self.track = started(time.monotonic(), step, self.track)
+        self.observer.started(self.current, step)
         size = run_status.world_size(self.plan)
         about = {"count": restarts, "choice": self.plan.choice, "world_size": size}
         events.append(self.plan.own, "restart", cause=cause, step=step, **about)
@@ -366,7 +363,7 @@ class Keeper:
         self.found_at_step = None
         if metrics_file(self.plan) is not None:
             with suppress(OSError):
-                (self.plan.run / STOP).touch()
+                (self.plan.run / run_status.STOP).touch()
             deadline = time.monotonic() + END_S
             while supervisor.lives(self.current) and time.monotonic() < deadline:
                 self._wait(_TICK_S)

@@ -30,11 +30,10 @@ class Observer:
         known = [event for event in events.read(plan.own) if event["event"] == "rollback"]
         self.rollbacks = {event.get("recorded") for event in known}
         self.counts: dict[str, int] = {}
-        self.kills = self.written = self.base = 0
+        self.kills = 0
 
-    def started(self, plan: LaunchPlan, current: State, step: int) -> None:
+    def started(self, current: State, step: int) -> None:
         """The run was started, and goes on after ``step``."""
-        self.written, self.base = run_status.record_written(plan), step
         self.counts, self.kills = observe.oom_kills(current.servers), 0
         if self.shown is not None:
             self.shown = min(self.shown, step)
@@ -45,26 +44,24 @@ class Observer:
         self._tell_steps(plan)
         self._tell_rollbacks(plan)
         self._count_kills(current)
-        end, step = run_status.read_end(plan), run_status.last_step(plan)
-        if run_status.record_written(plan) == self.written:
-            step = min(step, self.base)  # of an earlier start
-        model = (plan.run / "model").is_dir()
+        end, model = run_status.read_end(plan), (plan.run / "model").is_dir()
         return Seen(
             alive=alive,
             code=exit_code(current),
             end_code=end.code if end else None,
             out_of_memory=self.kills > 0,
-            step=step,
+            step=run_status.step_of_start(plan),
             growth=run_status.growth(plan),
             usual_s=run_status.usual_step_s(plan),
             complete=model and run_status.finished(plan),
         )
 
     def _tell_steps(self, plan: LaunchPlan) -> None:
-        if self.shown is None or run_status.record_written(plan) == self.written:
+        if self.shown is None:
             return
+        newest = run_status.step_of_start(plan)
         for step in read_steps(metrics_file(plan)):
-            if step.number > self.shown:
+            if self.shown < step.number <= newest:
                 self.shown = step.number
                 self.progress.say(report.step_line(step, planned_steps(plan)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import keeping
 from .errors import InputError
-from .files import read_object
+from .files import read_object, write_json
 from .plan import LaunchPlan
 from .running import as_started, recorded
 from .state import State
@@ -18,6 +18,9 @@ from .steps import metrics_file, planned_steps, read_steps
 ROLLED_BACK, FOR_A_PERSON = 3, 2
 """Exit codes of the trainers of this project; their launcher, torchrun, ends with 1 for both."""
 _RECENT = 50
+STOP = "stop"
+"""A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
+_START = "start.json"
 _END = "end.json"
 _ROLLBACKS = "rollbacks.json"
 _MARKS = {"step": ".metadata", "checkpoint": "trainer_state.json"}
@@ -38,14 +41,42 @@ def last_step(plan: LaunchPlan) -> int:
     return steps[-1].number if steps else 0
 
 
-def record_written(plan: LaunchPlan) -> int:
-    """When the record was last written, in nanoseconds; 0 without one.
+def note_start(plan: LaunchPlan) -> None:
+    """Note, before a start, from which step it goes on.
 
-    A start that resumes first drops the steps that it repeats: until then the newest are old ones.
+    Raises:
+        LauncherError: where nothing can be written.
+    """
+    (plan.run / _END).unlink(missing_ok=True)
+    (plan.run / STOP).unlink(missing_ok=True)
+    write_json(plan.own / _START, {"schema_version": 1, "step": checkpoint_step(plan)})
+
+
+def start_step(plan: LaunchPlan) -> int:
+    """The step from which the last start goes on."""
+    try:
+        step = read_object(plan.own / _START).get("step")
+    except InputError:
+        return 0
+    return step if isinstance(step, int) else 0
+
+
+def step_of_start(plan: LaunchPlan) -> int:
+    """The newest step of the last start.
+
+    A start that resumes first drops the steps that it repeats: until its record is newer than the
+    start, the steps in it are those of an earlier one.
     """
     path = metrics_file(plan)
+    if path is None or _written(path) <= _written(plan.own / _START):
+        return start_step(plan)
+    return last_step(plan)
+
+
+def _written(path: Path) -> int:
+    """When a file was last written, in nanoseconds; 0 where there is none."""
     try:
-        return path.stat().st_mtime_ns if path else 0
+        return path.stat().st_mtime_ns
     except OSError:
         return 0
 
@@ -93,11 +124,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def clear_end(plan: LaunchPlan) -> None:
-    """Forget how the last start ended."""
-    (plan.run / _END).unlink(missing_ok=True)
 
 
 def read_end(plan: LaunchPlan) -> End | None:

@@ -18,16 +18,18 @@ from .output import print_json
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
-from .run_keeper import END_S, STOP, Keeper
+from .run_keeper import END_S, Keeper
 from .run_look import log_of
 from .run_status import (
+    STOP,
     checkpoint_step,
-    clear_end,
     finished,
     last_step,
     newest_checkpoint,
-    record_written,
+    note_start,
+    start_step,
     status_data,
+    step_of_start,
     world_size,
 )
 from .running import as_started, passed_preflight, require_files, running, stop_started
@@ -51,7 +53,7 @@ def up(request: Request, plan: LaunchPlan) -> int:
         if not keep.is_kept(state.load(plan.own)):
             with state.exclusive(plan.own):
                 current = running(plan)
-                already, since = current is not None, record_written(plan)
+                already = current is not None
                 shown = last_step(plan) if already else checkpoint_step(plan)
                 if current is None:
                     plan, current, _ = _start(request, plan, progress)
@@ -59,9 +61,9 @@ def up(request: Request, plan: LaunchPlan) -> int:
             if request.foreground:
                 return _keeper(request, plan, current, progress, shown).keep()
             if not request.no_keep:
-                keep.leave_keeper(request, plan)
+                _leave_keeper(request, plan)
             if not already:
-                _first_step(request, plan, current, since, progress)
+                _first_step(request, plan, current, progress)
     except KeyboardInterrupt:
         if already and not request.foreground:
             raise
@@ -73,6 +75,15 @@ def up(request: Request, plan: LaunchPlan) -> int:
     prefix = "already running\n" if already else ""
     request.show(data, lambda: prefix + report.run_text(plan, data))
     return 0
+
+
+def _leave_keeper(request: Request, plan: LaunchPlan) -> None:
+    """Leave a keeper; a short run may be over before it says that it is there."""
+    try:
+        keep.leave_keeper(request, plan)
+    except StartError:
+        if state.load(plan.own) is not None:
+            raise
 
 
 def keep_run(request: Request, plan: LaunchPlan, current: State) -> int:
@@ -99,8 +110,6 @@ def _start(
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
-    (plan.run / STOP).unlink(missing_ok=True)
-    clear_end(plan)
     fixed = request.strict or request.choice is not None
     attempts = Attempts(plan, progress, strict=fixed)
     for choice in attempts:
@@ -108,18 +117,15 @@ def _start(
         events.append(plan.own, "start", choice=choice.name, world_size=size)
         with attempts.trying(choice):
             result = passed_preflight(choice.plan, progress)
+            note_start(choice.plan)
             timeout_s = request.timeout or choice.plan.startup_timeout_s
             current = supervisor.start(choice.plan, timeout_s=timeout_s, progress=progress)
             return choice.plan, current, result
     raise attempts.failure
 
 
-def _first_step(
-    request: Request, plan: LaunchPlan, current: State, since: int, progress: Progress
-) -> None:
+def _first_step(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> None:
     """Wait for the first step of this start, the end of the run, or the time limit.
-
-    ``since``: when the record had been written before the start.
 
     A framework without a record only has to stay alive. With a keeper the start may be another one
     by then.
@@ -128,14 +134,14 @@ def _first_step(
         StartError: when the run ended before its first step, and nobody will start it again.
     """
     limit_s = request.timeout or plan.startup_timeout_s
-    path, began, resumed = metrics_file(plan), time.monotonic(), checkpoint_step(plan)
+    path, began = metrics_file(plan), time.monotonic()
     told = began
     while True:
         now = current if request.no_keep else state.load(plan.own)
         if now is None:
             break
         passed = time.monotonic() - began
-        stepped = record_written(plan) != since and last_step(plan) > resumed
+        stepped = step_of_start(plan) > start_step(plan)
         if stepped or passed > (limit_s if path else _LIVES_S):
             return
         if not supervisor.lives(now) and not keep.is_kept(now):

@@ -137,16 +137,27 @@ def test_a_run_that_always_fails_is_given_up_with_a_diagnosis(
 def test_up_leaves_a_keeper_that_ends_with_the_run(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = make(60, [fault(30, "kill")], step_s=0.1)
+    bundle = make(100_000, [], step_s=0.05)
     assert bundle.run("up") == 0
     shown = status(bundle, capsys)
     assert (shown["state"], shown["supervision"], shown["world_size"]) == ("up", "supervised", 2)
     keeper = bundle.state()["keeper"]
+    os.kill(bundle.state()["servers"][0]["pid"], signal.SIGKILL)
     until(lambda: "restart" in kinds(bundle))
+    (bundle.root / "run" / "stop").touch()
     until(lambda: not procs.alive(keeper["pid"], keeper["started"]))
-    assert kinds(bundle)[-2:] == ["finished", "keeper_stop"]
-    assert status(bundle, capsys)["state"] == "finished"
+    assert kinds(bundle)[-3:] == ["restart", "stopped", "keeper_stop"]
+    assert status(bundle, capsys)["state"] == "down"
     assert not bundle.up
+
+
+def test_a_run_that_ended_unseen_is_finished_all_the_same(make: Make) -> None:
+    """Its exit code is known to nobody: the launcher that started it is gone."""
+    bundle = make(3, [])
+    assert bundle.run("up", "--no-keep") == 0
+    until(lambda: not any(procs.alive(s["pid"], s["started"]) for s in bundle.state()["servers"]))
+    assert bundle.run("up", "--foreground") == 0
+    assert "restart" not in kinds(bundle)
 
 
 def test_up_says_why_a_run_never_made_a_step(
