@@ -7,7 +7,8 @@ import time
 from . import keeping, state, supervisor
 from .decide import Phase
 from .errors import InputError, LateError, LauncherError, StartError
-from .keeper import Keeper, Log, groups_of, rolled_groups
+from .keeper import Keeper, Log
+from .kept import groups_of, rolled_groups
 from .plan import LaunchPlan
 from .request import Request
 from .running import as_started
@@ -230,10 +231,12 @@ def _roll_here(
 ) -> None:
     """Be the keeper for as long as the restart takes."""
     keeper = _keeper(request, plan, current, progress)
-    keeper.roll(names)
+    keeper.rolling.ask(names)
     keeper.run(done=_rolled)
 
 
 def _rolled(keeper: Keeper) -> bool:
     settled = (Phase.SERVING, Phase.PARKED)
-    return not keeper.rolling and all(track.phase in settled for track in keeper.tracks.values())
+    return not keeper.rolling.groups and all(
+        track.phase in settled for track in keeper.tracks.values()
+    )

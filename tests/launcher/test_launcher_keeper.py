@@ -133,7 +133,6 @@ def test_a_budget_that_is_spent_takes_the_fallback_then_stops(make_bundle, tmp_p
 
     bundle.add_fallback("1-lower-context", change)
     assert bundle.run("up") == 0
-    until(lambda: serves(bundle, 4))
     until(lambda: serves(bundle) and bundle.state()["choice"] == "1-lower-context")
     (event,) = happened(bundle, "fallback")
     assert (event["from"], event["to"]) == ("first", "1-lower-context")
