@@ -217,9 +217,8 @@ class Keeper:
 
     def _stop_run(self) -> None:
         """End what is left of the run; the state says that a keeper will start it again."""
-        before = self.current
-        supervisor.stop(self.plan.own, before, progress=_QUIET)
-        self.current = replace(before, servers=(), ready=False, keeper=self.me)
+        supervisor.end(self.current, _QUIET)
+        self.current = replace(self.current, servers=(), ready=False)
         state.save(self.plan.own, self.current)
 
     def _misfit(self) -> str | None:
@@ -256,8 +255,12 @@ class Keeper:
             self._wait(rest)
             try:
                 self._restart(cause.cause)
-            except PreflightError as error:
-                trouble, cause = Trouble(Kind.DIED, error.message), of_check(error)
+            except StartError as error:  # its program is gone
+                raise self._given_up(Trouble(Kind.DIED, str(error)), cause) from None
+            except LauncherError as error:  # a check failed, or the disk is full
+                trouble, cause = Trouble(Kind.DIED, error.message), of_error(error)
+                with self._alone():
+                    supervisor.end(self.current, _QUIET)
                 misfit = self._misfit()
                 self.track, action = respond(
                     self.track,
@@ -267,10 +270,8 @@ class Keeper:
                     checkpoint=run_status.checkpoint_step(self.plan),
                     misfit=misfit is not None,
                 )
-                if misfit is None and error.check not in _PASSING:
+                if misfit is None and not cause.transient:
                     action = Action.STOP
-            except StartError as error:  # its program is gone
-                raise self._given_up(Trouble(Kind.DIED, str(error)), cause) from None
             else:
                 return
 
@@ -279,19 +280,15 @@ class Keeper:
 
         Raises:
             PreflightError: when a check fails before.
-            StartError: when it cannot be started.
+            LauncherError: when it cannot be started, or noted.
         """
         with self._alone():
             passed_preflight(self.plan, _QUIET)
             run_status.note_start(self.plan)
-            timeout_s, step = self.plan.startup_timeout_s, run_status.start_step(self.plan)
-            try:
-                fresh = supervisor.start(self.plan, timeout_s=timeout_s, progress=self.progress)
-            except StartError:
-                state.save(self.plan.own, self.current)  # the run is still this keeper's
-                raise
-            restarts = self.current.restarts + 1
-            self.current = replace(fresh, keeper=self.me, restarts=restarts)
+            step, restarts = run_status.start_step(self.plan), self.current.restarts + 1
+            for group in sorted({process.group for process in self.plan.processes}):
+                self.current = supervisor.start_group(self.plan, self.current, group)
+            self.current = replace(self.current, ready=True, restarts=restarts)
             state.save(self.plan.own, self.current)
         self.track = started(time.monotonic(), step, self.track)
         self.observer.started(self.current, step)
@@ -401,7 +398,9 @@ def devices_there(plan: LaunchPlan, machine: Machine) -> bool:
     return all(check.status != "FAIL" for check in checks)
 
 
-def of_check(error: PreflightError) -> Diagnosis:
-    """A check that failed before a start, as a diagnosis."""
-    name, fix = f"preflight-{error.check}", error.hint or ""
-    return Diagnosis(name, error.message, (), fix, error.check in _PASSING, device=False)
+def of_error(error: LauncherError) -> Diagnosis:
+    """What stood against a start, as a diagnosis."""
+    check = error.check if isinstance(error, PreflightError) else None
+    passing = check is None or check in _PASSING
+    name = f"preflight-{check}" if check else error.code
+    return Diagnosis(name, error.message, (), error.hint or "", passing, device=False)
