@@ -1,5 +1,7 @@
 """Real torchrun jobs on gloo whose loss breaks, or that go on with another split of the model."""
 
+# ruff: noqa: E402 - torch must be there before the trainer is imported
+
 from __future__ import annotations
 
 import json
@@ -8,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from recipe_core.launch.entry import train_py
 from tests.trainer.conftest import Job, needs_torch
 
 pytestmark = [pytest.mark.torchrun, needs_torch]
+pytest.importorskip("torch")
+
+from recipe_core.trainer.hf import checkpoints
+
 POISON = '''
 import os
 from trainer.steps import Passes
@@ -112,3 +119,43 @@ def test_another_split_of_the_model_goes_on_with_the_same_losses(
     assert done.returncode == 0, done.stderr
     assert "resuming after step 1" in done.stderr
     assert job.losses() == pytest.approx(whole.losses(), abs=2e-5)
+
+
+HF_POISON = '''
+from trainer.guard import Watch
+
+judge = Watch.see
+
+
+def poisoned(self, step, loss, norm):
+    """The third step of the first start has no loss."""
+    first = not os.path.exists(os.path.join(HERE, "run", "rollbacks.json"))
+    return judge(self, step, float("nan") if first and step == 3 else loss, norm)
+
+
+Watch.see = poisoned
+
+'''
+
+
+def test_transformers_trainer_goes_back_and_stops_with_a_checkpoint_on_request(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("accelerate")
+    job = Job(tmp_path / "job", checkpoints={"every_steps": 1})
+    main = 'if __name__ == "__main__":'
+    (job.root / "train.py").write_text(train_py("train.py", "hf").replace(main, HF_POISON + main))
+    broken = job.run(1)
+    assert broken.returncode != 0
+    assert "the loss of step 3 is not a number; the next start goes on from step 2" in broken.stderr
+    assert end(job)["code"] == 3
+    (job.run_folder / "stop").touch()
+    stopped = job.run(1)
+    assert stopped.returncode == 0, stopped.stderr
+    assert [path.name for path in checkpoints(job.run_folder / "checkpoints")][-1] == "checkpoint-3"
+    assert not (job.run_folder / "stop").exists()
+    assert len(job.losses()) == 3
+    done = job.run(1)
+    assert done.returncode == 0, done.stderr
+    assert len(job.losses()) == 4
+    assert (job.run_folder / "model" / "config.json").is_file()
