@@ -20,14 +20,16 @@ from .causes import (
     WORKER,
     Cause,
 )
+from .plain import plain_lines
 
+VAGUE = frozenset({"unknown", "exception", "crashed", "ended"})
+"""Causes that say no more than the log itself."""
 MOST_LINES = 8
 LONGEST_LINE = 400
 _SEARCHED = 2000
 """Characters of a line that are searched; what engines say of an error begins before."""
 _EXCEPTION = re.compile(r"(?:^|[\s\])])(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b:? ")
 _EXCEPTION_ALONE = re.compile(r"(?:^|[\s\])])(?:\w+\.)*\w+(?:Error|Exception)$")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _HARMLESS = re.compile(r"\b(INFO|DEBUG|NOTICE)\b")
 _MEMORY = ("device-memory", "host-memory-killed")
 _SIGNAL_BASE = 128  # a shell, and a container's runtime, report a signal's number above this
@@ -66,7 +68,7 @@ def diagnose(
         ready: whether the process had answered before. One that had not, and was short of memory,
             will be so again, which is not transient.
     """
-    log, kernels = _lines(log_tail), _lines(kernel)
+    log, kernels = plain_lines(log_tail), plain_lines(kernel)
     number = signal_of(exit_code)
     cause, matches = _known(log, kernels)
     if cause is None or (cause.id == "network" and number == 9):
@@ -93,12 +95,6 @@ def signal_of(exit_code: int | None) -> int | None:
 
 _Matches = list[tuple[str, Match[str] | None]]
 """Lines, and what was found in them."""
-
-
-def _lines(text: str) -> list[str]:
-    """Lines without colours; progress bars' carriage returns count as line ends."""
-    plain = _CONTROL.sub("", text.replace("\r", "\n"))
-    return [line.rstrip() for line in plain.split("\n") if line.strip()]
 
 
 def _known(log: Sequence[str], kernel: Sequence[str]) -> tuple[Cause | None, _Matches]:

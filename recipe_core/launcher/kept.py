@@ -1,7 +1,7 @@
-"""What a keeper keeps: the plan that runs, its recorded state, and what is remembered of its groups.
+"""What a keeper keeps: the plan that runs, its recorded state, what is remembered of its groups.
 
-It changes what runs only while it holds the bundle's lock, and writes ``state.json`` before it starts
-anything, so that a keeper can be killed at any moment.
+What runs is changed only while the bundle's lock is held, and ``state.json`` is written before
+anything is started, so that a keeper can be killed at any moment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python launch.py COMMAND``: preflight, up, bench, status, restart, down.
+"""``python launch.py COMMAND``: preflight, up, bench, status, restart, down, logs, doctor.
 
 Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input;
 130 interrupted.
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import commands, keep
+from . import commands, doctor, keep, logs
 from .errors import InputError, LauncherError, file_error
 from .interrupts import interruptible
 from .output import complain, flushed, print_any_letter, print_json
@@ -37,6 +37,8 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
         "restart one replica after the other, each healthy before the next",
     ),
     "down": (commands.run_down, "stop what runs"),
+    "logs": (logs.run_logs, "show the ends of the logs"),
+    "doctor": (doctor.run_doctor, "pack what a report needs, without secrets"),
 }
 _HIDDEN: dict[str, Callable[[Request], int]] = {"keep": commands.run_keep}
 """What the launcher calls itself."""
@@ -160,6 +162,18 @@ def _parser() -> argparse.ArgumentParser:
     subs["down"].add_argument(
         "--checkpoint", action="store_true", help="let a training run save a checkpoint first"
     )
+    subs["logs"].add_argument(
+        "name", nargs="?", metavar="NAME", help="of this process, or: keeper, events"
+    )
+    subs["logs"].add_argument(
+        "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
+    )
+    subs["logs"].add_argument(
+        "--lines", type=_count, metavar="N", help=f"lines of each log (default {logs.LINES})"
+    )
+    subs["doctor"].add_argument(
+        "--output", "-o", metavar="FILE", help="write this .tar.gz instead of one in run/"
+    )
     subs["bench"].add_argument(
         "--steps", type=_positive(int), metavar="N", help="how many training steps to measure"
     )
@@ -191,6 +205,12 @@ def _parser() -> argparse.ArgumentParser:
         help="send no new request after this many seconds",
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:

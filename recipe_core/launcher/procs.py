@@ -132,12 +132,12 @@ def terminate(
     """
     members = family(leaders, mark, variable)
     seen = set(members)
-    send(members, signal.SIGTERM)
+    _end(members)
     began = time.monotonic()
     while time.monotonic() - began < (grace_s if members else settle_s):
         time.sleep(0.05)
         late = family(leaders, mark, variable) - seen
-        send(late, signal.SIGTERM)
+        _end(late)
         seen |= late
         members = _running(leaders, seen)
     send(members, signal.SIGKILL)
@@ -146,6 +146,13 @@ def terminate(
         time.sleep(0.02)
         members = _running(leaders, seen)
     return seen, members
+
+
+def _end(members: Iterable[Identity]) -> None:
+    """SIGTERM, which a process that is stopped heeds once it goes on."""
+    members = tuple(members)
+    send(members, signal.SIGTERM)
+    send(members, signal.SIGCONT)
 
 
 def _running(leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:

@@ -39,6 +39,10 @@ class Request:
     checkpoint: bool = False
     strict: bool = False
     choice: str | None = None
+    name: str | None = None
+    follow: bool = False
+    lines: int | None = None
+    output: str | None = None
     no_keep: bool = False
     metrics_port: int | None = None
     drain: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from pydantic import ValidationError
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.own_runs import Measured, learn, of_runs
+from recipe_core.hardware.custom import with_profiles
 from recipe_core.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.recipe.claim_of import claim_of
+from recipe_core.recipe.imports import is_foreign, runs_of_file
 from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.schema import LOADS
@@ -59,6 +62,8 @@ def read_measured(path: Path) -> list[Measured]:
     """
     if path.is_dir():
         path = path / MEASUREMENT
+    if path.name != MEASUREMENT.name and is_foreign(path):
+        return _measured(runs_of_file(path))
     if path.suffix == ".json":
         return [_of_bundle(path)]
     if path.suffix != ".csv":
@@ -71,7 +76,13 @@ def read_measured(path: Path) -> list[Measured]:
             field="measured",
             hint="Compare it with estimates: recipe validate --training TABLE.",
         )
-    return of_runs(read_runs(path))
+    return _measured(read_runs(path))
+
+
+def _measured(runs: Sequence[Run]) -> list[Measured]:
+    """Rows as own runs; a device may be the path of its profile."""
+    rows = of_runs(runs)
+    return [replace(run, request=with_profiles(run.request)) for run in rows]
 
 
 def _of_bundle(path: Path) -> Measured:

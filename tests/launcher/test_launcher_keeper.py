@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -285,24 +288,25 @@ def test_a_port_for_metrics_that_is_taken_stops_nothing(bundle):
 
 @pytest.mark.parametrize("how", ["down", "signal", "unkept"])
 @pytest.mark.parametrize("figures", [[], ["--metrics"]], ids=["connections", "figures"])
-def test_a_drain_lets_requests_finish(make_bundle, how, figures):
-    bundle = kept(make_bundle("--delay", "0.02", *figures))
+def test_a_drain_lets_requests_finish(make_bundle, orders, how, figures):
+    bundle = kept(make_bundle("--orders", str(orders), *figures), hang_s=600)
     bundle.run("up", *(["--no-keep"] if how == "unkept" else []))
     url = f"http://127.0.0.1:{bundle.port}/v1/completions"
-    body = json.dumps({"prompt": "a", "max_tokens": 100}).encode()
+    body = json.dumps({"prompt": "a", "max_tokens": 30}).encode()
     pid = servers(bundle)["server-0"]
-    with urllib.request.urlopen(url, body, timeout=120) as answer:
-        assert answer.read(10)
+    orders.write_text("stuck")  # the request runs until the word is gone
+    with urllib.request.urlopen(url, body, timeout=120) as answer, ExitStack() as stack:
         if how == "signal":
             kill(keeper(bundle), signal.SIGTERM)
         else:
             command = [sys.executable, "-c", DRAIN, str(bundle.root)]
-            subprocess.Popen(command)
+            draining = subprocess.Popen(command)
+            stack.callback(draining.wait, 120)
         until(lambda: happened(bundle, "drain"))
-        assert runs(pid)
         if how == "down":
-            code, text = page(bundle, "/healthz")
-            assert (code, text) == (503, "draining\n")
+            assert page(bundle, "/healthz") == (503, "draining\n")
+        assert runs(pid)
+        orders.unlink()
         assert answer.read().rstrip().endswith(b"data: [DONE]")
     until(lambda: not bundle.up)
     assert happened(bundle, "drained")[0]["finished"] is True
@@ -328,16 +332,12 @@ def test_a_drain_has_a_deadline(make_bundle):
 
 
 def test_in_the_foreground_it_keeps_and_tells_systemd(bundle, tmp_path):
-    import socket
-
     kept(bundle)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(90)
         command = [*bundle.stand_alone(), "up", "--foreground"]
         environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
-        import os
-
         shown = subprocess.Popen(
             command,
             env={**os.environ, **environment},
@@ -345,15 +345,18 @@ def test_in_the_foreground_it_keeps_and_tells_systemd(bundle, tmp_path):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        words = set()
-        while not {"READY=1", "WATCHDOG=1"} <= words:
-            words |= set(systemd.recv(4096).decode().split("\n"))
+        words: set[str] = set()
+
+        def told(*wanted: str) -> bool:
+            words.update(systemd.recv(4096).decode().split("\n"))
+            return set(wanted) <= words
+
+        until(lambda: told("READY=1", "WATCHDOG=1"))
         assert keeper(bundle) == shown.pid
         kill(servers(bundle)["server-0"])
         until(lambda: serves(bundle, 1))
         shown.send_signal(signal.SIGTERM)
-        while "STOPPING=1" not in words:
-            words |= set(systemd.recv(4096).decode().split("\n"))
+        until(lambda: told("STOPPING=1"))
         assert shown.wait(90) == 0
     assert not bundle.up
 
@@ -384,8 +387,6 @@ def test_down_is_not_kept_waiting_by_a_stopped_keeper(bundle):
 
 
 def test_a_port_that_somebody_took_is_named(bundle):
-    import socket
-
     kept(bundle, backoff_s=0.5, backoff_most_s=0.5).run("up")
     pid = servers(bundle)["server-0"]
     kill(pid, signal.SIGSTOP)
