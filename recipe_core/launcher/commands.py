@@ -9,7 +9,7 @@ from dataclasses import replace
 from . import events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure
 from .choices import Attempts
-from .errors import InputError
+from .errors import InputError, LauncherError
 from .output import print_json
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
@@ -115,6 +115,17 @@ def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) 
         "servers": servers,
     }
     request.show(data, lambda: ("already up\n" if already else "") + report.up_text(plan, current))
+
+
+def run_keep(request: Request) -> int:
+    """Be the keeper in the background of what `up` started; people do not call it."""
+    plan = request.plan()
+    if plan.kind == "serving":
+        return keep.run_keep(request)
+    current = state.load(plan.own)
+    if current is None:
+        raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
+    return runs.keep_run(request, as_started(plan, current), current)
 
 
 def run_bench(request: Request) -> int:

@@ -52,6 +52,8 @@ def leave_keeper(request: Request, plan: LaunchPlan) -> None:
         options.append("--strict")
     if request.metrics_port is not None:
         options += ["--metrics-port", str(request.metrics_port)]
+    if plan.parameters.data is not None:
+        options += ["--data", plan.parameters.data]
     keeping.spawn(plan, options)
 
 

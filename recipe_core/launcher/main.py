@@ -40,7 +40,7 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "logs": (logs.run_logs, "show the ends of the logs"),
     "doctor": (doctor.run_doctor, "pack what a report needs, without secrets"),
 }
-_HIDDEN: dict[str, Callable[[Request], int]] = {"keep": keep.run_keep}
+_HIDDEN: dict[str, Callable[[Request], int]] = {"keep": commands.run_keep}
 """What the launcher calls itself."""
 
 
@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-keep", action="store_true", help="leave no keeper: nobody restarts what fails"
     )
     subs["keep"].add_argument("--strict", action="store_true")
+    subs["keep"].add_argument("--data")
     for name in ("up", "keep", "restart"):
         _add_limits(subs[name])
     subs["restart"].add_argument(

@@ -9,38 +9,61 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import manifest, report, state, supervisor
-from .errors import LauncherError, StartError, file_error
+from . import events, keep, keeping, manifest, report, state, supervisor
+from .choices import Attempts
+from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
+from .keeper import Log
 from .output import print_json
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
-from .running import passed_preflight, recorded, require_files, running, stop_started
+from .run_keeper import END_S, Keeper
+from .run_look import log_of
+from .run_status import (
+    STOP,
+    checkpoint_step,
+    finished,
+    last_step,
+    newest_checkpoint,
+    note_start,
+    start_step,
+    status_data,
+    step_of_start,
+    world_size,
+)
+from .running import as_started, passed_preflight, require_files, running, stop_started
 from .state import State
 from .steps import WARM_UP, Step, comparison, metrics_file, planned_steps, read_steps
 from .supervisor import Progress
 
-STOP = "stop"
-"""A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
 _MEASURED = 20  # steps by default
-_END_S = 600.0  # a checkpoint of a large model takes minutes
 _LIVES_S = 5.0  # a run without a record that lives this long counts as started
+_ADOPTED_S = 5.0  # a keeper that has just ended may not have told the last of it
 
 
 def up(request: Request, plan: LaunchPlan) -> int:
-    """Start, and wait for the first step; with --foreground follow to the end."""
+    """Start, and wait for the first step; with --foreground keep the run to its end."""
     progress, already = Progress(), False
     try:
-        with state.exclusive(plan.own):
-            current = running(plan)
-            already, since = current is not None, _last(read_steps(metrics_file(plan)))
-            if current is None:
-                current, _ = _start(plan, progress)
-        if request.foreground:
-            return _follow(plan, current, since, progress)
-        if not already:
-            _first_step(plan, current, since, request.timeout or plan.startup_timeout_s, progress)
+        recorded = state.load(plan.own)
+        already = keep.is_kept(recorded) or running(plan) is not None
+        if keep.is_kept(recorded) and request.foreground and recorded is not None:
+            keeping.dismiss(recorded.keeper)
+        if not keep.is_kept(state.load(plan.own)):
+            with state.exclusive(plan.own):
+                current = running(plan)
+                already = current is not None
+                shown = last_step(plan) if already else checkpoint_step(plan)
+                if current is None:
+                    plan, current, _ = _start(request, plan, progress)
+            plan = as_started(plan, current)
+            if request.foreground:
+                return _keeper(request, plan, current, progress, shown).keep()
+            if not request.no_keep:
+                _leave_keeper(request, plan)
+            if not already:
+                _first_step(request, plan, current, progress)
     except KeyboardInterrupt:
         if already and not request.foreground:
             raise
@@ -48,56 +71,109 @@ def up(request: Request, plan: LaunchPlan) -> int:
         if not request.foreground:
             raise
         return 0
-    data = {**_status(plan, current), "already": already}
+    data = {**status_data(plan, state.load(plan.own)), "already": already}
     prefix = "already running\n" if already else ""
     request.show(data, lambda: prefix + report.run_text(plan, data))
     return 0
 
 
-def _start(plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
+def _leave_keeper(request: Request, plan: LaunchPlan) -> None:
+    """Leave a keeper; a short run may be over before it says that it is there."""
+    try:
+        keep.leave_keeper(request, plan)
+    except StartError:
+        if state.load(plan.own) is not None:
+            raise
+
+
+def keep_run(request: Request, plan: LaunchPlan, current: State) -> int:
+    """Be the keeper in the background of a run that `up` started; SIGTERM ends both."""
+    progress = Log()
+    try:
+        return _keeper(request, plan, current, progress, None).keep()
+    except KeyboardInterrupt:
+        stop_started(plan, progress)
+        return 0
+
+
+def _keeper(
+    request: Request, plan: LaunchPlan, current: State, progress: Progress, shown: int | None
+) -> Keeper:
+    limits, fixed = keep.limits_of(request, plan), request.strict or request.choice is not None
+    return Keeper(plan, current, limits, progress, fixed=fixed, shown=shown)
+
+
+def _start(
+    request: Request, plan: LaunchPlan, progress: Progress
+) -> tuple[LaunchPlan, State, Preflight]:
+    """Preflight, then start; where the machine is smaller than planned, the next choice."""
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
-    (plan.run / STOP).unlink(missing_ok=True)
-    result = passed_preflight(plan, progress)
-    return supervisor.start(plan, timeout_s=plan.startup_timeout_s, progress=progress), result
+    fixed = request.strict or request.choice is not None
+    attempts = Attempts(plan, progress, strict=fixed)
+    for choice in attempts:
+        size = world_size(choice.plan)
+        events.append(plan.own, "start", choice=choice.name, world_size=size)
+        with attempts.trying(choice):
+            result = passed_preflight(choice.plan, progress)
+            note_start(choice.plan)
+            timeout_s = request.timeout or choice.plan.startup_timeout_s
+            current = supervisor.start(choice.plan, timeout_s=timeout_s, progress=progress)
+            return choice.plan, current, result
+    raise attempts.failure
 
 
-def _first_step(
-    plan: LaunchPlan, current: State, since: int, limit_s: float, progress: Progress
-) -> None:
+def _first_step(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> None:
     """Wait for the first step of this start, the end of the run, or the time limit.
 
-    A framework without a record only has to stay alive.
+    A framework without a record only has to stay alive. With a keeper the start may be another one
+    by then.
+
+    Raises:
+        StartError: when the run ended before its first step, and nobody will start it again.
     """
+    limit_s = request.timeout or plan.startup_timeout_s
     path, began = metrics_file(plan), time.monotonic()
     told = began
-    while supervisor.lives(current):
+    while True:
+        now = current if request.no_keep else state.load(plan.own)
+        if now is None:
+            break
         passed = time.monotonic() - began
-        if _last(read_steps(path)) > since or passed > (limit_s if path else _LIVES_S):
+        stepped = step_of_start(plan) > start_step(plan)
+        if stepped or passed > (limit_s if path else _LIVES_S):
             return
+        if not supervisor.lives(now) and not keep.is_kept(now):
+            break
         if time.monotonic() - told >= supervisor.PROGRESS_S:
             told = time.monotonic()
-            line = tail(Path(current.servers[0].log), 1)[:100]
+            line = tail(log_of(plan, now), 1)[:100]
             progress.say(f"waiting for the first step: {passed:.0f} s; {line}")
         time.sleep(0.2)
-    if not _finished(plan):
+    if finished(plan):
+        return
+    if request.no_keep:
         raise _died(plan, current)
+    raise _given_up(plan, current)
 
 
-def _follow(plan: LaunchPlan, current: State, since: int, progress: Progress) -> int:
-    """Print every step as it completes, until the run ends."""
-    for step in _steps_of(plan, current, since):
-        progress.say(report.step_line(step, planned_steps(plan)))
-    with state.exclusive(plan.own):
-        ended = state.load(plan.own)
-        if ended is None:  # another launcher's `down` ended it
-            return 0
-        failed = supervisor.exit_codes(current)
-        supervisor.stop(plan.own, current, progress=progress)
-    if any(failed):
-        raise _died(plan, current)
-    return 0
+def _given_up(plan: LaunchPlan, current: State) -> LauncherError:
+    """What the keeper said before it ended."""
+    deadline = time.monotonic() + _ADOPTED_S
+    while time.monotonic() < deadline:
+        for event in reversed(events.read(plan.own)):
+            if event["event"] == "gave_up":
+                reason, fix = str(event.get("reason")), str(event.get("fix") or "")
+                log = log_of(plan, current)
+                message = f"{plan.processes[0].name} ended before its first step: {reason}"
+                hint = None if fix == reason else f"{fix} The end of {log} follows."
+                return StartError(message, hint=hint, detail=tail(log))
+            if event["event"] in ("start", "finished", "stopped"):
+                break
+        time.sleep(0.2)
+    log = plan.own / keeping.LOG
+    return LateError("the run was stopped before its first step.", hint=f"See {log}.")
 
 
 def _steps_of(plan: LaunchPlan, current: State, since: int) -> Iterator[Step]:
@@ -112,16 +188,6 @@ def _steps_of(plan: LaunchPlan, current: State, since: int) -> Iterator[Step]:
         time.sleep(0.3 if alive else 0)
 
 
-def _last(steps: list[Step]) -> int:
-    return steps[-1].number if steps else 0
-
-
-def _finished(plan: LaunchPlan) -> bool:
-    """Whether the last planned step is done."""
-    steps = planned_steps(plan)
-    return steps is not None and _last(read_steps(metrics_file(plan))) >= steps
-
-
 def _died(plan: LaunchPlan, current: State) -> StartError:
     supervisor.stop(plan.own, current, progress=Progress(quiet=True))
     log = Path(current.servers[0].log)
@@ -134,57 +200,9 @@ def _died(plan: LaunchPlan, current: State) -> StartError:
 
 def status(plan: LaunchPlan) -> int:
     """Print JSON; 0 while it runs and once it is done."""
-    data = _status(plan, state.load(plan.own))
+    data = status_data(plan, state.load(plan.own))
     print_json(data)
     return 0 if data["state"] in ("up", "finished") else 1
-
-
-def _status(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
-    """Step, loss, speed and remaining time, from the run's own record."""
-    steps, planned = read_steps(metrics_file(plan)), planned_steps(plan)
-    last = steps[-1] if steps else None
-    left = None
-    if planned and last and (seconds := last.get("step_s")):
-        left = (planned - last.number) * seconds
-    servers = current.servers if current else ()
-    processes = [
-        {"name": server.name, "pid": server.pid, "alive": server.alive, "log": server.log}
-        for server in servers
-    ]
-    names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
-    figures = {name: last.get(name) if last else None for name in names}
-    model = plan.run / "model"
-    return {
-        "state": _word(plan, current),
-        "step": last.number if last else 0,
-        "steps": planned,
-        **figures,
-        "left_s": left,
-        "checkpoint": _newest_checkpoint(plan),
-        "model": str(model) if model.is_dir() else None,
-        "processes": processes,
-    }
-
-
-def _word(plan: LaunchPlan, current: State | None) -> str:
-    """The state of the run in one word."""
-    if current and current.here and any(server.alive for server in current.servers):
-        return "up"
-    if current and not recorded(plan, current) and current.unrecorded():
-        return "degraded"  # its launcher was killed before it noted the process
-    if _finished(plan):
-        return "finished"
-    return "down" if current is None else "failed"
-
-
-def _newest_checkpoint(plan: LaunchPlan) -> str | None:
-    steps = {}
-    for path in (plan.run / "checkpoints").glob("*-*"):
-        name, _, number = path.name.rpartition("-")
-        cut_short = name == "step" and not (path / ".metadata").is_file()
-        if number.isdigit() and not cut_short:
-            steps[int(number)] = path
-    return str(steps[max(steps)]) if steps else None
 
 
 def bench(request: Request, plan: LaunchPlan) -> int:
@@ -200,9 +218,10 @@ def bench(request: Request, plan: LaunchPlan) -> int:
         current = running(plan)
         if current is None and len(read_steps(path)) <= WARM_UP:
             stack.callback(_end, plan, progress)
-            current, checked = _start(request.plan(starts=True), progress)
+            plan, current, checked = _start(request, request.plan(starts=True), progress)
         else:
             stack.close()  # others may stop what they started
+            plan = as_started(plan, current) if current is not None else plan
             checked = preflight(plan, own_ports=current.ports if current else frozenset())
             require_files(checked)
         if current is not None:
@@ -228,7 +247,7 @@ def _end(plan: LaunchPlan, progress: Progress) -> None:
 
 
 def _wait_for(plan: LaunchPlan, current: State, count: int, progress: Progress) -> None:
-    for step in _steps_of(plan, current, _last(read_steps(metrics_file(plan)))):
+    for step in _steps_of(plan, current, last_step(plan)):
         progress.say(report.step_line(step, planned_steps(plan)))
         if len(read_steps(metrics_file(plan))) >= count:
             return
@@ -255,16 +274,28 @@ def _record(plan: LaunchPlan, checked: Preflight, steps: list[Step]) -> dict[str
 def down(request: Request, plan: LaunchPlan) -> int:
     """End the run, at once or after a checkpoint; it is fine if nothing runs."""
     progress = Progress(request.as_json)
+    current = state.load(plan.own)
+    if current is not None and request.checkpoint and metrics_file(plan) is None:
+        raise LauncherError(
+            f"{plan.engine.name} cannot save a checkpoint on request.",
+            hint="Leave --checkpoint out; its last checkpoint remains.",
+        )
+    if current is not None and current.here:
+        keeping.dismiss(current.keeper)  # it may hold the lock while it restarts the run
     with state.exclusive(plan.own):
         current = state.load(plan.own)
         if current is not None and request.checkpoint:
             _end_with_checkpoint(plan, current, progress)
-        stopped = supervisor.stop(plan.own, current, progress=progress) if current else []
+        stopped: list[str] = []
+        if current is not None:
+            events.append(plan.own, "stop", step=last_step(plan))
+            stopped = supervisor.stop(plan.own, current, progress=progress)
+    checkpoint = newest_checkpoint(plan)
     ended = bool(stopped) or current is not None
     data = {
         "state": "down",
         "stopped": [server.name for server in current.servers] if current else [],
-        "checkpoint": _newest_checkpoint(plan),
+        "checkpoint": str(checkpoint[1]) if checkpoint else None,
     }
     text = f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
     request.show(data, lambda: text)
@@ -272,11 +303,6 @@ def down(request: Request, plan: LaunchPlan) -> int:
 
 
 def _end_with_checkpoint(plan: LaunchPlan, current: State, progress: Progress) -> None:
-    if metrics_file(plan) is None:
-        raise LauncherError(
-            f"{plan.engine.name} cannot save a checkpoint on request.",
-            hint="Leave --checkpoint out; its last checkpoint remains.",
-        )
     if not current.alive:
         return
     try:
@@ -284,6 +310,6 @@ def _end_with_checkpoint(plan: LaunchPlan, current: State, progress: Progress) -
     except OSError as error:
         raise file_error(error, plan.run / STOP) from None
     progress.say("requested a checkpoint; waiting for the end of the step")
-    deadline = time.monotonic() + _END_S
+    deadline = time.monotonic() + END_S
     while supervisor.lives(current) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from .breaks import remove_left
 from .damage import METADATA, damage, in_words
 from .errors import TrainError
 from .model import Part
@@ -27,6 +28,8 @@ from .optimizer import STATES, LossScale
 _NAME = re.compile(r"step-(\d+)")
 _DAMAGED = ".damaged"
 """Appended to the name of a checkpoint that could not be read; nothing looks at it again."""
+LEAST_KEPT = 2
+"""Checkpoints: the newest may turn out damaged."""
 
 
 def stored(folder: Path) -> list[tuple[int, Path]]:
@@ -67,7 +70,7 @@ class Checkpointer:
         optimizers: list[torch.optim.Optimizer],
         optimizer: str,
     ) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder, self.keep = folder, max(keep, LEAST_KEPT)
         self.parts, self.optimizers, self.optimizer = parts, optimizers, optimizer
         self._group = dist.new_group(backend="gloo")  # its own, as it is busy during training
         self._pending: Future[Any] | None = None
@@ -104,6 +107,7 @@ class Checkpointer:
                     # First, so that a removal that is cut short leaves nothing that looks complete.
                     (path / METADATA).unlink(missing_ok=True)
                     shutil.rmtree(path, ignore_errors=True)
+            remove_left(self.folder)
 
     def resume(self, choice: str, scale: LossScale) -> int:
         """Read the newest checkpoint (``auto``), a given one or none (``never``).

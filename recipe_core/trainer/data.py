@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .errors import TrainError
+from .rollbacks import Skips
 
 _PIECE = 1 << 20
 """Characters that the tokenizer gets at once."""
@@ -100,13 +101,17 @@ def _encoded(document: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
 class Sequences:
     """Windows of ``length`` tokens, and the next one, over a token file; shuffled every epoch.
 
-    The sequences of a step depend on the seed and the step alone; ranks take consecutive shares of
-    them. So a run resumes exactly where it stopped, also with another number of replicas.
+    The sequences of a step depend on the seed, the step and what is left out alone; ranks take
+    consecutive shares of them. So a run resumes exactly where it stopped, also with another number
+    of replicas.
     """
 
-    def __init__(self, path: Path, length: int, global_batch: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, length: int, global_batch: int, seed: int, skips: Skips | None = None
+    ) -> None:
         size = path.stat().st_size // 4
         self.length, self.global_batch, self.seed = length, global_batch, seed
+        self.skips = skips or Skips()
         self.count = (size - 1) // length
         if self.count < 1:
             raise TrainError(
@@ -127,7 +132,8 @@ class Sequences:
 
     def sequence(self, number: int) -> torch.Tensor:
         """The tokens of a sequence, numbered over the whole run, and the one after them."""
-        epoch, place = divmod(number, self.count)
+        step, place = divmod(number, self.global_batch)
+        epoch, place = divmod(self.skips.batch(step) * self.global_batch + place, self.count)
         if self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._order = (epoch, torch.randperm(self.count, generator=generator))

@@ -6,5 +6,13 @@ from __future__ import annotations
 class TrainError(Exception):
     """What is wrong, the value, and what to do; printed as one line without a traceback."""
 
+    exit_code = 2
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{message} {hint}" if hint else message)
+
+
+class RolledBackError(TrainError):
+    """The loss broke; the next start goes on from a checkpoint before that."""
+
+    exit_code = 3

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
+from .breaks import remove_left, roll_back, tell_end
+from .checkpoint import LEAST_KEPT
 from .data import Sequences, token_file
 from .errors import TrainError
+from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import read_config
-from .settings import Settings, data_paths, load_settings
+from .rollbacks import read_record
+from .settings import STOP_FILE, Settings, data_paths, load_settings
 from .tokenizer import get_tokenizer
 
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
@@ -48,21 +53,41 @@ class InOrder(Trainer):
 
 
 class Figures(TrainerCallback):
-    """Writes the metrics files that the launcher reads."""
+    """Writes the metrics files that the launcher reads, watches the loss, stops when asked to."""
 
     def __init__(self, settings: Settings, run: Path) -> None:
         self.settings, self.run = settings, run
         self.metrics: Metrics | None = None
+        self.watch = Watch(settings.guard)
         self.began = time.perf_counter()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Start the clock; the first time, the files."""
         if state.is_world_process_zero and self.metrics is None:
             self.metrics = Metrics(self.run, self.settings.name, state.global_step)
+            scaled = self.settings.precision == "fp16"
+            self.watch = Watch(self.settings.guard, self.metrics.earlier_losses, scaled=scaled)
         self.began = time.perf_counter()
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Save and end where the run folder asks for it, all processes after the same step."""
+        requested = torch.tensor(float((self.run / STOP_FILE).exists()), device=args.device)
+        if dist.is_initialized():
+            dist.all_reduce(requested, op=dist.ReduceOp.MAX)
+        if requested > 0:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Remove what a rollback put aside."""
+        if state.is_world_process_zero:
+            remove_left(self._folder)
+
     def on_log(self, args: Any, state: Any, control: Any, **values: Any) -> None:  # noqa: ARG002
-        """Write a row for the step; the summary at the end has no rate."""
+        """Write a row for the step; the summary at the end has no rate.
+
+        Raises:
+            TrainError: when the loss broke; the other processes end with this one.
+        """
         logs: dict[str, float] = values["logs"]
         if self.metrics is None or "learning_rate" not in logs or "loss" not in logs:
             return
@@ -72,11 +97,12 @@ class Figures(TrainerCallback):
         mfu = None
         if s.figures.flops_per_token and s.figures.peak_flops_per_s:
             mfu = per_device * s.figures.flops_per_token / s.figures.peak_flops_per_s
+        norm = float(logs.get("grad_norm") or 0.0)
         row = Row(
             state.global_step,
             logs["loss"],
             logs["learning_rate"],
-            float(logs.get("grad_norm", 0.0)),
+            norm,
             seconds,
             rate,
             per_device,
@@ -86,23 +112,40 @@ class Figures(TrainerCallback):
             1.0,
         )
         self.metrics.write(row)
+        if self.watch.see(state.global_step, row.loss, norm) == BROKEN:
+            assert self.watch.event is not None  # noqa: S101 - what broke
+            every = [(_step(path), path) for path in self._folder.glob("checkpoint-*")]
+            whole = [(_step(path), path) for path in checkpoints(self._folder)]
+            raise roll_back(self.run, self.watch.event, whole, every, s.guard)
+
+    @property
+    def _folder(self) -> Path:
+        return self.run / "checkpoints"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 trained; 2 something a person has to change."""
+    """Exit codes as those of the embedded trainer: 0, 2 and 3."""
     options = _parser().parse_args(argv)
     try:
         train(load_settings(options.config), options)
     except TrainError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)
-        return 2
+        tell_end(_run_folder(options), error)
+        return error.exit_code
     return 0
+
+
+def _run_folder(options: argparse.Namespace) -> Path:
+    folder: Path = options.out or options.config.resolve().parent / "run"
+    return folder.resolve()
 
 
 def train(settings: Settings, options: argparse.Namespace) -> None:
     """Build the model, train from the last checkpoint, save a model folder."""
     root = options.config.resolve().parent
-    run = (options.out or root / "run").resolve()
+    run = _run_folder(options)
+    record = read_record(run)
+    record.check(settings.guard.rollbacks)
     data = data_paths(options.data, settings.data, root)
     config: Any = read_config(settings, options.model)
     torch.manual_seed(settings.seed)
@@ -117,8 +160,9 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     arguments = _arguments(settings, options.deepspeed, run)
     with arguments.main_process_first(desc="tokens"):
         path = token_file(data, tokenizer, run / "data")
+    batch = settings.batch
     sequences = Sequences(
-        path, settings.batch.sequence_length, settings.batch.global_batch, settings.seed
+        path, batch.sequence_length, batch.global_batch, settings.seed, record.skips
     )
     kwargs = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
     if settings.model.weights == "pretrained":
@@ -130,7 +174,12 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
     whole = checkpoints(run / "checkpoints")
-    trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
+    ended = trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
+    if ended.global_step < settings.steps:
+        trainer.accelerator.wait_for_everyone()  # all have seen the file
+        if trainer.is_world_process_zero():
+            (run / STOP_FILE).unlink(missing_ok=True)
+        return
     model.config.use_cache = True
     trainer.save_model(str(run / "model"))
     if trainer.is_world_process_zero():
@@ -142,7 +191,13 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints that were written to the end, oldest first: the trainer's state comes last."""
     whole = (path.parent for path in folder.glob("checkpoint-*/trainer_state.json"))
-    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
+    return sorted((path for path in whole if _step(path) >= 0), key=_step)
+
+
+def _step(path: Path) -> int:
+    """The step of a checkpoint; -1 for one that was put aside."""
+    number = path.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
 
 
 def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
@@ -179,7 +234,8 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
             }
         },
         save_steps=settings.checkpoints.every_steps,
-        save_total_limit=settings.checkpoints.keep,
+        logging_nan_inf_filter=False,
+        save_total_limit=max(settings.checkpoints.keep, LEAST_KEPT),
         seed=settings.seed,
         report_to="none",
         disable_tqdm=True,

@@ -9,26 +9,27 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from .checkpoint import Checkpointer
+from .breaks import roll_back
+from .checkpoint import Checkpointer, complete, stored
 from .data import Sequences, token_file
-from .errors import TrainError
+from .errors import RolledBackError, TrainError
 from .export import export, export_adapters
+from .guard import BROKEN, CALM, Watch
 from .lora import fill_adapters
 from .mesh import World, join
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import Part, build, fill_pretrained, fill_random, read_config
 from .optimizer import LossScale, learning_rate, make_optimizer, update
 from .parallel import HALF, lay_out
-from .settings import Settings
+from .rollbacks import read_record
+from .settings import STOP_FILE, Settings
 from .steps import Passes
 from .tokenizer import get_tokenizer
-
-STOP_FILE = "stop"
-"""A file in the run folder that requests a clean end after the current step."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Run:
 
     def __init__(self, settings: Settings, paths: Paths, world: World) -> None:
         self.settings, self.paths, self.world = settings, paths, world
+        self.record = read_record(paths.run)
+        self.record.check(settings.guard.rollbacks)
         config = read_config(settings, paths.model)
         if settings.lora and (settings.model.weights != "pretrained" or paths.model is None):
             raise TrainError(
@@ -86,7 +89,9 @@ class Run:
             token_file(paths.data, self.tokenizer, paths.run / "data")
         dist.barrier()
         tokens = token_file(paths.data, self.tokenizer, paths.run / "data")
-        self.sequences = Sequences(tokens, length, settings.batch.global_batch, settings.seed)
+        self.sequences = Sequences(
+            tokens, length, settings.batch.global_batch, settings.seed, self.record.skips
+        )
         self.reference = build(config, settings)
         self.parts = [self._part(chunk) for chunk in range(settings.split.virtual_stages)]
         self.optimizers = [make_optimizer(settings.optimizer, part) for part in self.parts]
@@ -96,6 +101,7 @@ class Run:
         self.checkpoints = Checkpointer(
             folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name
         )
+        self.watch = Watch(settings.guard)
         self.stop_signalled = False
 
     def _part(self, chunk: int) -> Part:
@@ -118,24 +124,33 @@ class Run:
         """Train to the last step, or until a stop is requested.
 
         Leaves a checkpoint, and after the last step a model.
+
+        Raises:
+            RolledBackError: when the loss broke.
         """
         step = self.checkpoints.resume(resume, self.scale)
         self._tell(step)
-        metrics = None
+        metrics, due = None, False
         if self.world.rank == 0:
             metrics = Metrics(self.paths.run, self.settings.name, step)
+            losses = metrics.earlier_losses
+            self.watch = Watch(self.settings.guard, losses, scaled=self.scale.used)
         before = signal.signal(signal.SIGTERM, self._on_signal)
         try:
             while step < self.settings.steps:
-                row, stop = self._step(step)
+                row, stop, verdict = self._step(step)
                 step += 1
                 if metrics:
                     metrics.write(row)
                 rate = f"{row.tokens_per_s:,.0f} tokens/s"
                 say(f"step {step} of {self.settings.steps}: loss {row.loss:.4f}, {rate}")
-                due = step % self.settings.checkpoints.every_steps == 0
-                if stop or due or step == self.settings.steps:
+                if verdict == BROKEN:
+                    self._roll_back()
+                # A checkpoint in what may become a spike would push out one from before it.
+                due = due or step % self.settings.checkpoints.every_steps == 0
+                if stop or (due and verdict == CALM) or step == self.settings.steps:
                     self.checkpoints.save(step, self.scale)
+                    due = False
                 if stop:
                     break
             self.checkpoints.wait()
@@ -143,8 +158,18 @@ class Run:
             signal.signal(signal.SIGTERM, before)
         self._finish(step)
 
-    def _step(self, step: int) -> tuple[Row, bool]:
-        """One optimizer step: its row, and whether any rank was asked to stop."""
+    def _roll_back(self) -> NoReturn:
+        """Record where the next start goes on, and what it leaves out."""
+        self.checkpoints.wait()
+        if self.world.rank != 0:
+            raise RolledBackError("the loss broke; rank 0 says where.")
+        event, folder = self.watch.event, self.checkpoints.folder
+        assert event is not None  # noqa: S101 - the verdict was of this rank
+        guard = self.settings.guard
+        raise roll_back(self.paths.run, event, complete(folder), stored(folder), guard)
+
+    def _step(self, step: int) -> tuple[Row, bool, int]:
+        """One optimizer step: its row, whether any rank was asked to stop, and how it looks."""
         settings, degrees = self.settings, self.world.degrees
         began = time.perf_counter()
         batch = self.sequences.batch(step, self.world.dp_rank, degrees.dp, degrees.micro_batches)
@@ -158,14 +183,19 @@ class Run:
         stop_requested = torch.tensor(float(self._stop_requested()), device=loss.device)
         shared = torch.stack([loss / (degrees.dp * degrees.tp), stop_requested])
         dist.all_reduce(shared)
-        memory = torch.tensor(
-            float(peak_memory_bytes(self.world.device)), device=loss.device, dtype=torch.float64
-        )
-        dist.all_reduce(memory, op=dist.ReduceOp.MAX)
         total, stop = shared.tolist()
+        # One rank judges, and all act on what it says.
+        verdict = self.watch.see(step + 1, total, norm) if self.world.rank == 0 else CALM
+        largest = torch.tensor(
+            [float(peak_memory_bytes(self.world.device)), float(verdict)],
+            device=loss.device,
+            dtype=torch.float64,
+        )
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        memory, verdict = (int(value) for value in largest.tolist())
         seconds = time.perf_counter() - began
-        row = self._row(step + 1, total, rate, norm, seconds, int(memory), scale)
-        return row, stop > 0
+        row = self._row(step + 1, total, rate, norm, seconds, memory, scale)
+        return row, stop > 0, verdict
 
     def _row(
         self,

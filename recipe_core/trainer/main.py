@@ -8,12 +8,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import TrainError
+from .breaks import tell_end
+from .errors import RolledBackError, TrainError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 trained, or stopped as asked; 2 something a person has to change."""
+    """Run one process.
+
+    Exit codes: 0 trained, or stopped as asked; 2 something a person has to change; 3 rolled back:
+    the next start goes on from before the loss broke.
+    """
     options = _parser().parse_args(argv)
+    root = options.config.resolve().parent
+    run = (options.out or root / "run").resolve()
     # Otherwise tokenizers warns about forking after threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -25,13 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         from .loop import Paths, train
 
-        root = options.config.resolve().parent
         data = data_paths(options.data, settings.data, root)
-        run = (options.out or root / "run").resolve()
         train(settings, Paths(root, run, options.model, data), options.resume)
     except TrainError as error:
+        if isinstance(error, RolledBackError) and os.environ.get("RANK") != "0":
+            return error.exit_code  # the first rank tells
         print(f"train: {error}", file=sys.stderr, flush=True)
-        return 2
+        tell_end(run, error)
+        return error.exit_code
     return 0
 
 

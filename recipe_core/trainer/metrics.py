@@ -53,6 +53,7 @@ class Metrics:
         folder.mkdir(parents=True, exist_ok=True)
         names = [field.name for field in fields(Row)]
         earlier = [row for row in read_rows(self.csv) if int(row["step"]) <= start]
+        self.earlier_losses = [float(row["loss"]) for row in earlier]
         with self.csv.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
             writer.writeheader()

@@ -7,13 +7,17 @@ import os
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from .errors import TrainError
 
 DATA = "RECIPE_DATA"
+STOP_FILE = "stop"
+"""A file in the run folder that requests a checkpoint and an end after the current step."""
+SPIKES = "RECIPE_SPIKES"
+"""A variable; ``ignore`` judges no losses, only what is no number."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,25 @@ class Lora:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints every so many steps, keeping the newest."""
+    """Checkpoints every so many steps, keeping the newest (two at least: one may be damaged)."""
 
     every_steps: int = 1000
     keep: int = 2
+
+
+@dataclass(frozen=True)
+class Guard:
+    """When a loss is a spike, and how often the run goes back for one.
+
+    ``deviations``: robust standard deviations above the median of the last ``window`` calm steps
+    (0: losses are not judged); ``patience``: such steps in a row that make a spike; ``rollbacks``:
+    most of them without a checkpoint further on.
+    """
+
+    window: int = 50
+    deviations: float = 10.0
+    patience: int = 5
+    rollbacks: int = 3
 
 
 @dataclass(frozen=True)
@@ -124,6 +143,7 @@ class Settings:
     optimizer: Optimizer = Optimizer()
     lora: Lora | None = None
     checkpoints: Checkpoints = Checkpoints()
+    guard: Guard = Guard()
     figures: Figures = Figures()
 
 
@@ -142,16 +162,24 @@ def load_settings(path: Path) -> Settings:
     except ValueError as error:
         raise TrainError(f"{path} is not JSON: {error}.") from None
     settings: Settings = _read(value, Settings, path.name)
+    if os.environ.get(SPIKES) == "ignore":
+        settings = replace(settings, guard=replace(settings.guard, deviations=0.0))
+    if min(settings.guard.window, settings.guard.patience) < 1:
+        raise TrainError(f"{path.name}.guard: window and patience must be at least 1.")
     return settings
 
 
 def data_paths(options: Sequence[Path], planned: tuple[str, ...], root: Path) -> tuple[Path, ...]:
-    """The texts of the command line, else of the environment, else of the bundle."""
+    """The texts of the command line, else of the environment, else of the bundle.
+
+    Another choice of the bundle has its train.json in a folder of its own, and shares the texts.
+    """
     if options:
         return tuple(path.resolve() for path in options)
     if variable := os.environ.get(DATA):
         return tuple(Path(part) for part in variable.split(os.pathsep))
-    return tuple(root / name for name in planned)
+    bundle = Path(__file__).resolve().parents[1]
+    return tuple(root / name if (root / name).exists() else bundle / name for name in planned)
 
 
 def _read(value: Any, kind: Any, path: str) -> Any:

@@ -1,0 +1,196 @@
+"""What to do about a training run: no clock, no file, no process in here.
+
+``judge`` says whether a look at the run shows trouble, ``respond`` what to do about it. Limits are
+those of serving (module ``supervision``), and a few of training alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from .decide import backoff_s
+from .supervision import Supervision
+
+HANG_STEPS = 20.0
+"""Usual step times without a step or a growing checkpoint that are a hang."""
+
+
+class Kind(Enum):
+    """What happened to a run."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"  # as somebody asked, with a checkpoint
+    DIED = "died"
+    KILLED = "killed"  # by the kernel, for want of memory
+    HUNG = "hung"
+    ROLLED_BACK = "rolled_back"  # by the trainer, as the loss broke
+    REFUSED = "refused"  # by the trainer: a person has to change something
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a run.
+
+    ``code``: the exit code of the first process that failed, else 0; None where it is not known.
+    ``end_code``: as the trainer recorded it. ``step``: the newest; ``growth``: bytes of what it
+    writes beside. ``usual_s``: a step's time; None for a run without a record, or before its first
+    steps. ``complete``: the last step is done and the model written.
+    """
+
+    alive: bool
+    code: int | None = None
+    end_code: int | None = None
+    out_of_memory: bool = False
+    step: int = 0
+    growth: int = 0
+    usual_s: float | None = None
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What is remembered of a run; times on one monotonic clock, in seconds.
+
+    ``first``: the step at the last start, ``moved_at``: when it last showed progress. ``proven``:
+    some start made a step. ``failures``: times within the window; ``attempt``: restarts since it
+    was last stable. ``stuck``: failures since there was a newer checkpoint than ``saved``.
+    """
+
+    since: float
+    first: int
+    step: int
+    moved_at: float
+    growth: int = -1
+    proven: bool = False
+    failures: tuple[float, ...] = ()
+    attempt: int = 0
+    stuck: int = 0
+    saved: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What happened, in words."""
+
+    kind: Kind
+    reason: str
+
+
+class Action(Enum):
+    """What to do."""
+
+    END = "end"  # it is done, or was stopped
+    RESTART = "restart"
+    LEAVE = "leave"  # this choice: take the next one, or stop
+    STOP = "stop"  # no choice would help
+
+
+def started(now: float, step: int, before: Track | None = None) -> Track:
+    """A run that was just started at ``step``; it keeps what counts against it."""
+    if before is None:
+        return Track(now, step, step, now, proven=step > 0)
+    return replace(before, since=now, first=step, step=step, moved_at=now, growth=-1)
+
+
+def judge(
+    track: Track, seen: Seen, now: float, limits: Supervision, start_s: float
+) -> tuple[Track, Trouble | None]:
+    """The track after a look, and the trouble that the look shows.
+
+    ``start_s``: how long loading may take, and saving the model, and silence where no step's time
+    is known.
+    """
+    if seen.step != track.step or seen.growth != track.growth:
+        track = replace(
+            track,
+            proven=track.proven or seen.step > track.first,
+            step=seen.step,
+            growth=seen.growth,
+            moved_at=now,
+        )
+    if not seen.alive:
+        return track, _ended(seen)
+    if track.attempt and now - track.since >= limits.stable_s:
+        track = replace(track, attempt=0)
+    limit = patience_s(seen, track, limits, start_s)
+    if now - track.moved_at < limit:
+        return track, None
+    reason = f"no step and no growing checkpoint for {now - track.moved_at:.0f} s"
+    if seen.usual_s is not None:
+        reason += f"; a step takes {seen.usual_s:.3g} s"
+    return track, Trouble(Kind.HUNG, reason)
+
+
+def patience_s(seen: Seen, track: Track, limits: Supervision, start_s: float) -> float:
+    """Seconds without progress that are a hang."""
+    if seen.usual_s is None or seen.step <= track.first or seen.complete:
+        return max(start_s, limits.hang_s)
+    return max(limits.hang_s, HANG_STEPS * seen.usual_s)
+
+
+def _ended(seen: Seen) -> Trouble:
+    if seen.end_code == 3:
+        return Trouble(Kind.ROLLED_BACK, "the loss broke")
+    if seen.end_code == 2:
+        return Trouble(Kind.REFUSED, "the trainer refuses to go on")
+    if seen.complete and not seen.code:
+        return Trouble(Kind.FINISHED, "all steps are done")
+    if seen.code == 0:
+        return Trouble(Kind.STOPPED, "the run ended by itself, without an error")
+    if seen.out_of_memory:
+        return Trouble(Kind.KILLED, "the kernel killed for want of memory")
+    if seen.code is None:
+        return Trouble(Kind.DIED, "ended; its exit code is not known")
+    how = f"signal {-seen.code}" if seen.code < 0 else f"exit code {seen.code}"
+    return Trouble(Kind.DIED, f"ended with {how}")
+
+
+def respond(
+    track: Track,
+    trouble: Trouble,
+    now: float,
+    limits: Supervision,
+    *,
+    checkpoint: int,
+    lasting: bool = False,
+    known: bool = True,
+    misfit: bool = False,
+) -> tuple[Track, Action]:
+    """What to do about trouble, and the track from then on.
+
+    ``checkpoint``: the step of the newest. ``lasting``: a restart does not cure its cause;
+    ``known``: its cause is a known one; ``misfit``: the machine cannot hold the choice any more.
+    """
+    if trouble.kind in (Kind.FINISHED, Kind.STOPPED):
+        return track, Action.END
+    if trouble.kind is Kind.REFUSED:
+        return track, Action.STOP
+    if trouble.kind is Kind.ROLLED_BACK:
+        return track, Action.RESTART  # the trainer counts these, and refuses at last
+    stuck = track.stuck + 1 if checkpoint <= track.saved else 1
+    failures = (*(at for at in track.failures if now - at < limits.window_s), now)
+    track = replace(track, failures=failures, stuck=stuck, saved=max(checkpoint, track.saved))
+    # What has trained once was started with the right options; what never did is not tried again,
+    # unless its cause is known to pass.
+    hopeless = not track.proven and (lasting or not known)
+    if misfit or hopeless or max(len(failures), stuck) > limits.crash_budget:
+        return track, Action.LEAVE
+    return replace(track, attempt=track.attempt + 1), Action.RESTART
+
+
+def rest_s(track: Track, limits: Supervision, jitter: float) -> float:
+    """Seconds before the restart that was just decided."""
+    return backoff_s(max(0, track.attempt - 1), limits, jitter)
+
+
+def forgiven(track: Track) -> Track:
+    """The track of another choice: what counted against the last does not count against it."""
+    return replace(track, failures=(), attempt=0, stuck=0, proven=False)
+
+
+def waited(track: Track, now: float, limits: Supervision) -> tuple[Track, bool]:
+    """Count a wait for lost devices; whether it is worth another."""
+    failures = (*(at for at in track.failures if now - at < limits.window_s), now)
+    waits = replace(track, failures=failures, attempt=track.attempt + 1)
+    return waits, len(failures) <= limits.crash_budget
