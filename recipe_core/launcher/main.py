@@ -226,13 +226,13 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             option_of(name),
             dest=name,
-            type=_count if counts else _positive(float),
+            type=_budget if counts else _positive(float),
             metavar="N" if counts else "S",
             help=f"{text} (usually {getattr(usual, name):g})",
         )
 
 
-def _count(text: str) -> int:
+def _budget(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
