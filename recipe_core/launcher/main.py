@@ -226,16 +226,10 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             option_of(name),
             dest=name,
-            type=_budget if counts else _positive(float),
+            type=_count if counts else _positive(float),
             metavar="N" if counts else "S",
             help=f"{text} (usually {getattr(usual, name):g})",
         )
-
-
-def _budget(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
 
 
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
