@@ -76,10 +76,7 @@ def test_the_target_is_the_recipes(
 ) -> None:
     bundle.edit(workload(**changes))
     expected = observe.target(load_plan(bundle.root), bundle.root / "expected.json")
-    if changes.get("mode") == "open":
-        assert expected.load_most is None
-    else:
-        assert (expected.tpot_most_s, expected.load_most) == (most, load)
+    assert (expected.tpot_most_s, expected.load_most) == (most, load)
     assert (expected.tpot_s, expected.first_token_s) == (0.002, 0.01)
 
 
