@@ -15,6 +15,8 @@ import argparse
 import json
 import random
 import shutil
+import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -38,6 +40,7 @@ from tests.launcher.chaos.trial import LateError, Trial
 MOST_AT_ONCE = 6
 """Faults that one deployment meets, one after the other."""
 FIRST_PORT, PORTS = 31_000, 4
+"""Each deployment has a few ports from here on."""
 
 
 class Record:
@@ -101,6 +104,25 @@ def _suits(fault: Fault, kind: str) -> bool:
     return fault.needs <= _FEATURES[kind]
 
 
+def free_ports(taken: set[int]) -> int:
+    """The first of a few ports that nobody listens on."""
+    for first in range(FIRST_PORT, FIRST_PORT + 1000, PORTS):
+        if first not in taken and all(map(_is_free, range(first, first + PORTS))):
+            taken.add(first)
+            return first
+    raise RuntimeError("no ports are free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 def episode(record: Record, port: int, keep: Path | None) -> bool:
     """One deployment's life; whether there was one."""
     drawn = record.draw()
@@ -160,10 +182,22 @@ def summary(results: Iterable[Result]) -> dict[str, Any]:
         "orphans": tell("orphan"),
         "lost_states": tell("lost state"),
         "unexplained": tell("unexplained"),
+        "cause_not_known": sum(r.cause == "unknown" for g in by_fault.values() for r in g),
         "unexpected": tell("unexpected outcome"),
         "other": len([f for f in findings if not any(w in f for w in _WORDS)]),
         "by_fault": rows,
     }
+
+
+def table(rows: dict[str, Any]) -> str:
+    """The distribution by fault, for people."""
+    lines = [f"{'fault':34} {'n':>4} {'p50 s':>7} {'p90 s':>7} {'max s':>7}  outcomes"]
+    for name, row in rows.items():
+        spent = row["recovery_s"] or {}
+        figures = " ".join(f"{spent.get(key, ''):>7}" for key in ("p50", "p90", "max"))
+        counts = ", ".join(f"{count} {word}" for word, count in row["outcomes"].items())
+        lines.append(f"{name:34} {row['count']:>4} {figures}  {counts}")
+    return "\n".join(lines)
 
 
 _WORDS = ("orphan", "lost state", "unexplained", "unexpected outcome")
@@ -181,14 +215,23 @@ def main() -> int:
     options = parser.parse_args()
     record, began = Record(options), time.monotonic()
 
-    def work(worker: int) -> None:
-        while episode(record, FIRST_PORT + PORTS * worker, options.keep):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    taken: set[int] = set()
+    ports = [free_ports(taken) for _ in range(options.workers)]
+
+    def work(port: int) -> None:
+        while episode(record, port, options.keep):
             pass
 
     with ThreadPoolExecutor(options.workers) as pool:
-        list(pool.map(work, range(options.workers)))
+        try:
+            list(pool.map(work, ports))
+        except KeyboardInterrupt:
+            record.left = 0
+            print("interrupted: ending what runs", file=sys.stderr)
     data = summary(record.results) | {"seconds": round(time.monotonic() - began)}
-    print(json.dumps(data, indent=1))
+    print(table(data["by_fault"]))
+    print(json.dumps({name: value for name, value in data.items() if name != "by_fault"}))
     return 1 if any(result.findings for result in record.results) else 0
 
 

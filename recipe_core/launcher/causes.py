@@ -464,6 +464,7 @@ ENDED = Cause(
 UNKNOWN = Cause(
     "unknown",
     "the log does not say why",
-    "Read the end of the log; `doctor` packs everything for a report.",
+    "A process that ends without a word was mostly killed: look for the kernel's out-of-memory"
+    " killer (`dmesg`). `doctor` packs everything for a report.",
     transient=True,
 )
