@@ -171,6 +171,7 @@ def launch_document(
         "startup_timeout_s": started.startup_timeout_s,
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
         "workload": _traffic(workload) if recipe.kind == "serving" else workload,
+        "supervision": decision.request.options.supervision.for_launcher(),
         **({"variants": variants} if variants else {}),
         **({"fallbacks": [other.entry() for other in others]} if others else {}),
     }

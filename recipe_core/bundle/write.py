@@ -31,6 +31,7 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.of_recipe import image_file, target_context
+from recipe_core.targets.restarts import LAUNCHER, rows
 
 # The earliest date of a zip, in place of now: the same recipe gives the same bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -73,9 +74,11 @@ def bundle_of(recipe: Recipe) -> Bundle:
             start_files |= result
     for other in others:
         start_files |= other.files
+    available = [name for name in targets if name not in refused]
+    restarts = rows(context, [LAUNCHER, *available])
     texts = {
         **start_files,
-        "README.md": bundle_readme(recipe, launch, start_files, refused),
+        "README.md": bundle_readme(recipe, launch, start_files, refused, restarts),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,

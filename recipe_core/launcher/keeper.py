@@ -36,6 +36,8 @@ from .teller import Teller
 _NAP_S = 0.1
 """How soon a signal is heeded between two looks."""
 _NOTED_S = 60.0
+_HUNG_GRACE_S = 5.0
+"""What hangs hardly ends by itself, and other groups are not looked at meanwhile."""
 _UNKNOWN = ("unknown", "exception", "crashed")
 
 
@@ -275,7 +277,8 @@ class Keeper(Kept):
             self.tracks[group] = track
             return
         self.causes[cause] = self.causes.get(cause, 0) + 1
-        supervisor.stop_group(self.plan, self.current, group)
+        grace = _HUNG_GRACE_S if cause == "hang" else supervisor.GRACE_S
+        supervisor.stop_group(self.plan, self.current, group, grace_s=grace)
         parked = tuple(
             sorted({*self.current.parked} | {group} if step is Step.PARK else self.current.parked)
         )

@@ -10,7 +10,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from . import keeping, notify, procs, state
 from .diagnosis import VAGUE, diagnose
@@ -96,8 +95,8 @@ def start_group(plan: LaunchPlan, current: State, group: int) -> State:
     return current
 
 
-def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
-    """End the processes of one group and their workers; others run on.
+def stop_group(plan: LaunchPlan, current: State, group: int, *, grace_s: float = GRACE_S) -> None:
+    """End the processes of one group and their workers, in ``grace_s``; others run on.
 
     Raises:
         LauncherError: when a process runs on.
@@ -108,7 +107,7 @@ def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
         _, left = procs.terminate(
             leaders,
             part_mark(current.mark, group),
-            grace_s=GRACE_S,
+            grace_s=grace_s,
             settle_s=0.0 if current.ready or leaders else SETTLE_S,
             variable=procs.PART,
         )
@@ -263,19 +262,6 @@ def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
         return False
     finally:
         connection.close()
-
-
-def watch(current: State) -> NoReturn:
-    """Stay while all servers run.
-
-    Raises:
-        StartError: when one dies.
-    """
-    while True:
-        for server in current.servers:
-            if not _runs(server):
-                raise _died(server, "died")
-        time.sleep(0.3)
 
 
 def stop(run: Path, current: State, *, progress: Progress, recorded: bool = False) -> list[str]:
