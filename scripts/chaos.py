@@ -1,18 +1,22 @@
 """Hundreds of random faults against the launcher; by hand, on any machine.
 
     python scripts/chaos.py [--faults 300] [--seed 1] [--workers 2] [--only NAME] [-o FILE]
+    CHAOS_VLLM=VENV/bin python scripts/chaos.py --kinds embedded --kinds vllm --faults 30
 
 Starts bundles of a fake engine (a server with ranks, replicas behind a router, devices with a
 fallback), breaks what runs or a command, and checks after each fault: nothing runs that no state
 records, the state is true, events explain what became of it, and `up` works once the fault is gone.
 Each result is a line of JSON in FILE; a summary is printed. Exit code 1 where something was found.
-With a seed the faults and their order are the same; what they hit at which moment is not.
+Real engines are taken where `--kinds` names them: `embedded` (transformers serve) and `vllm` (its
+CPU build, whose programs lie in $CHAOS_VLLM). With a seed the faults and their order are the same;
+what they hit at which moment is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -32,11 +36,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recipe_core.launcher.metrics import quantile
-from tests.launcher.chaos.deployments import KINDS, make
+from tests.launcher.chaos import real
+from tests.launcher.chaos.deployments import KINDS, Deployment, make
 from tests.launcher.chaos.faults import FAULTS, Fault
 from tests.launcher.chaos.play import Result, play
 from tests.launcher.chaos.trial import LateError, Trial
 
+REAL = ("embedded", "vllm")
 MOST_AT_ONCE = 6
 """Faults that one deployment meets, one after the other."""
 FIRST_PORT, PORTS = 31_000, 4
@@ -61,11 +67,10 @@ class Record:
             if self.left <= 0:
                 return None
             self.episodes += 1
-            names = self._only or list(FAULTS)
+            asked = self._only or list(FAULTS)
+            names = [n for n in asked if any(_suits(FAULTS[n], kind) for kind in self._kinds)]
             name = self._chance.choice(names)
-            kind = self._chance.choice(
-                [k for k in self._kinds if _suits(FAULTS[name], k)] or ["one"]
-            )
+            kind = self._chance.choice([k for k in self._kinds if _suits(FAULTS[name], k)])
             suited = [fault for fault in (FAULTS[n] for n in names) if _suits(fault, kind)]
             count = min(self.left, self._chance.randint(1, MOST_AT_ONCE))
             more = [self._chance.choice(suited) for _ in range(count - 1)]
@@ -90,7 +95,17 @@ class Record:
                 print(f"       FOUND {finding[:900]}", flush=True)
 
 
+def build(kind: str, folder: Path, port: int) -> Deployment:
+    """A deployment of a fake engine or of a real one."""
+    if kind in KINDS:
+        return make(kind, folder, port)
+    programs = os.environ.get("CHAOS_VLLM")
+    return real.make(kind, folder, port, Path(programs) if programs else None)
+
+
 def _features(kind: str) -> frozenset[str]:
+    if kind in REAL:
+        return frozenset({"ranks"} if kind == "vllm" else ())
     with tempfile.TemporaryDirectory() as folder:
         return make(kind, Path(folder), FIRST_PORT).features
 
@@ -130,7 +145,7 @@ def episode(record: Record, port: int, keep: Path | None) -> bool:
         return False
     number, kind, faults, seed = drawn
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{number}-"))
-    trial = Trial(make(kind, folder, port), random.Random(seed))
+    trial = Trial(build(kind, folder, port), random.Random(seed))
     found = False
     try:
         trial.require("up")
@@ -209,7 +224,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="NAME")
-    parser.add_argument("--kinds", action="append", choices=sorted(KINDS), metavar="KIND")
+    parser.add_argument("--kinds", action="append", choices=sorted((*KINDS, *REAL)), metavar="KIND")
     parser.add_argument("--keep", type=Path, help="copy bundles with findings to this folder")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
