@@ -394,7 +394,8 @@ _OF_RUN = (
             r"TimeoutError: RPC call to .* timed out|execute_model.*timed out|shm_broadcast.*timed",
         ),
         transient=True,
-        benign=re.compile(r"(GET|POST) /|client disconnected|RequestDisconnect"),
+        # A client that went away, as Python's HTTP servers log it.
+        benign=re.compile(r"(GET|POST) /|client disconnected|RequestDisconnect|ConnectionResetErr"),
     ),
 )
 

@@ -253,6 +253,14 @@ def test_out_of_memory_before_the_first_answer_comes_again() -> None:
     assert diagnose(TRANSFORMERS_PORT, 1, ready=False).transient
 
 
+def test_clients_that_went_away_are_no_cause() -> None:
+    log = (
+        "ConnectionResetError: [Errno 104] Connection reset by peer\nBrokenPipeError: [Errno 32] x"
+    )
+    assert diagnose(log, -9).cause == "killed"
+    assert diagnose("RuntimeError: Connection reset by peer [10.0.0.2]:29500", 1).cause == "network"
+
+
 def test_a_line_that_is_no_error_is_no_cause() -> None:
     assert diagnose(NCCL_CHATTER, 1).cause == "unknown"
     assert (
