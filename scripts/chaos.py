@@ -119,9 +119,9 @@ def _suits(fault: Fault, kind: str) -> bool:
     return fault.needs <= _FEATURES[kind]
 
 
-def free_ports(taken: set[int]) -> int:
-    """The first of a few ports that nobody listens on."""
-    for first in range(FIRST_PORT, FIRST_PORT + 1000, PORTS):
+def free_ports(start: int, taken: set[int]) -> int:
+    """The first of a few ports from ``start`` on that nobody listens on."""
+    for first in range(start, start + 900, PORTS):
         if first not in taken and all(map(_is_free, range(first, first + PORTS))):
             taken.add(first)
             return first
@@ -226,13 +226,14 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="NAME")
     parser.add_argument("--kinds", action="append", choices=sorted((*KINDS, *REAL)), metavar="KIND")
     parser.add_argument("--keep", type=Path, help="copy bundles with findings to this folder")
+    parser.add_argument("--first-port", type=int, default=FIRST_PORT, help="for runs side by side")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     record, began = Record(options), time.monotonic()
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     taken: set[int] = set()
-    ports = [free_ports(taken) for _ in range(options.workers)]
+    ports = [free_ports(options.first_port, taken) for _ in range(options.workers)]
 
     def work(port: int) -> None:
         while episode(record, port, options.keep):
