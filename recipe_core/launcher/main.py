@@ -222,12 +222,12 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
     )
     usual = Supervision()
     for name, text in OPTIONS.items():
-        number: type[float] = int if name == "crash_budget" else float
+        counts = name == "crash_budget"
         command.add_argument(
             option_of(name),
             dest=name,
-            type=_positive(number),
-            metavar="N" if number is int else "S",
+            type=_count if counts else _positive(float),
+            metavar="N" if counts else "S",
             help=f"{text} (usually {getattr(usual, name):g})",
         )
 
