@@ -15,6 +15,7 @@ import pytest
 
 from recipe_core.launcher import causes
 from recipe_core.launcher.diagnosis import LONGEST_LINE, MOST_LINES, diagnose, signal_of
+from tests.command_line import ROOT
 
 VLLM_CACHE = """\
 (EngineCore pid=3709) INFO 09-18 21:37:58 [gpu_worker.py:341] Available KV cache memory: 4.34 GiB
@@ -230,6 +231,13 @@ def test_lines(line: str, cause: str) -> None:
 def test_every_cause_has_an_example() -> None:
     shown = {cause for _, cause in LINES} | {case[4] for case in CASES}
     assert {cause.id for cause in causes.KNOWN} <= shown
+
+
+def test_every_cause_is_documented() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    for cause in causes.KNOWN:
+        answer = "restart" if cause.transient else "next choice, or stop"
+        assert f"| `{cause.id}` | {cause.title} | {answer} |" in text
 
 
 def test_causes_are_sound() -> None:
