@@ -45,8 +45,8 @@ from tests.launcher.chaos.trial import LateError, Trial
 REAL = ("embedded", "vllm")
 MOST_AT_ONCE = 6
 """Faults that one deployment meets, one after the other."""
-FIRST_PORT, PORTS = 31_000, 4
-"""Each deployment has a few ports from here on."""
+FIRST_PORT, PORTS = 27_000, 4
+"""Each deployment has a few ports from here on, below those that the system gives to clients."""
 
 
 class Record:
