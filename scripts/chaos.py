@@ -1,20 +1,26 @@
 """Hundreds of random faults against the launcher; by hand, on any machine.
 
     python scripts/chaos.py [--faults 300] [--seed 1] [--workers 2] [--only NAME] [-o FILE]
+    CHAOS_VLLM=VENV/bin python scripts/chaos.py --kinds embedded --kinds vllm --faults 30
 
 Starts bundles of a fake engine (a server with ranks, replicas behind a router, devices with a
 fallback), breaks what runs or a command, and checks after each fault: nothing runs that no state
 records, the state is true, events explain what became of it, and `up` works once the fault is gone.
 Each result is a line of JSON in FILE; a summary is printed. Exit code 1 where something was found.
-With a seed the faults and their order are the same; what they hit at which moment is not.
+Real engines are taken where `--kinds` names them: `embedded` (transformers serve) and `vllm` (its
+CPU build, whose programs lie in $CHAOS_VLLM). With a seed the faults and their order are the same;
+what they hit at which moment is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
+import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -30,14 +36,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recipe_core.launcher.metrics import quantile
-from tests.launcher.chaos.deployments import KINDS, make
+from tests.launcher.chaos import real
+from tests.launcher.chaos.deployments import KINDS, Deployment, make
 from tests.launcher.chaos.faults import FAULTS, Fault
 from tests.launcher.chaos.play import Result, play
 from tests.launcher.chaos.trial import LateError, Trial
 
+REAL = ("embedded", "vllm")
 MOST_AT_ONCE = 6
 """Faults that one deployment meets, one after the other."""
-FIRST_PORT, PORTS = 31_000, 4
+FIRST_PORT, PORTS = 27_000, 4
+"""Each deployment has a few ports from here on, below those that the system gives to clients."""
 
 
 class Record:
@@ -58,11 +67,10 @@ class Record:
             if self.left <= 0:
                 return None
             self.episodes += 1
-            names = self._only or list(FAULTS)
+            asked = self._only or list(FAULTS)
+            names = [n for n in asked if any(_suits(FAULTS[n], kind) for kind in self._kinds)]
             name = self._chance.choice(names)
-            kind = self._chance.choice(
-                [k for k in self._kinds if _suits(FAULTS[name], k)] or ["one"]
-            )
+            kind = self._chance.choice([k for k in self._kinds if _suits(FAULTS[name], k)])
             suited = [fault for fault in (FAULTS[n] for n in names) if _suits(fault, kind)]
             count = min(self.left, self._chance.randint(1, MOST_AT_ONCE))
             more = [self._chance.choice(suited) for _ in range(count - 1)]
@@ -87,7 +95,17 @@ class Record:
                 print(f"       FOUND {finding[:900]}", flush=True)
 
 
+def build(kind: str, folder: Path, port: int) -> Deployment:
+    """A deployment of a fake engine or of a real one."""
+    if kind in KINDS:
+        return make(kind, folder, port)
+    programs = os.environ.get("CHAOS_VLLM")
+    return real.make(kind, folder, port, Path(programs) if programs else None)
+
+
 def _features(kind: str) -> frozenset[str]:
+    if kind in REAL:
+        return frozenset({"ranks"} if kind == "vllm" else ())
     with tempfile.TemporaryDirectory() as folder:
         return make(kind, Path(folder), FIRST_PORT).features
 
@@ -101,6 +119,25 @@ def _suits(fault: Fault, kind: str) -> bool:
     return fault.needs <= _FEATURES[kind]
 
 
+def free_ports(start: int, taken: set[int]) -> int:
+    """The first of a few ports from ``start`` on that nobody listens on."""
+    for first in range(start, start + 900, PORTS):
+        if first not in taken and all(map(_is_free, range(first, first + PORTS))):
+            taken.add(first)
+            return first
+    raise RuntimeError("no ports are free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 def episode(record: Record, port: int, keep: Path | None) -> bool:
     """One deployment's life; whether there was one."""
     drawn = record.draw()
@@ -108,7 +145,7 @@ def episode(record: Record, port: int, keep: Path | None) -> bool:
         return False
     number, kind, faults, seed = drawn
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{number}-"))
-    trial = Trial(make(kind, folder, port), random.Random(seed))
+    trial = Trial(build(kind, folder, port), random.Random(seed))
     found = False
     try:
         trial.require("up")
@@ -160,10 +197,22 @@ def summary(results: Iterable[Result]) -> dict[str, Any]:
         "orphans": tell("orphan"),
         "lost_states": tell("lost state"),
         "unexplained": tell("unexplained"),
+        "cause_not_known": sum(r.cause == "unknown" for g in by_fault.values() for r in g),
         "unexpected": tell("unexpected outcome"),
         "other": len([f for f in findings if not any(w in f for w in _WORDS)]),
         "by_fault": rows,
     }
+
+
+def table(rows: dict[str, Any]) -> str:
+    """The distribution by fault, for people."""
+    lines = [f"{'fault':34} {'n':>4} {'p50 s':>7} {'p90 s':>7} {'max s':>7}  outcomes"]
+    for name, row in rows.items():
+        spent = row["recovery_s"] or {}
+        figures = " ".join(f"{spent.get(key, ''):>7}" for key in ("p50", "p90", "max"))
+        counts = ", ".join(f"{count} {word}" for word, count in row["outcomes"].items())
+        lines.append(f"{name:34} {row['count']:>4} {figures}  {counts}")
+    return "\n".join(lines)
 
 
 _WORDS = ("orphan", "lost state", "unexplained", "unexpected outcome")
@@ -175,20 +224,30 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="NAME")
-    parser.add_argument("--kinds", action="append", choices=sorted(KINDS), metavar="KIND")
+    parser.add_argument("--kinds", action="append", choices=sorted((*KINDS, *REAL)), metavar="KIND")
     parser.add_argument("--keep", type=Path, help="copy bundles with findings to this folder")
+    parser.add_argument("--first-port", type=int, default=FIRST_PORT, help="for runs side by side")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     record, began = Record(options), time.monotonic()
 
-    def work(worker: int) -> None:
-        while episode(record, FIRST_PORT + PORTS * worker, options.keep):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    taken: set[int] = set()
+    ports = [free_ports(options.first_port, taken) for _ in range(options.workers)]
+
+    def work(port: int) -> None:
+        while episode(record, port, options.keep):
             pass
 
     with ThreadPoolExecutor(options.workers) as pool:
-        list(pool.map(work, range(options.workers)))
+        try:
+            list(pool.map(work, ports))
+        except KeyboardInterrupt:
+            record.left = 0
+            print("interrupted: ending what runs", file=sys.stderr)
     data = summary(record.results) | {"seconds": round(time.monotonic() - began)}
-    print(json.dumps(data, indent=1))
+    print(table(data["by_fault"]))
+    print(json.dumps({name: value for name, value in data.items() if name != "by_fault"}))
     return 1 if any(result.findings for result in record.results) else 0
 
 

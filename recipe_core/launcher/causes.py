@@ -394,7 +394,8 @@ _OF_RUN = (
             r"TimeoutError: RPC call to .* timed out|execute_model.*timed out|shm_broadcast.*timed",
         ),
         transient=True,
-        benign=re.compile(r"(GET|POST) /|client disconnected|RequestDisconnect"),
+        # A client that went away, as Python's HTTP servers log it.
+        benign=re.compile(r"(GET|POST) /|client disconnected|RequestDisconnect|ConnectionResetErr"),
     ),
 )
 
@@ -464,6 +465,7 @@ ENDED = Cause(
 UNKNOWN = Cause(
     "unknown",
     "the log does not say why",
-    "Read the end of the log; `doctor` packs everything for a report.",
+    "A process that ends without a word was mostly killed: look for the kernel's out-of-memory"
+    " killer (`dmesg`). `doctor` packs everything for a report.",
     transient=True,
 )

@@ -15,6 +15,7 @@ import pytest
 
 from recipe_core.launcher import causes
 from recipe_core.launcher.diagnosis import LONGEST_LINE, MOST_LINES, diagnose, signal_of
+from tests.command_line import ROOT
 
 VLLM_CACHE = """\
 (EngineCore pid=3709) INFO 09-18 21:37:58 [gpu_worker.py:341] Available KV cache memory: 4.34 GiB
@@ -232,6 +233,13 @@ def test_every_cause_has_an_example() -> None:
     assert {cause.id for cause in causes.KNOWN} <= shown
 
 
+def test_every_cause_is_documented() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    for cause in causes.KNOWN:
+        answer = "restart" if cause.transient else "next choice, or stop"
+        assert f"| `{cause.id}` | {cause.title} | {answer} |" in text
+
+
 def test_causes_are_sound() -> None:
     ids = [cause.id for cause in causes.KNOWN]
     assert len(set(ids)) == len(ids)
@@ -251,6 +259,12 @@ def test_out_of_memory_before_the_first_answer_comes_again() -> None:
     assert diagnose(TRT_MEMORY, 1, ready=True).transient
     assert not diagnose(TRT_MEMORY, 1, ready=False).transient
     assert diagnose(TRANSFORMERS_PORT, 1, ready=False).transient
+
+
+def test_clients_that_went_away_are_no_cause() -> None:
+    log = "ConnectionResetError: [Errno 104] Connection reset by peer\nBrokenPipeError: [Errno 32]"
+    assert diagnose(log, -9).cause == "killed"
+    assert diagnose("RuntimeError: Connection reset by peer [10.0.0.2]:29500", 1).cause == "network"
 
 
 def test_a_line_that_is_no_error_is_no_cause() -> None:

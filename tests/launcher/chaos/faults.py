@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from .trial import Trial, full_disk
 
@@ -252,17 +253,24 @@ def disk_full(trial: Trial) -> Iterator[None]:
     yield
 
 
+def _garble(path: Path) -> None:
+    """Turn the first bits of a file around; twice is as it was. Its length stays: it is mapped."""
+    with path.open("r+b") as file:
+        start = file.read(4096)
+        file.seek(0)
+        file.write(bytes(byte ^ 0xFF for byte in start))
+
+
 _WEIGHTS_LOST = frozenset({"stopped", "degraded", "recovered"})
 
 
 @_fault("weights damaged", shows=DEATHS, ends=_WEIGHTS_LOST)
 def weights(trial: Trial) -> Iterator[None]:
     path = trial.deployment.model / "model.safetensors"
-    before = path.read_bytes()
-    path.write_bytes(bytes(byte ^ 0xFF for byte in before[:4096]) + before[4096:])
+    _garble(path)
     trial.send(_some(trial, trial.leaders()), signal.SIGKILL)
     yield
-    path.write_bytes(before)
+    _garble(path)
 
 
 @_fault("another version installed", shows=DEATHS, needs=_needs("fake"), ends=_WEIGHTS_LOST)
@@ -377,10 +385,9 @@ def up_on_full_disk(trial: Trial) -> Iterator[None]:
 def up_with_damaged_weights(trial: Trial) -> Iterator[None]:
     trial.require("down")
     path = trial.deployment.model / "model.safetensors"
-    before = path.read_bytes()
-    path.write_bytes(bytes(byte ^ 0xFF for byte in before[:4096]) + before[4096:])
+    _garble(path)
     yield
-    path.write_bytes(before)
+    _garble(path)
 
 
 @_fault("up without devices", needs=_needs("devices"), ends=frozenset({"refused"}))

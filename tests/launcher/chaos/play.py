@@ -12,6 +12,7 @@ from .deployments import LIMITS
 from .faults import DEATHS, Fault
 from .trial import PATIENCE_S, LateError, Trial
 
+LOST = "device_lost"
 _VAGUE = ("unknown", "", None)
 
 
@@ -91,7 +92,8 @@ def _ended(trial: Trial, before: int) -> bool:
             return current is not None or trial.keeper() is None
     if not trial.serves():
         return False
-    troubles = [n for n, kind in enumerate(kinds) if kind in (*DEATHS, "slow")]
+    # A device that is lost is noted; what still serves is not stopped for it.
+    troubles = [n for n, kind in enumerate(kinds) if kind in (*DEATHS, "slow") and kind != LOST]
     calm = [n for n, kind in enumerate(kinds) if kind in ("ready", "keeper_start", "device_found")]
     return not troubles or bool(calm and calm[-1] > troubles[0])
 
