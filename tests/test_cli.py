@@ -412,6 +412,7 @@ def test_the_surface_is_frozen():
         "diff",
         "convert",
         "keygen",
+        "calibrate",
         "preflight",
         "up",
         "bench",
@@ -448,16 +449,18 @@ def test_the_options_are_frozen():
             *("--device", "--provider", "--region", "--commitment", "--all", "--import"),
             *("--output", "--currency", "--usd-per-unit", "--date", "--status", "--accelerator"),
         },
-        "plan": {"--all", "--measured", "--sensitivity", "--top"},
-        "size": {"--ladder", "--measured", "--top"},
-        "estimate": {"--measured", "--trace"},
+        "plan": {"--all", "--measured", "--no-calibration", "--sensitivity", "--top"},
+        "size": {"--ladder", "--measured", "--no-calibration", "--top"},
+        "estimate": {"--measured", "--no-calibration", "--trace"},
         "check": ground
-        | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
+        | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"}
+        | {"--no-calibration"},
         "validate": {"--bands", "--by", "--sizes", "--training"},
         "build": {
             "--env",
             "--for",
             "--measured",
+            "--no-calibration",
             "--option",
             "--output",
             "--set",
@@ -467,6 +470,7 @@ def test_the_options_are_frozen():
         "lock": {"--model", "--verify"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
+        "calibrate": {"--clear", "--dry-run", "--into", "--list", "--undo"},
         "serve": {
             *("--host", "--port", "--token", "--no-auth", "--allow-host", "--metrics"),
             *("--workers", "--queue", "--max-candidates", "--max-seconds", "--max-memory"),

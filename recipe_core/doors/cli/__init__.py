@@ -12,8 +12,8 @@ from recipe_core.doors.cli import (
     planning,
     checking,
     recipes,
-    launching,
     calibrating,
+    launching,
 )
 
 # isort: on
