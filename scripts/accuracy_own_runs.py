@@ -6,24 +6,20 @@
 A cell is a source x device x model. Of each, 0, 1, 3 and 10 runs are drawn at random, the library
 is told of them, and the others are estimated. Runs that the data exclude take no part.
 
-What is known before any run (``Prior``: of each scale the shares of variance by scope, and how fast
-loads grow unlike) is chosen by cross-validation: of ``CANDIDATES`` random ones for each of
-``FADES`` the mean of the ``BEST`` with the least errors, on runs drawn in the same way and on runs
-of a cell that is told of another model of the same source and device. Cells count by the logarithm
-of their errors, so that those which no formula describes do not decide. The scale of steps is
-chosen by time per output token and throughput, that of prompts by time to first token. Errors of a
-source are tested with what all other sources chose. Moments and likelihoods of residuals trust one
-run too much: some residuals are ten times as large as most.
+What is known before any run (``Prior``: shares of variance by scope) is chosen by cross-validation:
+of ``CANDIDATES`` random ones the mean of the ``BEST`` with the least errors, on runs drawn in the
+same way and on runs of a cell that is told of another model of the same source and device. Errors
+of a source are tested with the shares of all other sources. Moments and likelihoods of residuals
+give similar shares, but trust one run too much: some residuals are ten times as large as most.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +40,6 @@ from recipe_core.space.corrections import (
     WIDE_TO_NARROW,
     Corrections,
     DeviceRuns,
-    Effects,
-    Fades,
     OwnRun,
     Prior,
     Shares,
@@ -55,10 +49,10 @@ from recipe_core.space.serving import stack
 SEED = 1
 GIVEN = (0, 1, 3, 10)
 DRAWS = 5
-CANDIDATES = 60
+CANDIDATES = 400
 BEST = 20
 LEAST_NOISE = 0.02
-FADES = tuple(product((0.05, 0.2, 0.6), repeat=3))  # of load, prompt and answer
+FADES = (0.15, 0.3, 0.6)
 CAP = 2.0  # standard deviations beyond which a figure is cut; 3 and Student's t were no better
 MOST_TESTED = 60  # runs of a cell that are estimated for one choice of shares
 
@@ -67,7 +61,6 @@ FIGURES = {
     "ttft_ms": "time to first token",
     "output_tokens_per_s": "throughput, all queued",
 }
-CHOSEN_BY = {"steps": ("tpot_ms", "output_tokens_per_s"), "prompts": ("ttft_ms",)}
 QUANTITY = {
     "tpot_ms": ("tpot_s", 1e3),
     "ttft_ms": ("ttft_s", 1e3),
@@ -132,9 +125,9 @@ def draws(
 # What is known before
 
 
-def spread(all_cells: Sequence[Told]) -> dict[str, float]:
+def spread(all_cells: Sequence[Told]) -> tuple[float, float]:
     """Standard deviations of the logarithms of both scales: of their residuals, cells alike."""
-    out = {}
+    out = []
     for scale in ("steps", "prompts"):
         squares = [
             np.mean(shown)
@@ -148,8 +141,8 @@ def spread(all_cells: Sequence[Told]) -> dict[str, float]:
                 ]
             )
         ]
-        out[scale] = float(np.sqrt(np.mean(squares)))
-    return out
+        out.append(float(np.sqrt(np.mean(squares))))
+    return out[0], out[1]
 
 
 def _log_ratio(run: OwnRun, figure: str) -> float:
@@ -160,40 +153,23 @@ def _log_ratio(run: OwnRun, figure: str) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """Runs given and tested: what they have in common by scope, and what they show.
-
-    ``among`` and ``between``: scopes × runs × runs given, with how far loads are apart.
-    """
+    """Runs given and tested: what they have in common by scope, and what they show."""
 
     cell: Cell
     kind: str
-    among: tuple[Float, Float]
-    between: tuple[Float, Float]
+    among: Float
+    between: Float
     given: Float
     tested: Float
 
-    def losses(self, shares: Float, fades: Float, deviation: float) -> Float:
-        """Median |error| of the tested runs for each choice of shares (rows; the last is noise).
-
-        What is given is cut as the library cuts it.
-        """
+    def losses(self, shares: Float) -> Float:
+        """Median |error| of the tested runs for each choice of shares (rows; the last is noise)."""
         n = len(self.given)
-        among = np.einsum("lab,cl->cab", _faded(*self.among, fades), shares[:, :-1])
+        among = np.einsum("lab,cl->cab", self.among, shares[:, :-1])
         among += shares[:, -1][:, None, None] * np.eye(n)
-        inverse = np.linalg.inv(among)
-        precision = np.einsum("caa->ca", inverse)
-        off = np.einsum("cab,b->ca", inverse, self.given) / precision
-        most = CAP * deviation / np.sqrt(precision)
-        shown = self.given - (off - np.clip(off, -most, most))
-        solved = np.einsum("cab,cb->ca", inverse, shown)
-        between = _faded(*self.between, fades)
-        predicted = np.einsum("lrb,cl,cb->cr", between, shares[:, :-1], solved)
+        solved = np.linalg.solve(among, np.broadcast_to(self.given, (len(shares), n))[..., None])
+        predicted = np.einsum("lrb,cl,cb->cr", self.between, shares[:, :-1], solved[..., 0])
         return np.median(np.abs(np.expm1(predicted - self.tested)), axis=1)
-
-
-def _faded(scopes: Float, apart: Float, fades: Float) -> Float:
-    """Scopes with the load's as far as loads are alike."""
-    return np.concatenate([scopes[:-1], scopes[-1:] * np.exp(-(apart @ fades))])
 
 
 Place = tuple[str, str]
@@ -234,7 +210,6 @@ class _Common:
     """What runs of one source and device have in common, and where those of each cell begin."""
 
     scopes: Float
-    apart: Float
     starts: dict[Cell, int]
 
     def trial(
@@ -245,8 +220,8 @@ class _Common:
         return Trial(
             told.cell,
             kind,
-            (self.scopes[:, a[:, None], a], self.apart[a[:, None], a]),
-            (self.scopes[:, b[:, None], a], self.apart[b[:, None], a]),
+            self.scopes[:, a[:, None], a],
+            self.scopes[:, b[:, None], a],
             np.array([_log_ratio(of.runs[i], figure) for i in given]),
             np.array([_log_ratio(told.runs[i], figure) for i in tested]),
         )
@@ -256,82 +231,73 @@ def _common(members: Sequence[Told], prior: Prior) -> _Common:
     runs = [run for told in members for run in told.runs]
     starts = np.cumsum([0, *(len(told.runs) for told in members)])
     cells = dict(zip((told.cell for told in members), starts.tolist(), strict=False))
-    return _Common(*DeviceRuns(prior, runs).with_each_other(), cells)
+    return _Common(DeviceRuns(prior, runs).with_each_other(), cells)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Errors of every candidate for what is known of a scale, by figure, kind of trial and cell.
-
-    Candidates are columns: ``shares`` for each of ``FADES``.
-    """
+    """Errors of every candidate for the shares, by figure, kind of trial and cell."""
 
     shares: Float
-    errors: pd.DataFrame
+    errors: dict[float, pd.DataFrame]
 
-    def best(self, without: str | None = None) -> tuple[Float, Float]:
+    def best(self, without: str | None = None) -> tuple[float, Float]:
         """How fast loads fade, and the shares: by all sources or all but one.
 
-        Kinds of trials count alike.
+        Kinds of trials count alike, each in units of its least error.
         """
-        errors = self.errors[self.errors.index.get_level_values("source") != without]
-        scores = np.log(errors + 0.01).groupby(["figure", "kind"]).mean().mean().to_numpy()
-        order = np.argsort(scores)[:BEST]
-        fades = np.exp(np.log(np.array(FADES)[order // len(self.shares)]).mean(axis=0))
-        return fades, self.shares[order % len(self.shares)].mean(axis=0)
+        means = {
+            fades: errors[errors.index.get_level_values("source") != without]
+            .groupby(["figure", "kind"])
+            .mean()
+            for fades, errors in self.errors.items()
+        }
+        least = pd.concat([table.min(axis=1) for table in means.values()], axis=1).min(axis=1)
+        scores = {f: table.div(least, axis=0).mean().to_numpy() for f, table in means.items()}
+        fades = min(scores, key=lambda f: float(np.sort(scores[f])[:BEST].mean()))
+        order = np.argsort(scores[fades])[:BEST]
+        return fades, self.shares[order].mean(axis=0)
 
 
-def choose(
-    all_cells: Sequence[Told], known: Prior, spreads: Mapping[str, float]
-) -> dict[str, Choice]:
-    """The errors of random candidates for both scales."""
+def choose(all_cells: Sequence[Told], known: Prior) -> Choice:
+    """The errors of random candidates for the shares."""
     rng = np.random.default_rng(SEED)
     shares = rng.dirichlet(np.full(len(WIDE_TO_NARROW) + 1, 0.5), CANDIDATES)
     shares[:, -1] = np.maximum(shares[:, -1], LEAST_NOISE)
     shares /= shares.sum(axis=1, keepdims=True)
-    places = by_place(all_cells).items()
-    common = {place: _common(members, known) for place, members in places}
-    out = {}
-    for scale, figures in CHOSEN_BY.items():
-        parts = []
-        for figure in figures:
+    errors = {}
+    for fades in FADES:
+        prior, parts = known.model_copy(update={"fades": fades}), []
+        places = by_place(all_cells).items()
+        common = {place: _common(members, prior) for place, members in places}
+        for figure in FIGURES:
             drawn = trials(all_cells, figure, common)
-            losses = [
-                np.concatenate(
-                    [trial.losses(shares, np.array(fades), spreads[scale]) for fades in FADES]
-                )
-                for trial in drawn
-            ]
-            table = pd.DataFrame(losses)
+            table = pd.DataFrame([trial.losses(shares) for trial in drawn])
             table["figure"] = figure
             table["kind"] = [trial.kind for trial in drawn]
             table["source"] = [trial.cell[0] for trial in drawn]
             table["cell"] = ["/".join(trial.cell) for trial in drawn]
             parts.append(table.groupby(["figure", "kind", "source", "cell"]).mean())
-        out[scale] = Choice(shares, pd.concat(parts))
-    return out
+        errors[fades] = pd.concat(parts)
+    return Choice(shares, errors)
 
 
 def prior_of(
-    choices: Mapping[str, Choice], spreads: Mapping[str, float], without: str | None, cells: int
+    choice: Choice, spreads: tuple[float, float], without: str | None, cells: int
 ) -> Prior:
     """What is known before any run, by all sources or all but one."""
-    effects = {}
-    for scale, choice in choices.items():
-        fades, shares = choice.best(without)
-        rounded = np.round(shares, 2)
-        rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)
-        named = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
-        effects[scale] = Effects(
-            deviation=round(spreads[scale], 2),
-            shares=Shares.model_validate(named),
-            fades=Fades(**dict(zip(Fades.model_fields, np.round(fades, 2).tolist(), strict=True))),
-        )
+    fades, shares = choice.best(without)
+    rounded = np.round(shares, 2)
+    rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)
+    named = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
     return Prior(
-        schema_version=2,
+        schema_version=1,
         source=f"least errors over {cells} cells of published runs; scripts/accuracy_own_runs.py",
+        steps=round(spreads[0], 2),
+        prompts=round(spreads[1], 2),
+        fades=fades,
         cap=CAP,
-        **effects,
+        shares=Shares.model_validate(named),
     )
 
 
@@ -421,8 +387,7 @@ def section(truth: Path) -> str:
 def measure(truth: Path) -> tuple[pd.DataFrame, Prior]:
     """Errors by runs given, and what is known before by all sources."""
     all_cells = cells(truth)
-    spreads = spread(all_cells)
-    choice = choose(all_cells, own_runs.prior(), spreads)
+    spreads, choice = spread(all_cells), choose(all_cells, own_runs.prior())
     sources = sorted({told.cell[0] for told in all_cells})
     known = {source: prior_of(choice, spreads, source, len(all_cells)) for source in sources}
     return tested(all_cells, known), prior_of(choice, spreads, None, len(all_cells))
@@ -449,15 +414,7 @@ def report(table: pd.DataFrame, prior: Prior) -> str:
                     f"| {title} | {len(full)} of over {most} | {given} | {part.error.mean():.1%} | "
                     f"{part.error.median():.1%} | {part.inside.mean():.0%} | {shown} |"
                 )
-    known = "\n".join(
-        f"* {scale}: "
-        + ", ".join(f"{name} {value:.2f}" for name, value in effects.shares)
-        + "; alike loads grow apart by "
-        + ", ".join(
-            f"{1 - np.exp(-value):.0%} a doubling of {name}" for name, value in effects.fades
-        )
-        for scale, effects in (("steps", prior.steps), ("prompts", prior.prompts))
-    )
+    shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
     table_text = "\n".join(lines)
     return f"""Of the runs of a cell (without those that the data exclude) some are drawn at random,
 {DRAWS} times, and given as own runs (`--measured`, [measured.md](measured.md)); the others are
@@ -467,10 +424,9 @@ chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRU
 
 {table_text}
 
-Shares of variance by scope, all sources:
-
-{known}
-"""
+Shares of variance by scope, all sources: {shares}.
+What alike loads share falls by {1 - np.exp(-prior.fades):.0%} with each doubling of load, prompt or
+answer."""
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from recipe_core.physics.bands import narrowed
 from recipe_core.recipe.own_runs import corrections_of, read_measured, rows_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
-from recipe_core.space.corrections import WIDE_TO_NARROW, version_of
+from recipe_core.space.corrections import version_of
 from tests.command_line import recipe
 from tests.conftest import LLAMA_70B, make_request
 from tests.recipes import recipe_of
@@ -126,10 +126,18 @@ def test_what_is_less_alike_moves_less(factor):
 
 
 def test_one_scope_is_buhlmann_credibility():
-    none = dict.fromkeys(WIDE_TO_NARROW, 0.0)
-    shares = prior().steps.shares.model_copy(update={**none, "device": 0.75, "noise": 0.25})
-    effects = prior().steps.model_copy(update={"shares": shares})
-    known = prior().model_copy(update={"cap": 1e9, "steps": effects, "prompts": effects})
+    known = prior().model_copy(
+        update={
+            "cap": 1e9,
+            "shares": prior().shares.model_copy(
+                update={
+                    **dict.fromkeys(("version", "model", "deployment", "load"), 0.0),
+                    "device": 0.75,
+                    "noise": 0.25,
+                }
+            ),
+        }
+    )
     plain = served(request())["serving"]["tpot_s"]
     for count in (1, 3, 7):
         told = learn(of_runs(times_as_estimated(2.0, count)), known=known)

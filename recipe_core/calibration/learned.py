@@ -72,19 +72,16 @@ def learned_numbers(corrections: Corrections) -> list[LearnedNumber]:
 
 def _numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumber]:
     solved, inverse = device.believed
-    shared, _ = device.with_each_other()
+    shared = device.with_each_other()
     for level, scope in enumerate(WIDE_TO_NARROW[:-1]):  # loads have no names
-        seen = set[bytes]()
+        share, seen = getattr(device.prior.shares, scope), set[bytes]()
         for first in range(len(runs)):
             members = shared[level, first] > 0
-            if members.tobytes() in seen:
+            if not share or members.tobytes() in seen:
                 continue
             seen.add(members.tobytes())
             names = tuple(run.name for run, member in zip(runs, members, strict=True) if member)
             for k, scale in enumerate(SCALES):
-                share = getattr(device.prior.scales[k].shares, scope)
-                if not share:
-                    continue
                 variance = share * float(device.priors[k])
                 tells = members[device.row] * device.weights[:, k] * variance
                 effect = float(tells @ solved)
@@ -121,7 +118,6 @@ def _scope_names(run: OwnRun, scope: str) -> tuple[str, ...]:
         "device": (device,),
         "version": (device, f"{engine} {run.version}"),
         "model": (device, engine, setting.model.name),
-        "release": (device, f"{engine} {run.version}", setting.model.name),
         "deployment": (
             device,
             f"{engine} {run.version}",

@@ -4,16 +4,16 @@ Times of an estimate are multiplied by two scales: one of decode steps, one of p
 shows of the logarithm of a scale is taken for a sum of normal effects, each shared by the runs of
 its scope, from wide to narrow:
 
-    log s = device + version + model + release + deployment + load + noise
+    log s = device + version + model + deployment + load + noise
 
 A ``version`` is of an engine on a device, a ``model`` is one on a device and an engine, a
-``release`` is a model under a version, a ``deployment`` its formats and split too. ``load`` is
-shared by runs of a model as far as their loads and lengths are alike. Two runs thus correlate by
-the shares of variance (``Prior``) of the scopes that they have in common, ``K`` of each scale. With
-``y`` the logarithms of measured / estimated, ``h`` how much of each measured time is steps, or
-prompts, ``t`` the variance of that scale and ``b`` what a case has in common with the runs,
+``deployment`` is a model's formats and split under a version. ``load`` is shared by runs of a model
+as far as their loads and lengths are alike. Two runs thus correlate by the shares of variance
+(``Prior``) of the scopes that they have in common, ``K``. With ``y`` the logarithms of measured /
+estimated, ``H`` how much of each measured time is steps and prompts, ``T`` the variances of both
+scales and ``B`` what a case has in common with the runs,
 
-    C = Σ K ∘ (t·h·hᵀ) + noise     log s = b·C⁻¹·y       variance = t - b·C⁻¹·bᵀ
+    C = K ∘ (H·T·Hᵀ) + noise       log s = B·C⁻¹·y       variance = T - B·C⁻¹·Bᵀ
 
 which is the best linear unbiased prediction of random effects (Henderson 1975; Robinson 1991, "That
 BLUP is a good thing"). With one scope it is the credibility n / (n + k) of Bühlmann, k the variance
@@ -29,7 +29,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,7 +42,7 @@ from recipe_core.space.serving import POOL, Cases, Setting
 SPLIT = ("tp", "pp", "dp", "ep", "cp", "copies", "draft_tokens")
 """Columns that, with those of a prefill pool and the formats, make a deployment."""
 
-WIDE_TO_NARROW = ("device", "version", "model", "release", "deployment", "load")
+WIDE_TO_NARROW = ("device", "version", "model", "deployment", "load")
 """Scopes by their field of ``Shares``."""
 
 TELLING = 0.25
@@ -52,7 +52,6 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+(?:\.?(?:post|rc|dev|a|b)\d+)?")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-Amount = Annotated[float, Field(ge=0)]
 
 
 class Shares(BaseModel):
@@ -62,61 +61,33 @@ class Shares(BaseModel):
     device: Share
     version: Share
     model: Share
-    release: Share
     deployment: Share
     load: Share
     noise: Positive
 
-
-class Fades(BaseModel):
-    """How fast the common effect of alike loads fades: e to the power of minus that.
-
-    For each doubling of the load of a replica, of prompts, and of answers.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    load: Amount
-    prompt: Amount
-    answer: Amount
-
-
-class Effects(BaseModel):
-    """What is known of one scale: ``deviation`` is the standard deviation of its logarithm."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    deviation: Positive
-    shares: Shares
-    fades: Fades
-
-    def common(self, scopes: Float, apart: Float) -> Float:
-        """Correlation of cases with runs: cases × runs.
-
-        ``scopes``: whether they share each of ``WIDE_TO_NARROW``; those of a load are ``apart`` by
-        doublings of load, prompt and answer, a column each.
-        """
-        shares = np.array([getattr(self.shares, name) for name in WIDE_TO_NARROW])
-        fades = np.array([self.fades.load, self.fades.prompt, self.fades.answer])
-        alike = scopes[-1] * np.exp(-(apart @ fades))
-        return np.asarray(np.tensordot(shares[:-1], scopes[:-1], axes=1) + shares[-1] * alike)
+    def common(self, scopes: Float) -> Float:
+        """Correlation of cases with runs that share ``scopes``: cases × runs."""
+        shares = np.array([getattr(self, name) for name in WIDE_TO_NARROW])
+        return np.tensordot(shares, scopes, axes=1)
 
 
 class Prior(BaseModel):
-    """What is known of both scales before any own run: see the module.
+    """What is known of scales before any own run: see the module.
 
-    ``cap``: standard deviations beyond which a figure is cut.
+    ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
+    is how fast the common effect of alike loads fades: e to the power of minus that, for each
+    doubling of load, prompt or answer. ``cap``: standard deviations beyond
+    which a figure is cut.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    schema_version: Literal[2]
+    schema_version: int
     source: str
+    steps: Positive
+    prompts: Positive
+    fades: Positive
     cap: Positive
-    steps: Effects
-    prompts: Effects
-
-    @property
-    def scales(self) -> tuple[Effects, Effects]:
-        """Those of steps and of prompts, as ``Residual`` orders them."""
-        return self.steps, self.prompts
+    shares: Shares
 
 
 def version_of(text: str) -> str:
@@ -213,7 +184,7 @@ class DeviceRuns:
         self.row = np.repeat(np.arange(len(runs)), [len(run.residuals) for run in runs])
         residuals = np.array([residual for run in runs for residual in run.residuals])
         self.shown, self.weights = residuals[:, 0], residuals[:, 1:]
-        self.priors = np.array([effects.deviation**2 for effects in prior.scales])
+        self.priors = np.array([prior.steps**2, prior.prompts**2])
         telling = np.abs(self.weights) >= TELLING
         self.shows = np.zeros((len(runs), 3), dtype=np.int64)
         for figure, row in enumerate(self.row.tolist()):
@@ -222,14 +193,10 @@ class DeviceRuns:
     @cached_property
     def covariance(self) -> Float:
         """C of the module: of what each figure shows."""
-        scopes, apart = self.with_each_other()
-        out = np.zeros((len(self.shown), len(self.shown)))
-        for effects, weights in zip(self.prior.scales, self.weights.T, strict=True):
-            variance = effects.deviation**2
-            common = effects.common(scopes, apart)[np.ix_(self.row, self.row)]
-            out += variance * common * np.outer(weights, weights)
-            out += variance * effects.shares.noise * np.diag(weights**2)
-        return out
+        shares, scaled = self.prior.shares, self.weights * self.priors
+        common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
+        noise = shares.noise * (self.weights * scaled).sum(axis=1)
+        return np.asarray(common * (scaled @ self.weights.T) + np.diag(noise))
 
     @cached_property
     def believed(self) -> tuple[Float, Float]:
@@ -240,36 +207,36 @@ class DeviceRuns:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""
         return [known.get(name, -1) for known, name in zip(self.numbers, labels, strict=True)]
 
-    def with_each_other(self) -> tuple[Float, Float]:
+    def with_each_other(self) -> Float:
         """What the runs have in common: `in_common` of each."""
         pairs = zip(self.labels, self.splits[:, None], self.loads[:, None], strict=True)
-        scopes, apart = zip(*(self.in_common(*one) for one in pairs), strict=True)
-        return np.concatenate(scopes, axis=1), np.concatenate(apart)
+        return np.concatenate([self.in_common(*one) for one in pairs], axis=1)
 
-    def in_common(self, labels: Labels, splits: Float, loads: Float) -> tuple[Float, Float]:
-        """Whether cases of a setting share each of ``WIDE_TO_NARROW`` with each run, 0 or 1.
+    def in_common(self, labels: Labels, splits: Float, loads: Float) -> Float:
+        """Whether cases of a setting share each of ``WIDE_TO_NARROW`` with each run, 0 to 1.
 
-        Scopes × cases × runs; and how far their loads are apart, cases × runs × columns.
+        Scopes × cases × runs.
         """
         version, model, formats, same_mode = (self.coded == self._coded(labels)).T
         split = (splits[:, None] == self.splits[None]).all(axis=2)
+        apart = np.abs(loads[:, None] - self.loads[None]).sum(axis=2)
         shape = split.shape
-        scopes = [
-            np.ones(shape),
-            np.broadcast_to(version, shape),
-            np.broadcast_to(model, shape),
-            np.broadcast_to(version & model, shape),
-            split & version & model & formats,
-            np.broadcast_to(same_mode & model, shape),
-        ]
-        return np.stack(scopes).astype(np.float64), np.abs(loads[:, None] - self.loads[None])
+        return np.stack(
+            [
+                np.ones(shape),
+                np.broadcast_to(version, shape),
+                np.broadcast_to(model, shape),
+                split & version & model & formats,
+                np.where(same_mode & model, np.exp(-self.prior.fades * apart), 0.0),
+            ]
+        ).astype(np.float64)
 
     def scales(self, labels: Labels, splits: Float, loads: Float) -> Scales:
         """The scales of cases of a setting."""
-        scopes, apart = self.in_common(labels, splits, loads)
+        scopes = self.in_common(labels, splits, loads)
+        common = self.prior.shares.common(scopes)[:, self.row]
         steps, prompts = (
-            effects.common(scopes, apart)[:, self.row] * weights * effects.deviation**2
-            for effects, weights in zip(self.prior.scales, self.weights.T, strict=True)
+            common * self.weights[:, k] * self.priors[k] for k in range(len(self.priors))
         )
         solved, inverse = self.believed
         known_steps, known_prompts = steps @ inverse, prompts @ inverse
