@@ -28,6 +28,8 @@ from recipe_core.hardware.cluster import device, is_own
 from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
+from recipe_core.present.calibrated import calibrated_sentence
+from recipe_core.recipe.overlay import stamp
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
@@ -241,6 +243,21 @@ def model() -> ModelSpec:
     return load_model(request().model, folders=folders_allowed())
 
 
+def digest() -> str:
+    """What tells answers apart beside the request: the model's files, and the calibration's.
+
+    Raises:
+        RecipeError: where the model cannot be read.
+    """
+    return f"{model().digest}{stamp()}"
+
+
+def calibration_note(plan: Plan, row: int) -> None:
+    """Say what measured runs did to a split's figures, where they did something."""
+    if text := calibrated_sentence(plan, row):
+        st.caption(f":material/tune: {escape(text)}")
+
+
 def calculated(
     task: str,
     function: Callable[..., Value],
@@ -303,7 +320,7 @@ _plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
 )
 
 
-# the digest only tells apart what a model's folder held before and holds now
+# the digest only tells apart what files of the model and the calibration held before and hold now
 @cached(_plans, lock=threading.Lock())
 def _planned(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
     return calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
@@ -316,12 +333,12 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
 
 
 def _cache_key() -> tuple[str, str]:
-    """The request without its split, on which no plan depends, and the model folder's digest.
+    """The request without its split, on which no plan depends, and the digest of files.
 
     Of a training candidate stays what all splits share.
     """
     whole_plan = request().model_copy(update={"candidate": shared_candidate(request())})
-    return json.dumps(whole_plan.to_json()), model().digest
+    return json.dumps(whole_plan.to_json()), digest()
 
 
 def planned() -> Plan:

@@ -31,7 +31,7 @@ def answers(asked: SizeRequest) -> Iterator[Json]:
     """
     value = asked.model_dump(mode="json", exclude_none=True)
     # marks of old prices depend on the day
-    key = (json.dumps(value), common.model().digest, folders_allowed(), str(current_day()))
+    key = (json.dumps(value), common.digest(), folders_allowed(), str(current_day()))
     with _lock:
         found = _answers.get(key)
     parts = 0

@@ -40,6 +40,8 @@ def whole(answer: Json, asked: SizeRequest) -> None:
         st.success(f"**{common.escape(sentence)}.**", icon=":material/check_circle:")
     else:
         st.error(f"**{common.escape(sentence)}**", icon=":material/block:")
+    if own := answer.get("own_runs"):
+        st.caption(f":material/tune: {common.escape(view.own_runs_sentence(own))}")
     if not asked.objective.limits.model_dump(exclude_none=True, exclude={"percentile"}):
         st.caption(
             "No limit is stated, so the cheapest hardware that runs it is the answer, however slow."

@@ -207,7 +207,7 @@ def engines(
     tried = _others(
         json.dumps(request.to_json()),
         json.dumps(candidate),
-        common.model().digest,
+        common.digest(),
         folders_allowed(),
     )
     able = [other for other in tried if not other.reasons]

@@ -62,6 +62,7 @@ def verdict() -> None:
         f"{fitting} {best}{said}",
         icon=":material/casino:" if tossed else ":material/check_circle:",
     )
+    common.calibration_note(plan, row)
     if plan.price_note:
         st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
 

@@ -15,6 +15,8 @@ from recipe_core.commands.judge import check_command
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names
+from recipe_core.present.calibrated import changed_figures
+from recipe_core.recipe.overlay import stamp
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.schema import ServingWorkload
 
@@ -43,7 +45,7 @@ LEVELS = {
 
 
 @lru_cache(maxsize=64)
-def judged(text: str, ground: str, may_read: bool) -> dict[str, Any]:
+def judged(text: str, ground: str, may_read: bool, calibration: str) -> dict[str, Any]:  # noqa: ARG001 - part of the key
     """The verdict on a command."""
     basis = Ground.of(**json.loads(ground))
     return common.calculated("Checking the command", check_command, text, basis, folders=may_read)
@@ -243,6 +245,8 @@ def show(answer: dict[str, Any]) -> None:
         if not answer["ok"]:
             st.caption("What its split would deliver:")
         cards(answer["estimate"])
+        if changed := changed_figures(answer["estimate"]):
+            st.caption(f":material/tune: {common.escape(f'Calibrated by own runs. {changed}.')}")
     left, right = st.columns(2, gap="large")
     with left:
         findings(answer)
@@ -262,7 +266,7 @@ if not text:
     st.info("Paste a command or pick an example.", icon=":material/content_paste:")
 else:
     try:
-        show(judged(text, ground(), folders_allowed()))
+        show(judged(text, ground(), folders_allowed(), stamp()))
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
 workload = common.request().workload

@@ -165,7 +165,7 @@ def described(recipe: Recipe, device_title: str) -> None:
 def built(plan: Plan) -> None:
     """The selected split's bundle and all about it; or why there is none."""
     request = effective_request(plan)
-    key = (json.dumps(request.to_json()), common.model().digest, folders_allowed())
+    key = (json.dumps(request.to_json()), common.digest(), folders_allowed())
     try:
         recipe = recipe_cache.recipe_of(*key)
     except RecipeError as error:
@@ -210,6 +210,9 @@ widgets.head("Use this split")
 plan = common.planned_or_none()
 if plan is not None and plan.best_row is not None:
     picker(plan)
+    selected = common.selected_row(plan)
+    if selected is not None and selected != plan.best_row:
+        common.calibration_note(plan, selected)
     built(plan)
 elif plan is not None:
     st.page_link(

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.columns import aligned
 from recipe_core.base.units import chance_text, significant, usd
-from recipe_core.present.terminal import calibrated_lines
+from recipe_core.present.calibrated import calibrated_lines
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.rows import TIED
 from recipe_core.sizing.answer import Answer

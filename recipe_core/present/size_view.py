@@ -199,3 +199,9 @@ def price_text(row: Row) -> str:
         return "your machines" if row.get("owned") else "unknown"
     marks = f" {DOUBT} {', '.join(offer['marks'])}" if offer["marks"] else ""
     return f"{offer['provider']}, {offer['date']}{marks}"
+
+
+def own_runs_sentence(own: Mapping[str, Any]) -> str:
+    """That own runs corrected an answer's figures, from its ``own_runs``."""
+    runs = f"{own['used']:,} own run{'s' * (own['used'] != 1)}"
+    return f"Figures of devices that were measured are calibrated by {runs}."

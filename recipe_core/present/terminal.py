@@ -16,6 +16,7 @@ from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
 from recipe_core.base.units import chance_text, duration, gib, rate, significant, usd
+from recipe_core.present.calibrated import calibrated_lines
 from recipe_core.search.plan import Plan
 from recipe_core.search.rows import TIED
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
     from recipe_core.recipe.lockcheck import Difference
     from recipe_core.recipe.resolve import Resolved
     from recipe_core.search.sensitivity import Flip
-    from recipe_core.space.corrections import Corrections
 
 REFUSALS_SHOWN = 12
 BEATEN_SHOWN = 5
@@ -176,15 +176,6 @@ def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
 
 
 # One estimate
-
-
-def calibrated_lines(corrections: Corrections | None) -> list[str]:
-    """That own runs changed the figures, and how to see them without; nothing where none did."""
-    if corrections is None or not corrections.runs:
-        return []
-    return [
-        f"calibrated by {corrections.title}; `recipe estimate` says what they did to each figure"
-    ]
 
 
 def estimate_text(

@@ -237,6 +237,8 @@ class Answer:
             }
             for choice in sizing.barred
         ]
+        corrections = sizing.corrections
+        own = {} if corrections is None else {"own_runs": corrections.to_json()}
         return {
             "schema_version": SCHEMA_VERSION,
             "best": devices[0] if devices else None,
@@ -244,6 +246,7 @@ class Answer:
             "unpriced": [self.device(one) for one in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],
             **({"growth": self.growth.to_json()} if self.growth else {}),
+            **own,
         }
 
 

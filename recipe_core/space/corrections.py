@@ -326,6 +326,11 @@ class Corrections:
         runs = self._by_device.get(setting.cluster.device.digest)
         return SettingCorrection(runs, Labels.of(setting), len(self.runs))
 
+    @property
+    def count(self) -> int:
+        """Runs that count."""
+        return len(self.runs)
+
     @cached_property
     def title(self) -> str:
         """How many runs count, and on which devices."""

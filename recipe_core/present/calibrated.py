@@ -1,0 +1,49 @@
+"""That own runs changed figures, and by how much, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from recipe_core.space.scales import CALIBRATED
+
+if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
+    from recipe_core.search.plan import Plan
+    from recipe_core.space.corrections import Corrections
+
+FIGURES = {
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+    "output_tokens_per_s": "throughput",
+    "step_s": "time of a step",
+}
+
+
+def calibrated_lines(corrections: Corrections | None) -> list[str]:
+    """That own runs changed the figures, and where to see how; nothing where none did."""
+    if corrections is None or not corrections.count:
+        return []
+    return [
+        f"calibrated by {corrections.title}; "
+        "`recipe estimate` says what they did to each figure of a split"
+    ]
+
+
+def calibrated_sentence(plan: Plan, row: int) -> str | None:
+    """What own runs did to the figures of a split; None where they changed none."""
+    corrections = plan.problem.corrections
+    if corrections is None or not corrections.count:
+        return None
+    changed = changed_figures(plan.estimate(row).to_json())
+    if not changed:
+        return None
+    return f"Calibrated by {corrections.title}. {changed}."
+
+
+def changed_figures(estimate: Mapping[str, Any]) -> str:
+    """The figures of an estimate that own runs changed, with factors; empty where none."""
+    basis = estimate.get("basis") or {}
+    texts = {name: str(basis.get(name, "")).partition(": ") for name in FIGURES}
+    return "; ".join(
+        f"{FIGURES[name]}: {rest}" for name, (kind, _, rest) in texts.items() if kind == CALIBRATED
+    )
