@@ -419,6 +419,8 @@ def test_the_surface_is_frozen():
         "down",
         "serve",
         "mcp",
+        "verify",
+        "tune",
     ]
 
 
@@ -467,6 +469,11 @@ def test_the_options_are_frozen():
         "lock": {"--model", "--verify"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
+        "verify": {"--against", "--output", "--prompts", "--timeout", "--tokens"},
+        "tune": {
+            *("--minutes", "--objective", "--output", "--patience", "--repeats", "--resume"),
+            *("--splits", "--timeout", "--trials"),
+        },
         "serve": {
             *("--host", "--port", "--token", "--no-auth", "--allow-host", "--metrics"),
             *("--workers", "--queue", "--max-candidates", "--max-seconds", "--max-memory"),
