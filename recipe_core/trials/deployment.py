@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,8 @@ TAIL_BYTES = 4000
 """The end of a launcher's words that an error repeats."""
 HOST = "127.0.0.1"
 PORTS_TRIED = 64
+_HELP: dict[str, str] = {}
+"""What `up` takes, by the digest of a launcher: a search starts the same one many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def deployed(
     words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
     began = time.monotonic()
     try:
-        words += [word for word in ALONE if word in _help(folder, "up")]
+        words += _alone(folder)
         shown = _launcher(folder, folder.parent, "up", words, environment or {})
         served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
         api = Api(launch["api"]["path"], served, _filled(launch["api"]["body"], served))
@@ -104,6 +107,15 @@ def deployed(
     finally:
         with uninterrupted():
             down(folder)
+
+
+def _alone(folder: Path) -> list[str]:
+    """The options of ``ALONE`` that a bundle's launcher has."""
+    files = sorted((folder / "launcher").glob("*.py"))
+    digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    if digest not in _HELP:
+        _HELP[digest] = _help(folder)
+    return [word for word in ALONE if word in _HELP[digest]]
 
 
 def _filled(value: Any, model: str) -> Any:
@@ -144,9 +156,10 @@ def free_ports(count: int) -> int:
     raise TrialError(f"no {count} free ports in a row.", hint="End programs that listen on ports.")
 
 
-def _help(folder: Path, command: str) -> str:
+def _help(folder: Path) -> str:
+    """What `up` of a bundle's launcher takes."""
     done = subprocess.run(
-        [*PYTHON, str(folder / "launch.py"), command, "--help"],
+        [*PYTHON, str(folder / "launch.py"), "up", "--help"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
